@@ -1,0 +1,44 @@
+"""The cache directory that all processes of a user share, and safe ways to write to it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from tallymark.errors import SandboxError
+
+
+def cache_dir() -> Path:
+    """The directory of all that can be fetched or made again: TALLYMARK_CACHE, else the user's cache."""
+    if told := os.environ.get("TALLYMARK_CACHE"):
+        path = Path(told).absolute()
+    else:
+        path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tallymark"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SandboxError(f"can't make the cache directory {path} ({error.strerror}): set TALLYMARK_CACHE") from error
+    return path
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file at ``path``; other processes wait. A killed holder releases it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def replace_file(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Write a file that readers see whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    Path(name).chmod(mode)
+    Path(name).replace(path)

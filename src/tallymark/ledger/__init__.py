@@ -1,0 +1,1 @@
+"""Offsets, tallies and history, kept in the database that takes the rows."""

@@ -1,0 +1,32 @@
+"""Making the ledger on first use, and refusing one that a newer tallymark has made."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+from sqlalchemy import Connection, func, insert, inspect, select, text
+
+from tallymark.errors import BadInput
+from tallymark.ledger.tables import VERSION, metadata, schema, status_view
+
+
+def ledger_version(connection: Connection) -> int | None:
+    """The version of the ledger in this database; None if there is none."""
+    if not inspect(connection).has_table(schema.name):
+        return None
+    version: int | None = connection.scalar(select(func.max(schema.c.version)))
+    return version
+
+
+def create_ledger(connection: Connection) -> None:
+    """Create what is missing. The version row is written last: without it the ledger is not complete."""
+    found = ledger_version(connection)
+    if found is not None and found > VERSION:
+        raise BadInput(f"the ledger has version {found}, this tallymark knows {VERSION}: upgrade tallymark")
+    if found == VERSION:
+        return
+    metadata.create_all(connection)
+    if "tallymark_status" not in inspect(connection).get_view_names():
+        dialect = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
+        connection.execute(text(status_view(dialect)))
+    connection.execute(insert(schema), {"version": VERSION, "applied_at": datetime.now(timezone.utc)})

@@ -1,0 +1,201 @@
+"""The ledger's tables: what a group has done, in the database that holds its rows.
+
+All names start with ``tallymark_``; offsets are BIGINT and mean the next one to read; times are UTC.
+Changes to this schema are additive and raise ``VERSION``.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    DateTime,
+    Dialect,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+VERSION = 1
+
+
+class UtcTime(TypeDecorator[datetime]):
+    """A point in time: aware UTC in Python; timestamptz, DATETIME(6) or ISO text in the database."""
+
+    impl = DateTime
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> TypeEngine[datetime]:
+        if dialect.name in ("mysql", "mariadb"):
+            return dialect.type_descriptor(mysql.DATETIME(fsp=6))
+        return dialect.type_descriptor(DateTime(timezone=True))
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        utc = value.astimezone(timezone.utc)
+        return utc if dialect.name == "postgresql" else utc.replace(tzinfo=None)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
+        if value is None:
+            return None
+        return value.astimezone(timezone.utc) if value.tzinfo else value.replace(tzinfo=timezone.utc)
+
+
+def _name(length: int) -> TypeEngine[str]:
+    """A case-sensitive name: MySQL's default collations would take the topics ``Orders`` and ``orders`` for one."""
+    exact = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
+    return String(length).with_variant(exact, "mysql", "mariadb")
+
+
+def _bytes() -> TypeEngine[bytes]:
+    return LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+
+
+def _text() -> TypeEngine[str]:
+    return Text().with_variant(mysql.LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin"), "mysql", "mariadb")
+
+
+def _count(name: str) -> Column[int]:
+    return Column(name, BigInteger, nullable=False, default=0)
+
+
+def _serial() -> Column[int]:
+    # SQLite only numbers rows by itself in a column that is exactly INTEGER.
+    return Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True)
+
+
+metadata = MetaData()
+_options: dict[str, Any] = {
+    "mysql_engine": "InnoDB",
+    "mysql_charset": "utf8mb4",
+    "mariadb_engine": "InnoDB",
+    "mariadb_charset": "utf8mb4",
+}
+
+schema = Table(
+    "tallymark_schema",
+    metadata,
+    Column("version", Integer, primary_key=True, autoincrement=False),
+    Column("applied_at", UtcTime, nullable=False),
+    **_options,
+)
+
+positions = Table(
+    "tallymark_positions",
+    metadata,
+    Column("group_name", _name(255), primary_key=True),
+    Column("topic", _name(249), primary_key=True),
+    Column("partition_id", Integer, primary_key=True, autoincrement=False),
+    Column("next_offset", BigInteger, nullable=False),
+    Column("first_offset", BigInteger, nullable=False),
+    _count("applied"),
+    _count("dead"),
+    _count("skipped"),
+    _count("lost"),
+    _count("absent"),
+    Column("record_time", UtcTime),
+    Column("epoch", BigInteger, nullable=False),
+    Column("owner", _name(64)),
+    Column("owner_host", _name(255)),
+    Column("owned_since", UtcTime),
+    Column("topic_id", _name(64), nullable=False),
+    Column("cluster_id", _name(64), nullable=False),
+    Column("updated_at", UtcTime, nullable=False),
+    **_options,
+)
+
+batches = Table(
+    "tallymark_batches",
+    metadata,
+    _serial(),
+    Column("group_name", _name(255), nullable=False),
+    Column("batch", _name(64), nullable=False),
+    Column("started_at", UtcTime, nullable=False),
+    Column("committed_at", UtcTime, nullable=False),
+    _count("applied"),
+    _count("dead"),
+    _count("skipped"),
+    _count("lost"),
+    _count("absent"),
+    Column("table_rows", _text(), nullable=False),
+    Column("spans", _text(), nullable=False),
+    Index("tallymark_batches_by_time", "group_name", "committed_at"),
+    **_options,
+)
+
+exceptions = Table(
+    "tallymark_exceptions",
+    metadata,
+    _serial(),
+    Column("group_name", _name(255), nullable=False),
+    Column("topic", _name(249), nullable=False),
+    Column("partition_id", Integer, nullable=False),
+    Column("start_offset", BigInteger, nullable=False),
+    Column("stop_offset", BigInteger, nullable=False),
+    Column("kind", _name(16), nullable=False),
+    Column("reason", _text(), nullable=False),
+    Column("batch", _name(64)),
+    Column("recorded_at", UtcTime, nullable=False),
+    Index("tallymark_exceptions_by_group", "group_name", "topic", "partition_id"),
+    **_options,
+)
+
+dead_letters = Table(
+    "tallymark_dead_letters",
+    metadata,
+    _serial(),
+    Column("group_name", _name(255), nullable=False),
+    Column("topic", _name(249), nullable=False),
+    Column("partition_id", Integer, nullable=False),
+    Column("record_offset", BigInteger, nullable=False),
+    Column("record_time", UtcTime),
+    Column("record_key", _bytes()),
+    Column("record_value", _bytes()),
+    Column("headers", _text()),
+    Column("table_name", _name(255)),
+    Column("error", _text(), nullable=False),
+    Column("state", _name(16), nullable=False, default="dead"),
+    Column("batch", _name(64), nullable=False),
+    Column("recorded_at", UtcTime, nullable=False),
+    Index("tallymark_dead_letters_by_record", "group_name", "topic", "partition_id", "record_offset"),
+    **_options,
+)
+
+groups = Table(
+    "tallymark_groups",
+    metadata,
+    Column("group_name", _name(255), primary_key=True),
+    Column("desired_state", _name(16), nullable=False, default="running"),
+    Column("reason", _text()),
+    Column("changed_by", _name(255)),
+    Column("changed_at", UtcTime, nullable=False),
+    **_options,
+)
+
+RECORD_AGE = {
+    "postgresql": "EXTRACT(EPOCH FROM now() - p.record_time)",
+    "mysql": "TIMESTAMPDIFF(MICROSECOND, p.record_time, UTC_TIMESTAMP(6)) / 1000000",
+    "sqlite": "(julianday('now') - julianday(p.record_time)) * 86400",
+}
+
+
+def status_view(dialect: str) -> str:
+    """The view that shows progress to anybody with SQL alone. Lag needs Kafka: ``tallymark status`` has it."""
+    return f"""
+        CREATE VIEW tallymark_status AS
+        SELECT p.group_name, COALESCE(g.desired_state, 'running') AS desired_state, g.reason,
+               p.topic, p.partition_id, p.next_offset, p.record_time, {RECORD_AGE[dialect]} AS record_age_seconds,
+               p.applied, p.dead, p.skipped, p.lost, p.absent,
+               p.applied + p.dead + p.skipped + p.lost + p.absent = p.next_offset - p.first_offset AS balanced,
+               p.owner, p.owner_host, p.owned_since, p.epoch, p.updated_at
+        FROM tallymark_positions p LEFT JOIN tallymark_groups g ON g.group_name = p.group_name"""

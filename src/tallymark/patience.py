@@ -1,0 +1,34 @@
+"""Trying again, for as long as it makes sense, what failed for a reason that may pass."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from tallymark.errors import TallymarkError
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 60.0
+"""Seconds that a broker or a database may be away before the run gives up."""
+
+T = TypeVar("T")
+
+
+def patiently(work: Callable[[], T], stop: threading.Event | None = None, patience: float = PATIENCE) -> T:
+    """Call until it succeeds, with growing pauses; a terminal error, the end of patience or ``stop`` ends it."""
+    stop = stop or threading.Event()
+    deadline, pause = time.monotonic() + patience, 0.05
+    while True:
+        try:
+            return work()
+        except TallymarkError as error:
+            if not error.transient or time.monotonic() > deadline:
+                raise
+            log.warning("trying again in %.2f s: %s", pause, error)
+            if stop.wait(pause):
+                raise
+            pause = min(2.0, pause * 2)

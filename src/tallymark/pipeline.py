@@ -1,0 +1,159 @@
+"""The pipeline a user writes: a source, a store, and a function for every table."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import threading
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from types import FrameType
+from typing import TYPE_CHECKING, get_args
+
+from tallymark.errors import BadInput
+from tallymark.loop import Job, Loop, Until
+from tallymark.membership import Brokers
+from tallymark.plan import Limits, OnLoss
+from tallymark.positions import Start
+from tallymark.shape import TableSpec, Write
+from tallymark.source import Kafka
+from tallymark.spans import Owner, Tally
+from tallymark.steps import OnStep, ignore
+from tallymark.stores.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    TableFunction = Callable[[DataFrame], DataFrame]
+
+log = logging.getLogger(__name__)
+
+
+class Pipeline:
+    """Kafka to database, exactly once.
+
+    >>> pipeline = Pipeline(
+    ...     group="orders-to-shop",
+    ...     source=Kafka("localhost:9092", "orders", value=Json("id BIGINT, amount DOUBLE")),
+    ...     store="postgresql://localhost/shop",
+    ... )
+    >>> @pipeline.table("orders", key="id", write="upsert")
+    ... def orders(records):
+    ...     return records.select("value.*")
+    >>> pipeline.run()
+
+    ``start`` says where a partition without a saved position begins (see ``Start``); ``limits`` how large a batch gets;
+    ``on_loss="record"`` goes on when Kafka deleted records before they were read, and writes down which;
+    ``spark`` holds settings for the Spark session.
+    """
+
+    def __init__(
+        self,
+        *,
+        group: str,
+        source: Kafka,
+        store: str,
+        start: str | Start = "uncommitted-earliest",
+        limits: Limits | None = None,
+        on_loss: OnLoss = "fail",
+        spark: Mapping[str, str] | None = None,
+    ) -> None:
+        if not group or len(group) > 255:
+            raise BadInput("group= needs a name of 1 to 255 characters; the offsets are kept under it")
+        if on_loss not in get_args(OnLoss):
+            raise BadInput(f"on_loss={on_loss!r} is not known; write {' or '.join(get_args(OnLoss))}")
+        self.group = group
+        self.source = source
+        self.store_url = store
+        self.start = Start.parse(start) if isinstance(start, str) else start
+        self.limits = limits or Limits()
+        self.on_loss = on_loss
+        self.spark = dict(spark or {})
+        self._tables: dict[str, tuple[TableSpec, TableFunction]] = {}
+
+    def table(
+        self, name: str, *, key: str | Sequence[str] = (), write: Write = "append"
+    ) -> Callable[[TableFunction], TableFunction]:
+        """Fill a table with what the decorated function makes of the records.
+
+        The function gets a DataFrame with key, value, topic, partition, offset, timestamp and headers, and returns the
+        rows. ``upsert`` overwrites by ``key``, and the newest record of a key wins.
+        """
+        spec = TableSpec(name, (key,) if isinstance(key, str) else tuple(key), write)
+        if name in self._tables:
+            raise BadInput(f"table {name} has two functions; a table is filled by one")
+
+        def register(function: TableFunction) -> TableFunction:
+            self._tables[name] = (spec, function)
+            return function
+
+        return register
+
+    def run(self, until: Until = "stopped", *, on_step: OnStep = ignore) -> Tally:
+        """Run until stopped, or ``until="caught-up"``: all that is in the topics now is in the tables.
+
+        Ctrl-C and SIGTERM finish the batch that is being committed and leave; a second one leaves at once.
+        Returns what this run did. ``on_step`` is told at every named step of every batch.
+        """
+        if until not in get_args(Until):
+            raise BadInput(f"until={until!r} is not known; write {' or '.join(get_args(Until))}")
+        if not self._tables:
+            raise BadInput("the pipeline has no table; write a function and decorate it with @pipeline.table('name')")
+        store = Store(self.store_url)
+        try:
+            loop = self._loop(store, on_step)
+            with _leaving_on_signals(loop.stop):
+                return loop.run(until)
+        finally:
+            store.close()
+
+    def _loop(self, store: Store, on_step: OnStep) -> Loop:
+        brokers = Brokers(self.source.brokers)
+        # The cheap questions first: Spark takes seconds to start.
+        brokers.topics(self.source.topic_names)
+        store.ping()
+        from tallymark.spark.reader import SparkReader
+        from tallymark.spark.session import session
+
+        owner = Owner(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", socket.gethostname(), datetime.now(timezone.utc))
+        tables = list(self._tables.values())
+        reader = SparkReader(session(self.spark), self.source, tables, owner.run)
+        job = Job(
+            group=self.group,
+            topics=self.source.topic_names,
+            tables=[spec for spec, _ in tables],
+            owner=owner,
+            start=self.start,
+            limits=self.limits,
+            on_loss=self.on_loss,
+        )
+        return Loop(job, brokers, store, reader, on_step)
+
+
+@contextmanager
+def _leaving_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """The first signal asks to stop, the second takes its usual course. Only the main thread can listen."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: dict[int, signal._HANDLER] = {}
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        log.warning(
+            "stopping after the batch in flight; once more leaves at once signal=%s", signal.Signals(number).name
+        )
+        for other in before:
+            signal.signal(other, signal.default_int_handler if other == signal.SIGINT else signal.SIG_DFL)
+        stop()
+
+    for listened in (signal.SIGINT, signal.SIGTERM):
+        before[listened] = signal.signal(listened, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

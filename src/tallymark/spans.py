@@ -1,0 +1,115 @@
+"""The vocabulary that everything shares: partitions, spans of offsets, positions and tallies.
+
+Offsets are next-offset semantics throughout: a position of 7 means that 0..6 are done and 7 is to be read.
+Nothing here knows Kafka, Spark or a database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from datetime import datetime
+
+
+@dataclass(frozen=True, order=True)
+class Partition:
+    """One partition of one topic."""
+
+    topic: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}[{self.number}]"
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """A half-open range of offsets of one partition."""
+
+    partition: Partition
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop:
+            raise ValueError(f"not a span: {self.partition} {self.start}..{self.stop}")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    def __str__(self) -> str:
+        return f"{self.partition} {self.start}..{self.stop}"
+
+
+@dataclass(frozen=True)
+class Tally:
+    """What became of the offsets between two positions. Every offset is in exactly one of the five."""
+
+    applied: int = 0
+    dead: int = 0
+    skipped: int = 0
+    lost: int = 0
+    absent: int = 0
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(*(getattr(self, name) + getattr(other, name) for name in OUTCOMES))
+
+    @property
+    def total(self) -> int:
+        return sum(getattr(self, name) for name in OUTCOMES)
+
+    @classmethod
+    def sum(cls, tallies: Iterable[Tally]) -> Tally:
+        return sum(tallies, cls())
+
+
+OUTCOMES = tuple(field.name for field in fields(Tally))
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds a claim: shown to whoever is fenced by it."""
+
+    run: str
+    host: str
+    since: datetime
+
+    def __str__(self) -> str:
+        return f"run {self.run} on {self.host} since {self.since:%Y-%m-%d %H:%M:%S} UTC"
+
+
+@dataclass(frozen=True)
+class Position:
+    """How far a group has come in a partition, as the ledger holds it."""
+
+    partition: Partition
+    next_offset: int
+    first_offset: int
+    topic_id: str
+    cluster_id: str
+    epoch: int
+    owner: Owner | None
+    tally: Tally
+    record_time: datetime | None
+    updated_at: datetime
+
+    @property
+    def balanced(self) -> bool:
+        """Every offset between the first and the next is accounted for."""
+        return self.tally.total == self.next_offset - self.first_offset
+
+
+@dataclass(frozen=True)
+class Log:
+    """What the brokers hold of a partition: offsets from ``start`` up to ``stop``.
+
+    ``stop`` is the last stable offset, the end of what a read_committed reader can see;
+    ``end`` is the high watermark and includes transactions that are still open.
+    """
+
+    partition: Partition
+    topic_id: str
+    cluster_id: str
+    start: int
+    stop: int
+    end: int

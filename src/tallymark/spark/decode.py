@@ -1,0 +1,97 @@
+"""Decoding values: what fits the format becomes ``value``, what does not becomes a dead letter, never an exception."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+
+from tallymark.errors import BadInput
+from tallymark.source import Bytes, Json
+
+RAW = "_tallymark_raw"
+"""The undecodable value, and NULL for every record that is fine."""
+CORRUPT = "_tallymark_corrupt"
+PARSED = "_tallymark_parsed"
+MEMBER = "_tallymark_value"
+JSON_OPTIONS = {"columnNameOfCorruptRecord": CORRUPT, "allowSingleQuotes": "false"}
+
+RECORD = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
+"""The columns that a table's function sees."""
+
+
+def parse_schema(source: Json) -> T.StructType:
+    try:
+        schema = T.DataType.fromDDL(source.schema)
+    except PySparkException as error:
+        raise BadInput(f"Json schema {source.schema!r} can't be read: {first_line(error)}") from None
+    if not isinstance(schema, T.StructType):
+        raise BadInput(f"Json schema {source.schema!r} names no fields; write it like 'id BIGINT, name STRING'")
+    return schema
+
+
+def decode(raw: DataFrame, source: Json | Bytes) -> DataFrame:
+    """Kafka's columns with ``value`` decoded, and RAW beside it where that failed."""
+    if isinstance(source, Bytes):
+        return raw.select(*RECORD).withColumn(RAW, F.lit(None).cast("binary"))
+    schema = parse_schema(source)
+    text = F.col("value").cast("string")
+    # By itself Spark stops reading at the end of the first object, takes an array's first element for the whole, and
+    # replaces bytes that are not UTF-8. As a member of another object the value has to be exactly one.
+    wrapped = F.concat(F.lit(f'{{"{MEMBER}":'), text, F.lit("}"))
+    parsed = F.when(F.is_valid_utf8(text), F.from_json(wrapped, _wrapper(schema), JSON_OPTIONS))
+    bad = F.col(PARSED)[MEMBER].isNull() | F.col(PARSED)[CORRUPT].isNotNull()
+    for field in schema:
+        bad = bad | _lost_in_cast(field)
+    has_value = F.col("value").isNotNull()
+    frame = raw.withColumn(PARSED, parsed)
+    dead = F.when(has_value & bad, F.col("value")).alias(RAW)
+    value = F.when(has_value & ~bad, F.struct(*(_field(field).alias(field.name) for field in schema))).alias("value")
+    others = [name for name in RECORD if name != "value"]
+    return frame.select(value, dead, *others)
+
+
+def explain(source: Json | Bytes, value: bytes) -> str:
+    """Why a value is dead, for its letter."""
+    assert isinstance(source, Json)
+    try:
+        decoded = json.loads(value.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        return f"not UTF-8: {error.reason} at byte {error.start}"
+    except (json.JSONDecodeError, RecursionError) as error:
+        return f"not JSON: {error}"
+    if not isinstance(decoded, dict):
+        return f"not a JSON object but {type(decoded).__name__}"
+    return f"does not fit the schema {source.schema}"
+
+
+def first_line(error: BaseException) -> str:
+    return " ".join(str(error).split("\n\n")[0].split("JVM stacktrace")[0].split())[:300].rstrip(".")
+
+
+def _wrapper(schema: T.StructType) -> T.StructType:
+    """The schema to parse with. Timestamps are text, which is much faster to cast afterwards than to parse there."""
+    fields = [T.StructField(f.name, T.StringType()) if _is_timestamp(f) else f for f in schema]
+    return T.StructType([T.StructField(MEMBER, T.StructType(fields)), T.StructField(CORRUPT, T.StringType())])
+
+
+def _is_timestamp(field: T.StructField) -> bool:
+    return isinstance(field.dataType, (T.TimestampType, T.TimestampNTZType))
+
+
+def _parsed(field: T.StructField) -> Column:
+    return F.col(PARSED)[MEMBER][field.name]
+
+
+def _field(field: T.StructField) -> Column:
+    return _parsed(field).try_cast(field.dataType) if _is_timestamp(field) else _parsed(field)
+
+
+def _lost_in_cast(field: T.StructField) -> Any:
+    if not _is_timestamp(field):
+        return F.lit(False)
+    return _parsed(field).isNotNull() & _field(field).isNull()

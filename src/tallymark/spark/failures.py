@@ -1,0 +1,64 @@
+"""What Spark says when a job fails, as one sentence of ours: a user's function, the brokers, or Spark itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+
+from tallymark.errors import BadInput, ReadFailed, TallymarkError, Unreachable
+from tallymark.spark.decode import first_line
+
+_BROKER_MARKS = (
+    "org.apache.kafka.common.errors.TimeoutException",
+    "org.apache.kafka.common.errors.DisconnectException",
+    "Cannot fetch record for offset",
+    "Failed to construct kafka consumer",
+    # The log moved under us: planning again tells whether records are lost.
+    "OffsetOutOfRangeException",
+    "Some data may have been lost",
+    "Partition's offset was changed",
+)
+
+
+@contextmanager
+def explained(brokers: str, table: str | None = None) -> Iterator[None]:
+    """Raise Spark's errors inside the block as ours, named after the table whose function was at work."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:
+        raise _explain(error, brokers, table) from error
+
+
+def _explain(error: Exception, brokers: str, table: str | None) -> TallymarkError:
+    everything = f"{error}\n{_root_cause(error)}"
+    if any(mark in everything for mark in _BROKER_MARKS):
+        return Unreachable(f"Spark could not read from the brokers at {brokers}: {_root_cause(error)}")
+    if table is not None:
+        return BadInput(f"table {table}: its function failed on the data: {_user_words(error)}")
+    return ReadFailed(f"Spark failed to read a batch: {_root_cause(error)}")
+
+
+def _user_words(error: Exception) -> str:
+    """The last line of a Python traceback from a worker, else the root cause."""
+    text = str(error)
+    if "Traceback (most recent call last)" in text:
+        traceback = text.split("Traceback (most recent call last)")[-1].split("\n\n")[0]
+        lines = [line.strip() for line in traceback.splitlines() if line and not line.startswith((" ", "\t"))]
+        return lines[-1] if lines else first_line(error)
+    return _root_cause(error)
+
+
+def _root_cause(error: Exception) -> str:
+    if isinstance(error, Py4JJavaError):
+        return _deepest(error.java_exception)
+    return first_line(error)
+
+
+def _deepest(exception: Any) -> str:
+    while exception.getCause() is not None:
+        exception = exception.getCause()
+    return " ".join(str(exception.toString()).split("\n")[0].split())[:300].rstrip(".")

@@ -1,0 +1,37 @@
+"""Which record a row came from, although the user's function selected other columns.
+
+Spark resolves a sort by columns that a projection below it has dropped: it adds them to the projection, sorts, and
+drops them again on top. The plan in between is the user's result with the record's columns still in it, and that is
+what we take. It holds for every row-wise function (select, filter, withColumn, explode); where rows of several records
+are merged (an aggregate, a join) there is no single record, and Spark says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+
+from tallymark.shape import OFFSET, PARTITION, TIMESTAMP, TOPIC
+
+COLUMNS = {"topic": TOPIC, "partition": PARTITION, "offset": OFFSET, "timestamp": TIMESTAMP}
+
+
+def with_provenance(result: DataFrame, records: DataFrame) -> DataFrame:
+    """The result with topic, partition, offset and timestamp of its record, where there is a single one."""
+    try:
+        order = result.sortWithinPartitions(*(records[name] for name in COLUMNS))
+        columns = [*(result[name] for name in result.columns), *(records[n].alias(a) for n, a in COLUMNS.items())]
+        return DataFrame(_below_sort(order), result.sparkSession).select(*columns)
+    except PySparkException:
+        return result
+
+
+def _below_sort(ordered: DataFrame) -> Any:
+    plan = ordered._jdf.queryExecution().analyzed()
+    while plan.nodeName() != "Sort":
+        plan = plan.child()
+    jvm: Any = ordered.sparkSession._jvm
+    # Python has no way to make a DataFrame of a plan.
+    return jvm.org.apache.spark.sql.classic.Dataset.ofRows(ordered.sparkSession._jsparkSession, plan.child())

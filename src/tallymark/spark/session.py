@@ -1,0 +1,69 @@
+"""The Spark session: the user's own if there is one, else a local one with what the Kafka source needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import TYPE_CHECKING
+
+from tallymark.errors import BadInput
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEFAULTS = {
+    "spark.app.name": "tallymark",
+    "spark.driver.memory": "2g",
+    "spark.driver.maxResultSize": "0",  # a batch is bounded by its limits
+    "spark.kafka.consumer.cache.capacity": "1024",  # above the number of partitions, or consumers are made anew
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",  # a batch lives for a moment: packing it costs more
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+LOCAL = {
+    "spark.master": "local[*]",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": str(os.cpu_count() or 2),
+}
+
+
+def session(settings: Mapping[str, str]) -> SparkSession:
+    """The running session, or a new one. Under spark-submit the cluster's own settings stand."""
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ModuleNotFoundError:
+        raise BadInput("a pipeline needs Spark: pip install 'tallymark[spark]'") from None
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        return running
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder
+    for name, value in (_defaults() | dict(settings)).items():
+        builder = builder.config(name, value)
+    try:
+        return builder.getOrCreate()
+    except PySparkException as error:
+        raise BadInput(f"Spark did not start: {str(error).splitlines()[0]}") from error
+
+
+def _defaults() -> dict[str, str]:
+    """What we add for a process that was not started by spark-submit."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return {}
+    from tallymark.jars import fetch
+    from tallymark.java import java_home_for_spark
+
+    os.environ["JAVA_HOME"] = str(java_home_for_spark())
+    log4j = files("tallymark.spark") / "log4j2.properties"
+    return (
+        DEFAULTS
+        | LOCAL
+        | {
+            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j}",
+            "spark.jars": ",".join(str(jar) for jar in fetch("spark-kafka")),
+        }
+    )

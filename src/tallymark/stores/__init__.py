@@ -1,0 +1,1 @@
+"""Databases that take rows and offsets in one transaction."""

@@ -1,0 +1,128 @@
+"""The user's tables: created from the rows' schema when they are absent, checked against it when they exist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import Column, Connection, MetaData, Table, UniqueConstraint, inspect
+from sqlalchemy import types as sql
+from sqlalchemy.dialects import mysql
+
+from tallymark.errors import TableMismatch
+from tallymark.shape import TableSpec
+from tallymark.stores.columns import column_type, columns_for, is_json
+
+_FAMILIES: list[tuple[type[Any], str]] = [
+    (sql.Boolean, "boolean"),
+    (sql.Integer, "integer"),
+    (sql.Float, "float"),
+    (sql.Numeric, "decimal"),
+    (sql.JSON, "json"),
+    (sql.DateTime, "timestamp"),
+    (sql.Date, "date"),
+    (sql.LargeBinary, "binary"),
+    (sql._Binary, "binary"),
+    (sql.String, "string"),
+]
+_FITS = {
+    "boolean": {"boolean", "integer"},
+    "integer": {"integer", "decimal"},
+    "float": {"float"},
+    "decimal": {"decimal", "string"},
+    "json": {"json", "string"},
+    "timestamp": {"timestamp"},
+    "date": {"date", "timestamp"},
+    "binary": {"binary"},
+    "string": {"string"},
+}
+_INTEGER_BITS: list[tuple[type[Any], int]] = [
+    (mysql.TINYINT, 8),
+    (sql.SmallInteger, 16),
+    (mysql.MEDIUMINT, 24),
+    (sql.BigInteger, 64),
+    (sql.Integer, 32),
+]
+
+
+def create_or_check(connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table:
+    """The table that will take rows of this schema."""
+    for name in spec.key:
+        if name not in schema.names:
+            raise TableMismatch(
+                f"table {spec.name}: the key column {name} is not in the rows, which have {', '.join(schema.names)}"
+            )
+    if inspect(connection).has_table(spec.name):
+        table = Table(spec.name, MetaData(), autoload_with=connection)
+        _check_columns(table, schema, connection.dialect.name)
+        _check_required(table, schema)
+        if spec.write == "upsert":
+            _check_key(table, spec)
+        return table
+    # On MySQL a CREATE TABLE ends the transaction it stands in: tables are made before the first batch.
+    table = Table(spec.name, MetaData(), *columns_for(schema, spec.key), mysql_engine="InnoDB", mysql_charset="utf8mb4")
+    table.create(connection)
+    return table
+
+
+def _check_columns(table: Table, schema: pa.Schema, dialect: str) -> None:
+    for field in schema:
+        column = table.c.get(field.name)
+        if column is None:
+            raise TableMismatch(
+                f"table {table.name} has no column {field.name} for the rows' {_spark_like(field)}; "
+                f"add the column, or leave it out of the table's function"
+            )
+        wanted = column_type(field, in_key=False)
+        if dialect != "sqlite" and not _fits(wanted, column.type):
+            raise TableMismatch(
+                f"table {table.name}: column {field.name} is {column.type} and can't hold the rows' "
+                f"{_spark_like(field)}; change the column or cast the value"
+            )
+
+
+def _check_required(table: Table, schema: pa.Schema) -> None:
+    for column in table.columns:
+        if column.name not in schema.names and not _fills_itself(column):
+            raise TableMismatch(
+                f"table {table.name}: column {column.name} is NOT NULL without a default, and the rows do not have it; "
+                "add it to the table's function or give the column a default"
+            )
+
+
+def _check_key(table: Table, spec: TableSpec) -> None:
+    uniques = [{column.name for column in table.primary_key.columns}]
+    uniques += [{c.name for c in item.columns} for item in table.constraints if isinstance(item, UniqueConstraint)]
+    uniques += [{c.name for c in index.columns} for index in table.indexes if index.unique]
+    if set(spec.key) not in uniques:
+        key = ", ".join(spec.key)
+        raise TableMismatch(
+            f"table {table.name} has no primary key or unique index on ({key}), which the upsert needs; create one"
+        )
+
+
+def _fills_itself(column: Column[Any]) -> bool:
+    numbered = column.primary_key and column.autoincrement is not False and isinstance(column.type, sql.Integer)
+    return bool(column.nullable or column.server_default or column.identity or column.computed or numbered)
+
+
+def _family(kind: sql.TypeEngine[Any]) -> str | None:
+    return next((family for cls, family in _FAMILIES if isinstance(kind, cls)), None)
+
+
+def _fits(wanted: sql.TypeEngine[Any], found: sql.TypeEngine[Any]) -> bool:
+    """Whether the column can hold the value. A type we do not know is left to the database."""
+    need, have = _family(wanted), _family(found)
+    if need is None or have is None:
+        return True
+    if need == have == "integer":
+        return _bits(found) >= _bits(wanted)
+    return have in _FITS[need]
+
+
+def _bits(kind: sql.TypeEngine[Any]) -> int:
+    return next((bits for cls, bits in _INTEGER_BITS if isinstance(kind, cls)), 64)
+
+
+def _spark_like(field: pa.Field) -> str:
+    return "JSON" if is_json(field) else str(field.type)

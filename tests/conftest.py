@@ -1,0 +1,113 @@
+"""One set of real servers for the whole run; every test has a topic, a group and a database of its own.
+
+The servers start in the controlling process, so that parallel workers share them. Tests that need Spark are kept on one
+worker (``--dist loadgroup``), so that there is one session.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tallymark.sandbox import Sandbox
+from tests.support import databases
+from tests.support.kafka import Topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ADDRESSES = "TALLYMARK_TEST_SERVERS"
+_box: Sandbox | None = None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput") or config.option.collectonly or _only_unit_tests(config):
+        return
+    global _box
+    _box = Sandbox()
+    with ThreadPoolExecutor() as pool:
+        kafka, postgresql, mariadb = (
+            pool.submit(start) for start in (_box.kafka, _box.postgresql, _box.mariadb)
+        )
+        addresses = {
+            "kafka": kafka.result().brokers,
+            "postgresql": postgresql.result().url,
+            "mariadb": mariadb.result().url,
+        }
+    os.environ[ADDRESSES] = json.dumps(addresses)
+
+
+def pytest_unconfigure() -> None:
+    if _box is not None:
+        _box.close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+def _only_unit_tests(config: pytest.Config) -> bool:
+    return bool(config.args) and all("tests/unit" in argument for argument in config.args)
+
+
+@pytest.fixture(scope="session")
+def servers() -> dict[str, str]:
+    addresses: dict[str, str] = json.loads(os.environ[ADDRESSES])
+    return addresses
+
+
+@pytest.fixture(scope="session")
+def brokers(servers: dict[str, str]) -> str:
+    return servers["kafka"]
+
+
+@pytest.fixture(scope="session")
+def topics(brokers: str) -> Topics:
+    """Makes topics and writes to them."""
+    return Topics(brokers)
+
+
+@pytest.fixture
+def group(request: pytest.FixtureRequest) -> str:
+    return f"group-{uuid.uuid4().hex[:8]}"
+
+
+@pytest.fixture
+def database(servers: dict[str, str], tmp_path: Path) -> Iterator[Callable[[str], str]]:
+    """``database("postgresql")``: the URL of a new, empty database of that kind."""
+    made: list[str] = []
+
+    def make(kind: str) -> str:
+        if kind == "sqlite":
+            return f"sqlite:///{tmp_path / 'store.db'}"
+        made.append(databases.create(servers[kind]))
+        return made[-1]
+
+    yield make
+    for url in made:
+        databases.drop(url)
+
+
+@pytest.fixture(params=databases.KINDS)
+def store_url(request: pytest.FixtureRequest, database: Callable[[str], str]) -> str:
+    """A new database of each kind in turn."""
+    kind: Any = request.param
+    return database(kind)
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    from tallymark.spark.session import session
+
+    running = session({"spark.master": "local[2]"})
+    yield running
+    running.stop()

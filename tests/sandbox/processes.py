@@ -1,0 +1,25 @@
+"""Watching processes from outside: with a deadline, never with a blind sleep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def eventually(holds: Callable[[], bool], seconds: float = 15.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if holds():
+            return True
+        time.sleep(0.05)
+    return holds()
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that waits for its parent to notice its end does not."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return status.rpartition(")")[2].split()[0] != "Z"

@@ -1,0 +1,47 @@
+"""Databases of the tests' own on the shared servers."""
+
+from __future__ import annotations
+
+import uuid
+
+from sqlalchemy import create_engine, text
+from sqlalchemy.engine import make_url
+
+KINDS = ("sqlite", "postgresql", "mariadb")
+DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
+
+
+def create(server_url: str) -> str:
+    """A new database on this server; returns its URL."""
+    name = f"tm_{uuid.uuid4().hex[:12]}"
+    _administer(server_url, f"CREATE DATABASE {name}")
+    return make_url(server_url).set(database=name).render_as_string(hide_password=False)
+
+
+def drop(url: str) -> None:
+    force = " WITH (FORCE)" if url.startswith("postgresql") else ""
+    _administer(url, f"DROP DATABASE {make_url(url).database}{force}")
+
+
+def query(url: str, sql: str) -> list[tuple[object, ...]]:
+    """Look into a store from outside, with nothing of tallymark's in between."""
+    parsed = make_url(url)
+    engine = create_engine(parsed.set(drivername=DRIVERS[parsed.get_backend_name()]))
+    try:
+        with engine.connect() as connection:
+            return [tuple(row) for row in connection.execute(text(sql))]
+    finally:
+        engine.dispose()
+
+
+def _administer(url: str, statement: str) -> None:
+    parsed = make_url(url)
+    home = {"postgresql": "postgres", "mysql": "mysql"}[parsed.get_backend_name()]
+    engine = create_engine(
+        parsed.set(drivername=DRIVERS[parsed.get_backend_name()], database=home), isolation_level="AUTOCOMMIT"
+    )
+    try:
+        with engine.connect() as connection:
+            connection.execute(text(statement))
+    finally:
+        engine.dispose()

@@ -1,0 +1,116 @@
+"""Topics for tests: made, written to (with transactions too), grown, deleted, and read back independently."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+
+TIMEOUT = 30.0
+
+
+class Topics:
+    """Everything that tests do to Kafka."""
+
+    def __init__(self, brokers: str) -> None:
+        self.brokers = brokers
+        self._admin = AdminClient({"bootstrap.servers": brokers})
+        self._producer = Producer({"bootstrap.servers": brokers, "linger.ms": 5})
+
+    def create(self, partitions: int = 4, *, name: str | None = None, **config: str) -> str:
+        topic = name or f"topic-{uuid.uuid4().hex[:8]}"
+        settings = {key.replace("_", "."): value for key, value in config.items()}
+        self._each(self._admin.create_topics([NewTopic(topic, partitions, 1, config=settings)]))
+        return topic
+
+    def grow(self, topic: str, partitions: int) -> None:
+        self._each(self._admin.create_partitions([NewPartitions(topic, partitions)]))
+
+    def delete(self, topic: str) -> None:
+        self._each(self._admin.delete_topics([topic]))
+
+    def recreate(self, topic: str, partitions: int = 4) -> None:
+        self.delete(topic)
+        deadline = time.monotonic() + TIMEOUT
+        while True:
+            try:
+                self.create(partitions, name=topic)
+                return
+            except KafkaException:
+                if time.monotonic() > deadline:
+                    raise
+
+    def send(self, topic: str, values: Iterable[Any], *, partitions: int | None = None, **options: Any) -> None:
+        """Write values (bytes, str, None, or anything JSON can hold), in turn to each partition or by key."""
+        for number, value in enumerate(values):
+            where = {"partition": number % partitions} if partitions else {}
+            self._producer.produce(topic, value=_encode(value), **where, **options)
+            self._producer.poll(0)
+        self._producer.flush(TIMEOUT)
+
+    def send_to(self, topic: str, partition: int, values: Iterable[Any], **options: Any) -> None:
+        for value in values:
+            self._producer.produce(topic, value=_encode(value), partition=partition, **options)
+            self._producer.poll(0)
+        self._producer.flush(TIMEOUT)
+
+    def send_in_transaction(
+        self, topic: str, by_partition: Mapping[int, Iterable[Any]], *, commit: bool = True
+    ) -> None:
+        """One transaction of Kafka's own; aborted ones leave their records and a marker in the log."""
+        producer = Producer({"bootstrap.servers": self.brokers, "transactional.id": f"tx-{uuid.uuid4().hex}"})
+        producer.init_transactions(TIMEOUT)
+        producer.begin_transaction()
+        for partition, values in by_partition.items():
+            for value in values:
+                producer.produce(topic, value=_encode(value), partition=partition)
+        producer.flush(TIMEOUT)
+        if commit:
+            producer.commit_transaction(TIMEOUT)
+        else:
+            producer.abort_transaction(TIMEOUT)
+
+    def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
+        """What retention does: the log starts later."""
+        self._each(
+            self._admin.delete_records([TopicPartition(topic, partition, offset) for partition, offset in before.items()])
+        )
+
+    def committed(self, topic: str) -> dict[tuple[int, int], bytes | None]:
+        """Every committed record by (partition, offset), read with a plain consumer."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.brokers,
+                "group.id": f"check-{uuid.uuid4().hex}",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+            }
+        )
+        partitions = consumer.list_topics(topic, TIMEOUT).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in partitions])
+        found: dict[tuple[int, int], bytes | None] = {}
+        ended: set[int] = set()
+        while len(ended) < len(partitions):
+            for message in consumer.consume(10_000, 1.0):
+                if message.error():
+                    ended.add(message.partition())
+                else:
+                    found[message.partition(), message.offset()] = message.value()
+        consumer.close()
+        return found
+
+    def _each(self, futures: Mapping[Any, Any]) -> None:
+        for future in futures.values():
+            future.result(TIMEOUT)
+
+
+def _encode(value: Any) -> bytes | None:
+    if value is None or isinstance(value, bytes):
+        return value
+    return value.encode() if isinstance(value, str) else json.dumps(value).encode()
