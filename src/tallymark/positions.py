@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from operator import index
 from typing import Literal
 
 from tallymark.errors import BadInput
@@ -64,7 +65,7 @@ class Start:
     @classmethod
     def explicit(cls, offsets: Mapping[str, Mapping[int, int]]) -> Start:
         """These offsets, by topic and partition."""
-        flat = {Partition(topic, number): int(o) for topic, parts in offsets.items() for number, o in parts.items()}
+        flat = {Partition(topic, number): index(o) for topic, parts in offsets.items() for number, o in parts.items()}
         if any(offset < 0 for offset in flat.values()):
             raise BadInput(
                 "start: explicit offsets can't be negative; write 'earliest' or 'latest' for the ends of the log"

@@ -35,6 +35,8 @@ class TableSpec:
     write: Write = "append"
 
     def __post_init__(self) -> None:
+        if not self.name:
+            raise BadInput("a table needs a name, such as @pipeline.table('orders')")
         if self.write not in get_args(Write):
             raise BadInput(
                 f"table {self.name}: write={self.write!r} is not known; write {' or '.join(get_args(Write))}"

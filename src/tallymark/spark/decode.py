@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
@@ -17,8 +16,17 @@ RAW = "_tallymark_raw"
 """The undecodable value, and NULL for every record that is fine."""
 CORRUPT = "_tallymark_corrupt"
 PARSED = "_tallymark_parsed"
-MEMBER = "_tallymark_value"
-JSON_OPTIONS = {"columnNameOfCorruptRecord": CORRUPT, "allowSingleQuotes": "false"}
+VALUES = "_tallymark_values"
+END = "_tallymark_end"
+JSON_OPTIONS = {
+    "columnNameOfCorruptRecord": CORRUPT,
+    "allowSingleQuotes": "false",
+    # NaN and Infinity are no JSON, and not every database can hold them.
+    "allowNonNumericNumbers": "false",
+}
+FIRST_YEAR, LAST_YEAR = 1, 9999
+"""What both databases and Python can hold of Spark's 300,000 years."""
+JSON_NAMES = {list: "an array", str: "a string", bool: "a boolean", float: "a number", type(None): "null"}
 
 RECORD = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """The columns that a table's function sees."""
@@ -41,12 +49,13 @@ def decode(raw: DataFrame, source: Json | Bytes) -> DataFrame:
     schema = parse_schema(source)
     text = F.col("value").cast("string")
     # By itself Spark stops reading at the end of the first object, takes an array's first element for the whole, and
-    # replaces bytes that are not UTF-8. As a member of another object the value has to be exactly one.
-    wrapped = F.concat(F.lit(f'{{"{MEMBER}":'), text, F.lit("}"))
+    # replaces bytes that are not UTF-8. Between brackets and before an end mark the value has to be exactly one object.
+    wrapped = F.concat(F.lit(f'{{"{VALUES}":['), text, F.lit(f'],"{END}":true}}'))
     parsed = F.when(F.is_valid_utf8(text), F.from_json(wrapped, _wrapper(schema), JSON_OPTIONS))
-    bad = F.col(PARSED)[MEMBER].isNull() | F.col(PARSED)[CORRUPT].isNotNull()
+    whole = (F.size(F.col(PARSED)[VALUES]) == 1) & F.col(PARSED)[END] & F.col(PARSED)[CORRUPT].isNull()
+    bad = ~F.coalesce(whole, F.lit(False)) | F.col(PARSED)[VALUES][0].isNull()
     for field in schema:
-        bad = bad | _lost_in_cast(field)
+        bad = bad | _unfit(field)
     has_value = F.col("value").isNotNull()
     frame = raw.withColumn(PARSED, parsed)
     dead = F.when(has_value & bad, F.col("value")).alias(RAW)
@@ -59,14 +68,21 @@ def explain(source: Json | Bytes, value: bytes) -> str:
     """Why a value is dead, for its letter."""
     assert isinstance(source, Json)
     try:
-        decoded = json.loads(value.decode("utf-8"))
+        # Numbers as floats: an int of thousands of digits would be an error of Python's own.
+        decoded = json.loads(value.decode("utf-8"), parse_int=float, parse_constant=_no_number)
     except UnicodeDecodeError as error:
         return f"not UTF-8: {error.reason} at byte {error.start}"
-    except (json.JSONDecodeError, RecursionError) as error:
+    except RecursionError:
+        return "nested too deeply"
+    except ValueError as error:
         return f"not JSON: {error}"
     if not isinstance(decoded, dict):
-        return f"not a JSON object but {type(decoded).__name__}"
+        return f"not a JSON object but {JSON_NAMES[type(decoded)]}"
     return f"does not fit the schema {source.schema}"
+
+
+def _no_number(constant: str) -> None:
+    raise ValueError(f"{constant} is no number")
 
 
 def first_line(error: BaseException) -> str:
@@ -76,7 +92,13 @@ def first_line(error: BaseException) -> str:
 def _wrapper(schema: T.StructType) -> T.StructType:
     """The schema to parse with. Timestamps are text, which is much faster to cast afterwards than to parse there."""
     fields = [T.StructField(f.name, T.StringType()) if _is_timestamp(f) else f for f in schema]
-    return T.StructType([T.StructField(MEMBER, T.StructType(fields)), T.StructField(CORRUPT, T.StringType())])
+    return T.StructType(
+        [
+            T.StructField(VALUES, T.ArrayType(T.StructType(fields))),
+            T.StructField(END, T.BooleanType()),
+            T.StructField(CORRUPT, T.StringType()),
+        ]
+    )
 
 
 def _is_timestamp(field: T.StructField) -> bool:
@@ -84,14 +106,26 @@ def _is_timestamp(field: T.StructField) -> bool:
 
 
 def _parsed(field: T.StructField) -> Column:
-    return F.col(PARSED)[MEMBER][field.name]
+    return F.col(PARSED)[VALUES][0][field.name]
 
 
 def _field(field: T.StructField) -> Column:
     return _parsed(field).try_cast(field.dataType) if _is_timestamp(field) else _parsed(field)
 
 
-def _lost_in_cast(field: T.StructField) -> Any:
-    if not _is_timestamp(field):
-        return F.lit(False)
-    return _parsed(field).isNotNull() & _field(field).isNull()
+def _unfit(field: T.StructField) -> Column:
+    """Whether Spark has parsed a field to something that the value does not say or no database can hold."""
+    found = _field(field)
+    if _is_timestamp(field):
+        # Spark takes a time without a date for one of today, and a number for a year.
+        dated = _parsed(field).rlike(r"^\s*\d{4}-") & F.coalesce(_in_years(found), F.lit(False))
+        return _parsed(field).isNotNull() & ~dated
+    if isinstance(field.dataType, T.DateType):
+        return found.isNotNull() & ~_in_years(found)
+    if isinstance(field.dataType, (T.DoubleType, T.FloatType)):
+        return found.isNotNull() & (F.abs(found) == float("inf"))
+    return F.lit(False)
+
+
+def _in_years(time: Column) -> Column:
+    return F.year(time).between(FIRST_YEAR, LAST_YEAR)

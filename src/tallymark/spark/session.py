@@ -22,6 +22,7 @@ DEFAULTS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+ADDED = {"spark.driver.extraJavaOptions": " ", "spark.jars": ","}
 LOCAL = {
     "spark.master": "local[*]",
     "spark.driver.host": "127.0.0.1",
@@ -42,12 +43,22 @@ def session(settings: Mapping[str, str]) -> SparkSession:
         return running
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder
-    for name, value in (_defaults() | dict(settings)).items():
+    for name, value in _merged(_defaults(), settings).items():
         builder = builder.config(name, value)
     try:
         return builder.getOrCreate()
     except PySparkException as error:
         raise BadInput(f"Spark did not start: {str(error).splitlines()[0]}") from error
+
+
+def _merged(defaults: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
+    """The user's settings over ours; Java options and jars add up."""
+    added = {
+        name: f"{defaults[name]}{glue}{settings[name]}"
+        for name, glue in ADDED.items()
+        if {name} <= settings.keys() & defaults.keys()
+    }
+    return {**defaults, **settings, **added}
 
 
 def _defaults() -> dict[str, str]:

@@ -25,7 +25,8 @@ class Mysql(Dialect):
         return engine
 
     def engine_options(self) -> dict[str, Any]:
-        return super().engine_options() | {"connect_args": {"connect_timeout": 10}}
+        # Positional parameters: rows go to the driver as tuples, whatever style SQLAlchemy prefers for it.
+        return super().engine_options() | {"connect_args": {"connect_timeout": 10}, "paramstyle": "format"}
 
     def check_table(self, connection: Connection, table: Table) -> None:
         found = text(

@@ -1,0 +1,56 @@
+# Everything a newcomer needs: make demo, make test. The environment is .venv; the first run downloads, later ones do not.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+BIN := .venv/bin
+READY := .venv/.ready
+ARGS ?=
+
+.PHONY: help demo test check format faults lock clean
+help:
+	@echo 'make demo    see a pipeline survive three kills, on a real broker (ARGS="--store URL --json")'
+	@echo 'make test    all tests, on real servers'
+	@echo 'make check   lint and types'
+	@echo 'make faults  the long fault tests'
+	@echo 'make format  put the code into shape'
+	@echo 'make lock    pin the newest dependencies'
+	@echo 'make clean   remove the environment and what tools left behind'
+
+demo: $(READY)
+	@$(BIN)/tallymark demo $(ARGS)
+
+check: $(READY)
+	@$(BIN)/ruff check src tests examples
+	@$(BIN)/ruff format --check --quiet src tests examples
+	@$(BIN)/mypy
+
+test: $(READY)
+	@echo 'starting Kafka, PostgreSQL and MariaDB (the first run downloads them: 210 MB)'
+	@$(BIN)/pytest -q -n 2 --dist loadgroup $(ARGS)
+
+faults: $(READY)
+	@$(BIN)/pytest -q -m faults $(ARGS)
+
+format: $(READY)
+	@$(BIN)/ruff check --fix --quiet src tests examples; $(BIN)/ruff format src tests examples
+
+$(READY): requirements/lock.txt requirements/java.txt pyproject.toml
+	@echo 'setting up .venv (the first run downloads Spark: 430 MB)'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "tallymark needs Python 3.10 or later: make PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -m venv .venv
+	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lock.txt
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --no-index -e .
+	@$(BIN)/python -c 'from tallymark.java import java_home; java_home()' 2>/dev/null \
+	  || $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/java.txt
+	@touch $@
+
+# uv resolves for all Pythons and platforms at once. Spark stays at 4.0: requirements/constraints.txt says why.
+lock:
+	@python3 -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv
+	@.venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes --no-annotate \
+	  --no-header --constraints requirements/constraints.txt --extra all --group dev --output-file requirements/lock.txt pyproject.toml
+	@.venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes --no-annotate \
+	  --no-header --output-file requirements/java.txt requirements/java.in
+	@rm -rf .venv-lock
+
+clean:
+	@rm -rf .venv .venv-lock .mypy_cache .ruff_cache .pytest_cache .hypothesis dist spark-warehouse
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

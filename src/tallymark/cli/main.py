@@ -1,0 +1,54 @@
+"""``tallymark``: run pipelines, see how they are doing, try it all without a cluster."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from tallymark.cli import demo, run, sandbox, status
+from tallymark.cli.logs import configure
+from tallymark.errors import TallymarkError
+
+app = typer.Typer(
+    help="Exactly-once Kafka to database pipelines on PySpark.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+)
+app.command("run", epilog="Example: tallymark run orders.py --until caught-up")(run.run)
+app.command("status", epilog="Example: tallymark status --store sqlite:///shop.db --brokers localhost:9092")(
+    status.status
+)
+app.command("demo", epilog="Example: tallymark demo --store postgresql://localhost/demo --json")(demo.demo)
+app.add_typer(sandbox.app, name="sandbox")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(version("tallymark"))
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, help="Say more: -v facts, -vv everything.")
+    ] = 0,
+    _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    configure(verbose)
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app()
+    except TallymarkError as error:
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+        sys.exit(1)

@@ -1,0 +1,159 @@
+"""``tallymark status``: what a group has done and how far behind it is, from the database and Kafka alone."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tallymark.cli.load import load_pipeline
+from tallymark.errors import BadInput, UnknownTopic
+from tallymark.ledger.read import read_group
+from tallymark.membership import Brokers
+from tallymark.spans import OUTCOMES, Log, Partition, Position
+from tallymark.stores.store import Store
+
+Group = Annotated[str | None, typer.Argument(help="Only this group.")]
+StoreUrl = Annotated[
+    str | None,
+    typer.Option("--store", envvar="TALLYMARK_STORE", help="Where the ledger is, such as sqlite:///shop.db."),
+]
+BrokersOption = Annotated[
+    str | None, typer.Option("--brokers", envvar="TALLYMARK_BROKERS", help="Kafka, for the lag: localhost:9092.")
+]
+FileOption = Annotated[
+    Path | None, typer.Option("--file", "-f", help="Take group, store and brokers from this pipeline.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+
+COLUMNS = (
+    *("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS"),
+    *(name.upper() for name in OUTCOMES),
+    "OWNER",
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One partition of one group. ``lag`` is None when Kafka was not asked."""
+
+    group: str
+    position: Position
+    log: Log | None
+
+    @property
+    def lag(self) -> int | None:
+        return None if self.log is None else max(0, self.log.end - self.position.next_offset)
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """The age of the last record that was read, while there are unread ones: at most so far behind."""
+        if self.lag == 0:
+            return 0.0
+        if self.lag is None or self.position.record_time is None:
+            return None
+        return max(0.0, (datetime.now(timezone.utc) - self.position.record_time).total_seconds())
+
+    def as_json(self) -> dict[str, Any]:
+        position, owner = self.position, self.position.owner
+        return {
+            "group": self.group,
+            "topic": position.partition.topic,
+            "partition": position.partition.number,
+            "current_offset": position.next_offset,
+            "log_end_offset": self.log.end if self.log else None,
+            "lag": self.lag,
+            "lag_seconds": self.lag_seconds,
+            **asdict(position.tally),
+            "first_offset": position.first_offset,
+            "balanced": position.balanced,
+            "record_time": _time(position.record_time),
+            "updated_at": _time(position.updated_at),
+            "epoch": position.epoch,
+            "owner": {"run": owner.run, "host": owner.host, "since": _time(owner.since)} if owner else None,
+        }
+
+    def cells(self) -> list[str]:
+        position, lag_seconds = self.position, self.lag_seconds
+        return [
+            self.group,
+            position.partition.topic,
+            str(position.partition.number),
+            str(position.next_offset),
+            str(self.log.end) if self.log else "-",
+            str(self.lag) if self.lag is not None else "-",
+            f"{lag_seconds:.1f}" if lag_seconds is not None else "-",
+            *(str(count) for count in asdict(position.tally).values()),
+            f"{position.owner.run}@{position.owner.host}" if position.owner else "-",
+        ]
+
+
+def status(
+    group: Group = None,
+    store: StoreUrl = None,
+    brokers: BrokersOption = None,
+    file: FileOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show positions, lag and tallies. Works while the pipeline runs and while it does not."""
+    if file is not None:
+        pipeline = load_pipeline(file)
+        group, store, brokers = group or pipeline.group, store or pipeline.store_url, brokers or pipeline.source.brokers
+    if store is None:
+        raise BadInput("status needs --store (or TALLYMARK_STORE), or --file with a pipeline")
+    lines = _lines(group, store, brokers)
+    if as_json:
+        print(json.dumps([line.as_json() for line in lines], indent=2))
+    else:
+        _print(lines, group, brokers)
+
+
+def _lines(group: str | None, store_url: str, brokers: str | None) -> list[Line]:
+    store = Store(store_url)
+    try:
+        if not store.has_ledger():
+            raise BadInput(f"{store.name} has no ledger: no pipeline has run into it yet")
+        with store.look() as connection:
+            groups = read_group(connection, group)
+    finally:
+        store.close()
+    if group is not None and not groups:
+        raise BadInput(f"group {group} has no position in {store.name}; tallymark status without a group lists all")
+    found = [Line(name, position, None) for name, positions in groups.items() for position in positions]
+    return _with_logs(found, Brokers(brokers)) if brokers else found
+
+
+def _with_logs(lines: list[Line], cluster: Brokers) -> list[Line]:
+    """Lines with the ends of their logs, where the topic is still the one whose position was saved."""
+    logs: dict[Partition, Log] = {}
+    for topic in sorted({line.position.partition.topic for line in lines}):
+        with suppress(UnknownTopic):
+            logs |= cluster.logs(cluster.topics([topic]))
+    return [replace(line, log=_same_topic(line.position, logs.get(line.position.partition))) for line in lines]
+
+
+def _same_topic(position: Position, log: Log | None) -> Log | None:
+    return log if log and (log.topic_id, log.cluster_id) == (position.topic_id, position.cluster_id) else None
+
+
+def _print(lines: list[Line], group: str | None, brokers: str | None) -> None:
+    out = Console()
+    table = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
+    for column in table.columns[2:-1]:
+        column.justify = "right"
+    for line in lines:
+        table.add_row(*line.cells(), style=None if line.position.balanced else "red")
+    out.print(table if lines else f"no group has a position{f' for {group}' if group else ''} yet")
+    if lines and not brokers:
+        out.print("lag needs Kafka: add --brokers", style="dim")
+
+
+def _time(time: datetime | None) -> str | None:
+    return time.isoformat() if time else None

@@ -1,0 +1,65 @@
+"""The pipeline that the demonstration runs, as a process of its own so that it can be killed.
+
+It reads its settings from the command line as JSON, and prints a line for every step, so that whoever kills it knows
+what it was doing.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from tallymark.errors import TallymarkError
+from tallymark.pipeline import Pipeline
+from tallymark.plan import Limits
+from tallymark.source import Json, Kafka
+from tallymark.steps import Progress, Step
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+@dataclass(frozen=True)
+class Settings:
+    brokers: str
+    topic: str
+    store: str
+    group: str
+    table: str
+    batch: int
+
+
+def pipeline(settings: Settings) -> Pipeline:
+    schema = "id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP"
+    made = Pipeline(
+        group=settings.group,
+        source=Kafka(settings.brokers, settings.topic, value=Json(schema)),
+        store=settings.store,
+        limits=Limits(records=settings.batch),
+        # A session that lives for seconds never gets the good of the slower compiler.
+        spark={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+    )
+
+    @made.table(settings.table)
+    def orders(records: DataFrame) -> DataFrame:
+        return records.selectExpr("partition AS partition_id", "offset AS record_offset", "value.*")
+
+    return made
+
+
+def main() -> None:
+    settings = Settings(**json.loads(sys.argv[1]))
+
+    def tell(step: Step, progress: Progress) -> None:
+        print(json.dumps({"step": step.value, "batch": progress.batch, **asdict(progress.tally)}), flush=True)
+
+    try:
+        pipeline(settings).run("caught-up", on_step=tell)
+    except TallymarkError as error:
+        sys.exit(f"{error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""The play: produce, run, kill, run again, until all is done; then judge."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sqlalchemy import text
+
+from tallymark.demo.orders import Settings
+from tallymark.demo.produce import create_topic, produce_orders
+from tallymark.demo.verdict import Verdict, judge
+from tallymark.errors import TallymarkError
+from tallymark.sandbox import Sandbox
+from tallymark.spans import OUTCOMES, Tally
+from tallymark.steps import Step
+from tallymark.stores.store import Store
+
+KILLS = (Step.STAGED, Step.WRITTEN, Step.COMMITTED)
+"""What the run is doing when it is killed: with rows in memory, inside the transaction, right after the commit."""
+BATCHES = 12
+
+
+class Stage(Protocol):
+    """Where the play is shown."""
+
+    def note(self, said: str) -> None: ...
+
+    def produced(self, records: int) -> None: ...
+
+    def accounted(self, tally: Tally) -> None: ...
+
+
+@dataclass(frozen=True)
+class Play:
+    records: int
+    store: str | None
+    keep: bool
+
+    def perform(self, stage: Stage) -> Verdict:
+        began = time.monotonic()
+        name = uuid.uuid4().hex[:8]
+        with Sandbox() as box, self._store() as store_url:
+            stage.note("starting Kafka")
+            brokers = box.kafka().brokers
+            settings = Settings(
+                brokers, f"orders-{name}", store_url, f"demo-{name}", f"demo_orders_{name}", self.records // BATCHES
+            )
+            store = Store(store_url)
+            store.ping()
+            create_topic(brokers, settings.topic)
+            produce_orders(brokers, settings.topic, self.records, stage.produced)
+            kills = self._run_until_done(settings, stage)
+            stage.note("counting Kafka and the database, independently")
+            seconds = time.monotonic() - began
+            verdict = judge(brokers, settings.topic, store, settings.group, settings.table, kills, seconds)
+            if not self.keep:
+                with store.transaction() as connection:
+                    connection.execute(text(f"DROP TABLE {settings.table}"))
+            store.close()
+            return verdict
+
+    @contextlib.contextmanager
+    def _store(self) -> Iterator[str]:
+        if self.store is not None:
+            yield self.store
+        elif self.keep:
+            yield "sqlite:///tallymark-demo.db"
+        else:
+            with tempfile.TemporaryDirectory(prefix="tallymark-demo-") as directory:
+                yield f"sqlite:///{Path(directory) / 'demo.db'}"
+
+    def _run_until_done(self, settings: Settings, stage: Stage) -> int:
+        """Run the pipeline; kill it as often as planned; the last run is left alone."""
+        kills, total = 0, Tally()
+        for kill_at in (*KILLS, None):
+            stage.note(f"run {kills + 1}: starting Spark")
+            run = Run(settings)
+            killed = run.watch(stage, total, kill_at)
+            total += run.committed
+            if not killed:
+                break
+            kills += 1
+            stage.note(f"run {kills}: killed with SIGKILL while {killed}")
+        return kills
+
+
+class Run:
+    """One process that runs the pipeline."""
+
+    def __init__(self, settings: Settings) -> None:
+        command = [sys.executable, "-m", "tallymark.demo.orders", json.dumps(asdict(settings))]
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when the run ends
+        # A process group of its own: the JVM is killed with it.
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=self._errors, text=True, start_new_session=True
+        )
+        self.committed = Tally()
+
+    def watch(self, stage: Stage, before: Tally, kill_at: Step | None) -> str | None:
+        """Follow its steps to the end; or kill it at a step of its third batch, and say what it was doing."""
+        batches = 0
+        try:
+            for line in self._process.stdout or ():
+                event = json.loads(line)
+                step = Step(event["step"])
+                if step is Step.COMMITTED:
+                    self.committed += Tally(**{name: event[name] for name in OUTCOMES})
+                    stage.accounted(before + self.committed)
+                batches += step is Step.PLANNED
+                if step is kill_at and batches >= 3:
+                    return self._kill(f"at {step.value!r} of batch {event['batch']}")
+            if self._process.wait():
+                self._errors.seek(0)
+                raise TallymarkError(f"the pipeline ended early: {self._errors.read().strip()[-500:]}")
+            return None
+        finally:
+            self._end()
+
+    def _kill(self, doing: str) -> str:
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        return doing
+
+    def _end(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._errors.close()

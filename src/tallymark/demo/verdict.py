@@ -1,0 +1,130 @@
+"""The verdict: what Kafka holds and what the database holds, each counted on its own, and compared record by record."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import Counter
+from dataclasses import dataclass
+
+from confluent_kafka import Consumer, TopicPartition
+from sqlalchemy import text
+
+from tallymark.errors import TallymarkError
+from tallymark.ledger.read import read_group
+from tallymark.spans import Position, Tally
+from tallymark.stores.store import Store
+
+PATIENCE = 120
+Record = tuple[int, int]
+"""Partition and offset."""
+
+
+@dataclass(frozen=True)
+class PartitionVerdict:
+    """One partition, from three sides: the ledger, the plain consumer, and the tables."""
+
+    position: Position
+    records: int
+    rows: int
+    letters: int
+    missing: int
+    duplicated: int
+
+    @property
+    def holds(self) -> bool:
+        tally = self.position.tally
+        return (
+            self.position.balanced
+            and self.missing == self.duplicated == 0
+            and (tally.applied, tally.dead) == (self.rows, self.letters)
+            and self.records == tally.applied + tally.dead + tally.skipped + tally.lost
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    partitions: list[PartitionVerdict]
+    kills: int
+    seconds: float
+
+    @property
+    def holds(self) -> bool:
+        return bool(self.partitions) and all(partition.holds for partition in self.partitions)
+
+    @property
+    def tally(self) -> Tally:
+        return Tally.sum(partition.position.tally for partition in self.partitions)
+
+    def total(self, name: str) -> int:
+        return sum(getattr(partition, name) for partition in self.partitions)
+
+
+def judge(brokers: str, topic: str, store: Store, group: str, table: str, kills: int, seconds: float) -> Verdict:
+    kafka = committed_records(brokers, topic)
+    rows, letters = _rows(store, table), _letters(store, group)
+    held = Counter(rows) + Counter(letters)
+    verdicts = []
+    for position in _positions(store, group):
+        number = position.partition.number
+        mine = {record for record in kafka if record[0] == number}
+        copies = Counter({record: count for record, count in held.items() if record[0] == number})
+        verdicts.append(
+            PartitionVerdict(
+                position,
+                records=len(mine),
+                rows=sum(1 for record in rows if record[0] == number),
+                letters=sum(1 for record in letters if record[0] == number),
+                missing=len(mine - copies.keys()),
+                # What is there once too often, or should not be there at all.
+                duplicated=sum(count - (record in mine) for record, count in copies.items()),
+            )
+        )
+    return Verdict(verdicts, kills, seconds)
+
+
+def committed_records(brokers: str, topic: str) -> set[Record]:
+    """Every committed record of the topic, by a consumer that has nothing to do with the pipeline."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": brokers,
+            "group.id": f"verdict-{uuid.uuid4().hex}",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    partitions = consumer.list_topics(topic, 30).topics[topic].partitions
+    consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
+    found: set[Record] = set()
+    ended: set[int] = set()
+    deadline = time.monotonic() + PATIENCE
+    while len(ended) < len(partitions):
+        if time.monotonic() > deadline:
+            raise TallymarkError(f"the brokers at {brokers} did not deliver all records within {PATIENCE} s")
+        for message in consumer.consume(10_000, 0.5):
+            if message.error():
+                ended.add(int(message.partition() or 0))
+            else:
+                found.add((int(message.partition() or 0), int(message.offset() or 0)))
+    consumer.close()
+    return found
+
+
+def _rows(store: Store, table: str) -> list[Record]:
+    return _records(store, f"SELECT partition_id, record_offset FROM {table}", {})
+
+
+def _letters(store: Store, group: str) -> list[Record]:
+    sql = "SELECT partition_id, record_offset FROM tallymark_dead_letters WHERE group_name = :group_name"
+    return _records(store, sql, {"group_name": group})
+
+
+def _records(store: Store, sql: str, parameters: dict[str, str]) -> list[Record]:
+    with store.look() as connection:
+        return [(row[0], row[1]) for row in connection.execute(text(sql), parameters)]
+
+
+def _positions(store: Store, group: str) -> list[Position]:
+    with store.look() as connection:
+        return read_group(connection, group).get(group, [])

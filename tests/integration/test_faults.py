@@ -1,0 +1,91 @@
+"""A run that is killed at any step loses nothing and repeats nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tallymark.steps import Step
+from tests.support.crash import Plug, Run, run_in_child
+from tests.support.kafka import Topics
+from tests.support.truth import Record, batches, check_complete, check_consistent
+
+PARTITIONS = 3
+IDS = 5
+"""Of each partition: the same id comes again and again, and never in another partition."""
+VISIBLE = {
+    # The batch before may still be on its way while this one is prepared.
+    Step.PLANNED: {0, 1},
+    Step.READ: {0, 1},
+    Step.STAGED: {0, 1},
+    Step.WRITTEN: {1},
+    Step.MOVED: {1},
+    Step.COMMITTED: {2},
+    Step.DONE: {2},
+}
+"""How many batches are there when the second one was killed at a step."""
+
+
+def fill(topics: Topics, topic: str) -> None:
+    """Records of every kind: good ones, garbage, tombstones, transactions that were committed and aborted."""
+    for partition in range(PARTITIONS):
+        good = [{"id": partition * IDS + number % IDS} for number in range(12)]
+        aborted = [{"id": partition * IDS, "aborted": True}] * 4
+        topics.send_to(topic, partition, [*good, b"\xff garbage", None, '{"name": "no id"}'])
+        topics.send_in_transaction(topic, {partition: aborted}, commit=False)
+        topics.send_in_transaction(topic, {partition: good[:5]})
+        topics.send_to(topic, partition, good[: partition + 1])
+        topics.send_in_transaction(topic, {partition: aborted[:1]}, commit=False)
+
+
+@pytest.fixture(scope="module")
+def topic(topics: Topics) -> str:
+    name = topics.create(PARTITIONS)
+    fill(topics, name)
+    return name
+
+
+@pytest.fixture(scope="module")
+def committed(topics: Topics, topic: str) -> dict[Record, bytes | None]:
+    return topics.committed(topic)
+
+
+@pytest.mark.parametrize("step", list(Step), ids=lambda step: step.value)
+def test_a_run_killed_at_any_step_loses_and_repeats_nothing(
+    step: Step, store_url: str, brokers: str, group: str, topic: str, committed: Mapping[Record, bytes | None]
+) -> None:
+    run = Run(brokers, store_url, group, topic)
+    assert run_in_child(run, Plug(step, 2)) == -9
+    assert batches(store_url) in VISIBLE[step]
+    check_consistent(store_url, committed)
+
+    assert run_in_child(run, Plug(step, 1)) == -9
+    check_consistent(store_url, committed)
+
+    assert run_in_child(run) == 0
+    assert batches(store_url) >= 4
+    check_complete(store_url, committed)
+
+
+def test_a_run_that_dies_at_every_batch_still_gets_to_the_end(
+    store_url: str, brokers: str, group: str, topic: str, committed: Mapping[Record, bytes | None]
+) -> None:
+    run = Run(brokers, store_url, group, topic, records=12)
+    deaths = 0
+    while run_in_child(run, Plug(Step.COMMITTED, 1)) == -9:
+        deaths += 1
+        check_consistent(store_url, committed)
+    assert deaths == batches(store_url) >= 6
+    check_complete(store_url, committed)
+
+
+def test_a_second_run_finds_nothing_to_do(
+    store_url: str, brokers: str, group: str, topic: str, committed: Mapping[Record, bytes | None]
+) -> None:
+    run = Run(brokers, store_url, group, topic)
+    assert run_in_child(run) == 0
+    before = batches(store_url)
+    assert run_in_child(run) == 0
+    assert batches(store_url) == before
+    check_complete(store_url, committed)

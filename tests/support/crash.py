@@ -1,0 +1,79 @@
+"""A run of the loop in a process of its own, which pulls its own plug at a named step.
+
+The processes are forked from a server that has imported everything already, so that each starts at once.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import uuid
+from dataclasses import dataclass
+from datetime import datetime, timezone
+
+from tallymark.loop import Job, Loop
+from tallymark.membership import Brokers
+from tallymark.plan import Limits
+from tallymark.positions import Start
+from tallymark.spans import Owner
+from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.stores.store import Store
+from tests.support.reader import TABLES, PlainReader
+
+TIMEOUT = 60.0
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload([__name__])
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a child runs until it has caught up: small batches, so that there are several."""
+
+    brokers: str
+    store: str
+    group: str
+    topic: str
+    records: int = 20
+
+
+@dataclass(frozen=True)
+class Plug:
+    """Where it is pulled: at the n-th time that a batch passes the step."""
+
+    step: Step
+    occurrence: int
+
+
+def new_owner() -> Owner:
+    return Owner(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", "test-host", datetime.now(timezone.utc))
+
+
+def make_loop(run: Run, store: Store, reader: PlainReader, on_step: OnStep = ignore) -> Loop:
+    job = Job(run.group, [run.topic], TABLES, new_owner(), Start.parse("uncommitted-earliest"), Limits(run.records))
+    return Loop(job, Brokers(run.brokers), store, reader, on_step)
+
+
+def run_in_child(run: Run, plug: Plug | None = None) -> int:
+    """Run in a child to the end, or to the plug; returns its exit code, which is -9 if it was killed."""
+    child = PROCESSES.Process(target=_child, args=(run, plug))
+    child.start()
+    child.join(TIMEOUT)
+    if child.is_alive():
+        child.kill()
+        raise AssertionError(f"{run} with {plug} did not end")
+    assert child.exitcode is not None
+    return child.exitcode
+
+
+def _child(run: Run, plug: Plug | None) -> None:
+    passed = 0
+
+    def watch(step: Step, _: Progress) -> None:
+        nonlocal passed
+        if plug is not None and step is plug.step:
+            passed += 1
+            if passed == plug.occurrence:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    make_loop(run, Store(run.store), PlainReader(run.brokers), watch).run("caught-up")

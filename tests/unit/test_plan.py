@@ -1,0 +1,192 @@
+"""Planning accounts for every offset once, in turn, and never reads what is not there to be read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallymark.errors import BadInput, BeyondEnd, ForeignCluster, RecordsLost, TopicRecreated
+from tallymark.plan import Limits, Move, adapt, caught_up, check_identity, plan, readable_from, share
+from tallymark.spans import Log, Partition, Span
+from tests.unit import strategies as draw
+from tests.unit.strategies import log, position
+
+ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
+
+limits = st.integers(1, 20_000)
+
+
+@given(draw.lags, limits)
+def test_shares_use_the_whole_limit_or_one_for_each_that_lags(lags: dict[Partition, int], limit: int) -> None:
+    lagging = sum(1 for lag in lags.values() if lag)
+    assert sum(share(lags, limit).values()) == min(sum(lags.values()), max(limit, lagging))
+
+
+@given(draw.lags, limits)
+def test_a_share_is_at_least_one_and_never_more_than_the_lag(lags: dict[Partition, int], limit: int) -> None:
+    shares = share(lags, limit)
+    assert shares.keys() == lags.keys()
+    assert all(min(1, lag) <= shares[partition] <= lag for partition, lag in lags.items())
+
+
+@given(draw.lags, limits)
+def test_shares_above_the_first_record_are_proportional_to_the_lag(lags: dict[Partition, int], limit: int) -> None:
+    lagging = sum(1 for lag in lags.values() if lag)
+    if sum(lags.values()) <= limit or limit <= lagging:
+        return
+    ratio = Fraction(limit - lagging, sum(lags.values()) - lagging)
+    for partition, taken in share(lags, limit).items():
+        exact = 1 + (lags[partition] - 1) * ratio if lags[partition] else Fraction(0)
+        assert abs(taken - exact) < 1, f"{partition} takes {taken} instead of about {float(exact)}"
+
+
+@given(draw.lags, limits)
+def test_who_lags_more_never_gets_less(lags: dict[Partition, int], limit: int) -> None:
+    taken = share(lags, limit)
+    by_lag = sorted(lags, key=lambda partition: lags[partition])
+    assert all(taken[a] <= taken[b] for a, b in pairwise(by_lag) if lags[a] < lags[b])
+
+
+@st.composite
+def positions_in(drawn: st.DrawFn, logs: dict[Partition, Log]) -> dict[Partition, int]:
+    return {partition: drawn(st.integers(0, found.end)) for partition, found in logs.items()}
+
+
+@given(st.data(), draw.logs(), limits)
+def test_a_move_goes_on_where_the_position_is_and_stops_within_the_stable_log(
+    data: st.DataObject, logs: dict[Partition, Log], limit: int
+) -> None:
+    positions = data.draw(positions_in(logs))
+    for move in plan(positions, logs, limit, "record").moves:
+        found = logs[move.partition]
+        assert move.start == positions[move.partition]
+        assert move.lost_span.stop == move.read_span.start
+        assert move.lost == max(0, found.start - move.start)
+        assert move.read == 0 or found.start <= move.read_span.start < move.read_span.stop <= found.stop
+        assert move.stop == move.start + move.lost + move.read > move.start
+
+
+@given(st.data(), draw.logs(), limits)
+def test_unread_records_that_are_gone_fail_the_plan_unless_told_to_record_them(
+    data: st.DataObject, logs: dict[Partition, Log], limit: int
+) -> None:
+    positions = data.draw(positions_in(logs))
+    lost = [partition for partition, found in logs.items() if positions[partition] < found.start]
+    if lost:
+        with pytest.raises(RecordsLost):
+            plan(positions, logs, limit)
+        recorded = {move.partition for move in plan(positions, logs, limit, "record").moves if move.lost}
+        assert recorded == set(lost)
+    else:
+        assert not any(move.lost for move in plan(positions, logs, limit).moves)
+
+
+@given(st.data(), draw.logs(), limits)
+def test_a_plan_is_empty_exactly_when_everything_is_caught_up(
+    data: st.DataObject, logs: dict[Partition, Log], limit: int
+) -> None:
+    positions = data.draw(positions_in(logs))
+    behind = any(positions[partition] < max(found.start, found.stop) for partition, found in logs.items())
+    assert bool(plan(positions, logs, limit, "record")) == behind
+
+
+@given(st.data(), draw.logs(), st.integers(1, 300))
+def test_batch_after_batch_drains_any_log_and_accounts_for_each_offset_once(
+    data: st.DataObject, logs: dict[Partition, Log], limit: int
+) -> None:
+    first = data.draw(positions_in(logs))
+    positions, accounted = dict(first), dict.fromkeys(first, 0)
+    batches = 0
+    while batch := plan(positions, logs, limit, "record"):
+        assert batch.offsets <= max(limit, len(logs))
+        assert batch.spans == tuple(move.read_span for move in batch.moves if move.read)
+        for move in batch.moves:
+            assert move.start == positions[move.partition]
+            positions[move.partition] = move.stop
+            accounted[move.partition] += move.lost + move.read
+        batches += 1
+        assert batches <= 1 + sum(found.stop for found in logs.values()), "a batch did not move anything"
+    for partition, found in logs.items():
+        assert positions[partition] == max(first[partition], found.stop)
+        assert accounted[partition] == positions[partition] - first[partition]
+
+
+def test_a_position_past_the_end_of_the_log_is_refused_but_not_one_in_an_open_transaction() -> None:
+    found = log(ZERO, start=0, stop=10, end=20)
+    assert readable_from(15, found, "fail") == 15
+    assert not plan({ZERO: 15}, {ZERO: found}, 100)
+    assert not plan({ZERO: 20}, {ZERO: found}, 100)
+    with pytest.raises(BeyondEnd, match=r"orders\[0\]: the saved position 21 is past the end of the log at 20"):
+        plan({ZERO: 21}, {ZERO: found}, 100, "record")
+
+
+def test_the_error_about_lost_records_names_them_and_the_way_out() -> None:
+    with pytest.raises(RecordsLost, match=r"orders\[0\]: offsets 3\.\.7 .*\(4 offsets\); on_loss='record'"):
+        plan({ZERO: 3}, {ZERO: log(ZERO, start=7, stop=9)}, 100)
+
+
+def test_a_loss_with_nothing_left_to_read_is_a_move_without_a_span() -> None:
+    batch = plan({ZERO: 3}, {ZERO: log(ZERO, start=9, stop=9)}, 100, "record")
+    assert batch.moves == (Move(ZERO, 3, lost=6, read=0),)
+    assert batch.spans == ()
+
+
+settings = st.builds(Limits, st.integers(1, 1_000_000), st.floats(0.01, 1000))
+
+
+@given(st.data(), settings, st.floats(0, 10_000))
+def test_the_next_limit_stays_in_bounds_and_halves_or_doubles_at_most(
+    data: st.DataObject, limits: Limits, seconds: float
+) -> None:
+    limit = data.draw(st.integers(1, limits.records))
+    offsets = data.draw(st.integers(0, limit))
+    adapted = adapt(limit, offsets, seconds, limits)
+    assert max(1, limit // 2) <= adapted <= min(limits.records, limit * 2)
+
+
+@given(st.integers(1, 1_000_000), st.integers(1, 1_000_000), st.floats(0.1, 100), st.floats(1, 1_000_000))
+def test_the_limit_converges_on_what_fits_into_the_time(first: int, records: int, seconds: float, rate: float) -> None:
+    """With a steady rate and enough to read, the limit settles at rate * seconds, or at the most allowed."""
+    limits = Limits(records, seconds)
+    limit = min(first, records)
+    for _ in range(64):
+        limit = adapt(limit, limit, limit / rate, limits)
+    wanted = max(1.0, min(float(records), rate * seconds))
+    assert wanted * 0.5 - 1 <= limit <= wanted + 1
+
+
+def test_a_small_batch_says_nothing_about_the_limit() -> None:
+    assert adapt(1000, 499, 1e9, Limits(1000, 1.0)) == 1000
+    assert adapt(1000, 500, 1e9, Limits(1000, 1.0)) == 500
+
+
+@pytest.mark.parametrize(("records", "seconds"), [(0, 1.0), (-1, 1.0), (1, 0.0), (1, -1.0)])
+def test_limits_are_positive(records: int, seconds: float) -> None:
+    with pytest.raises(BadInput, match="limits must be positive"):
+        Limits(records, seconds)
+
+
+def test_a_position_of_the_same_topic_and_cluster_is_accepted() -> None:
+    check_identity(position(ZERO), draw.TOPIC_ID, draw.CLUSTER_ID)
+
+
+def test_a_recreated_topic_is_refused_with_both_ids() -> None:
+    with pytest.raises(TopicRecreated, match=r"topic orders .*\(id topic-id, now other\).*position 7 of orders\[0\]"):
+        check_identity(position(ZERO), "other", draw.CLUSTER_ID)
+
+
+def test_another_cluster_is_refused_even_if_the_topic_differs_too() -> None:
+    with pytest.raises(ForeignCluster, match="belongs to cluster cluster-id, these brokers are cluster other"):
+        check_identity(replace(position(ZERO), topic_id="another"), draw.TOPIC_ID, "other")
+
+
+def test_caught_up_means_every_goal_is_reached() -> None:
+    goals = [Span(ZERO, 0, 5), Span(ONE, 0, 0)]
+    assert caught_up({ZERO: 5}, goals)
+    assert caught_up({ZERO: 6, ONE: 1}, goals)
+    assert not caught_up({ZERO: 4, ONE: 9}, goals)

@@ -1,0 +1,58 @@
+"""What users import: exactly this, and without waking Spark."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import tallymark
+from tallymark import errors
+
+
+def test_the_public_names_are_these() -> None:
+    assert tallymark.__all__ == [
+        "Bytes",
+        "Json",
+        "Kafka",
+        "Limits",
+        "Pipeline",
+        "Start",
+        "Tally",
+        "TallymarkError",
+    ]
+    assert all(hasattr(tallymark, name) for name in tallymark.__all__)
+
+
+def test_importing_tallymark_and_writing_a_pipeline_wakes_no_spark() -> None:
+    script = """
+import sys
+import tallymark as tm
+pipeline = tm.Pipeline(group="g", source=tm.Kafka("localhost:9", "t", value=tm.Json("id INT")), store="sqlite:///x.db")
+pipeline.table("t")(lambda records: records)
+print(sorted(name for name in sys.modules if name.split(".")[0] in ("pyspark", "py4j", "psycopg", "pymysql", "pandas")))
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said == "[]\n"
+
+
+def test_the_tree_of_errors_in_the_docstring_is_the_real_one() -> None:
+    assert drawn_tree() == real_tree(errors.TallymarkError)
+
+
+def test_only_an_unreachable_server_is_worth_another_try() -> None:
+    kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+    assert [kind for kind in kinds if getattr(kind, "transient", False)] == [errors.Unreachable]
+
+
+def drawn_tree() -> list[tuple[int, str]]:
+    """Depth and name of each line of the docstring's tree."""
+    lines = [line[4:] for line in str(errors.__doc__).splitlines() if "──" in line or line == "    TallymarkError"]
+    return [((len(line) - len(line.lstrip("│├└─ "))) // 4, line.lstrip("│├└─ ").split()[0]) for line in lines]
+
+
+def real_tree(kind: type[Exception], depth: int = 0) -> list[tuple[int, str]]:
+    found = [(depth, kind.__name__)]
+    for child in kind.__subclasses__():
+        if child.__module__ == errors.__name__:
+            found += real_tree(child, depth + 1)
+    return found
