@@ -16,8 +16,8 @@ from datetime import datetime, timezone
 
 import pyarrow as pa
 
-from tallymark.errors import CommitRefused, Fenced, TallymarkError, Unreachable
-from tallymark.ledger.claim import Claim, reclaim
+from tallymark.errors import CommitRefused, TallymarkError, Unreachable
+from tallymark.ledger.claim import Claim, check_claims, reclaim
 from tallymark.ledger.commit import (
     Advance,
     advance,
@@ -72,19 +72,30 @@ def commit(
     store: Store, work: Commit, claims: Mapping[Partition, Claim], on_step: Callable[[Step], None]
 ) -> dict[Partition, Claim]:
     """Write it all, or nothing. Returns the claims to go on with, which are new ones if the connection broke."""
-    held = dict(claims)
-    while True:
-        work = replace(work, advances=[replace(step, epoch=held[step.partition].epoch) for step in work.advances])
+    held, unknown = dict(claims), False
+
+    def attempt() -> None:
+        nonlocal held, unknown
+        if unknown:
+            held = settle(store, work.group, held)
+            if _landed(work, held):
+                log.warning("commit had reached the database group=%s batch=%s", work.group, work.batch)
+                return
+            unknown = False
         try:
-            _transact(store, work, on_step)
+            _transact(store, _with_epochs(work, held), on_step)
         except Unreachable as error:
             log.warning("commit outcome unknown group=%s batch=%s error=%s", work.group, work.batch, error)
-            held = settle(store, work, held)
-            if not _landed(work, held):
-                continue
-            log.warning("commit had reached the database group=%s batch=%s", work.group, work.batch)
-        on_step(Step.COMMITTED)
-        return held
+            unknown = True
+            raise
+
+    patiently(attempt)
+    on_step(Step.COMMITTED)
+    return held
+
+
+def _with_epochs(work: Commit, held: Mapping[Partition, Claim]) -> Commit:
+    return replace(work, advances=[replace(step, epoch=held[step.partition].epoch) for step in work.advances])
 
 
 def _transact(store: Store, work: Commit, on_step: Callable[[Step], None]) -> None:
@@ -113,20 +124,11 @@ def _explained(store: Store, work: Commit) -> CommitRefused | None:
     return explain_refusal(found, work.advances)
 
 
-def settle(store: Store, work: Commit, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
+def settle(store: Store, group: str, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
     """Find out where we stand after a broken connection, and shut out whatever of it is still under way."""
-
-    def ask() -> dict[Partition, Claim]:
-        with store.transaction() as connection:
-            return reclaim(connection, work.group, claims.values())
-
-    held = patiently(ask)
-    gone = set(claims) - set(held)
-    if gone:
-        raise _explained(store, work) or Fenced(
-            f"{', '.join(map(str, sorted(gone)))} was claimed by another owner while the connection was broken; "
-            "this run ends here"
-        )
+    with store.transaction() as connection:
+        held = reclaim(connection, group, claims.values())
+        check_claims(connection, group, (claim for partition, claim in claims.items() if partition not in held))
     return held
 
 

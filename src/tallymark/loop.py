@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
@@ -18,9 +18,10 @@ from typing import Literal
 
 import pyarrow as pa
 
+from tallymark.background import Background
 from tallymark.commit import Commit, account, check_letters, commit
-from tallymark.errors import TallymarkError
-from tallymark.ledger.claim import Claim, FirstClaim, claim, release, restart
+from tallymark.errors import TallymarkError, Unreachable
+from tallymark.ledger.claim import Claim, FirstClaim, check_claims, claim, release, restart
 from tallymark.ledger.commit import prune_batches
 from tallymark.ledger.read import read_group
 from tallymark.membership import Brokers, Topic
@@ -138,6 +139,8 @@ class Loop:
                 if partition not in saved
             }
             claims = claim(connection, group, self.job.owner, logs, first)
+            # After the new ones are locked: who was fenced must not take a new partition from who fenced him.
+            check_claims(connection, group, self._claims.values())
             for partition in saved.keys() & claims.keys() if first_look else ():
                 offset = overridden_offset(start, logs[partition], at.get(partition))
                 if offset is not None:
@@ -148,30 +151,35 @@ class Loop:
         log.info("claimed group=%s partitions=%d owner=%s", group, len(claims), self.job.owner.run)
 
     def _batches_until(self, goals: Sequence[Span] | None) -> Tally:
+        background = Background("tallymark-read")
+        try:
+            return self._pump(background, goals)
+        finally:
+            # A read that nobody wants any more is given up, not waited for.
+            self._stop.set()
+            self._reader.cancel()
+            background.close()
+
+    def _pump(self, background: Background, goals: Sequence[Span] | None) -> Tally:
+        """Commit batch after batch, each while the next one is being read."""
         total, looked = Tally(), time.monotonic()
-        with ThreadPoolExecutor(1, thread_name_prefix="tallymark-read") as pool:
-            try:
-                ahead = pool.submit(self._prepare)
-                while True:
-                    prepared = self._wait(ahead)
-                    if prepared is not None:
-                        self._cursor |= {move.partition: move.stop for move in prepared.plan.moves}
-                    elif not self._finished(goals):
-                        self._stop.wait(POLL_SECONDS)
-                    if finished := self._finished(goals):
-                        log.info("finishing group=%s stopped=%s", self.job.group, self._stop.is_set())
-                    elif time.monotonic() - looked > DISCOVERY_SECONDS:
-                        self._discover()
-                        looked = time.monotonic()
-                    if not finished:
-                        ahead = pool.submit(self._prepare)
-                    if prepared is not None:
-                        total += self._commit(prepared)
-                    if finished:
-                        return total
-            finally:
-                self._stop.set()
-                self._reader.cancel()
+        ahead = background.submit(self._prepare)
+        while True:
+            prepared = self._wait(ahead)
+            if prepared is not None:
+                self._cursor |= {move.partition: move.stop for move in prepared.plan.moves}
+            elif not self._finished(goals):
+                self._stop.wait(POLL_SECONDS)
+            finished = self._finished(goals)
+            if not finished and time.monotonic() - looked > DISCOVERY_SECONDS:
+                self._discover()
+                looked = time.monotonic()
+            if not finished:
+                ahead = background.submit(self._prepare)
+            if prepared is not None:
+                total += self._commit(prepared)
+            if finished:
+                return total
 
     def _wait(self, ahead: Future[Prepared | None]) -> Prepared | None:
         """The batch that is being read, unless somebody wants to leave before it is there."""
@@ -185,6 +193,13 @@ class Loop:
 
     def _discover(self) -> None:
         """Claim partitions that were added since the last look; they start at the earliest."""
+        try:
+            self._claim_new()
+        except Unreachable as error:
+            # Whoever needs the brokers or the store now is patient itself: this can wait for the next look.
+            log.warning("could not look for new partitions group=%s error=%s", self.job.group, error)
+
+    def _claim_new(self) -> None:
         self._topics = self._brokers.topics(self.job.topics)
         self._check_identity(self._topics)
         new = {

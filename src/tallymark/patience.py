@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -18,15 +19,19 @@ PATIENCE = 60.0
 T = TypeVar("T")
 
 
-def patiently(work: Callable[[], T], stop: threading.Event | None = None, patience: float = PATIENCE) -> T:
-    """Call until it succeeds, with growing pauses; a terminal error, the end of patience or ``stop`` ends it."""
+def patiently(work: Callable[[], T], stop: threading.Event | None = None, patience: float | None = None) -> T:
+    """Call until it succeeds, with growing pauses; a terminal error, the end of patience or ``stop`` ends it.
+
+    Patience is counted from the first failure: the work itself may take long.
+    """
     stop = stop or threading.Event()
-    deadline, pause = time.monotonic() + patience, 0.05
+    deadline, pause = math.inf, 0.05
     while True:
         try:
             return work()
         except TallymarkError as error:
-            if not error.transient or time.monotonic() > deadline:
+            deadline = min(deadline, time.monotonic() + (PATIENCE if patience is None else patience))
+            if not error.transient or time.monotonic() >= deadline:
                 raise
             log.warning("trying again in %.2f s: %s", pause, error)
             if stop.wait(pause):

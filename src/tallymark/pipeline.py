@@ -136,7 +136,7 @@ class Pipeline:
 
 @contextmanager
 def _leaving_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """The first signal asks to stop, the second takes its usual course. Only the main thread can listen."""
+    """The first signal asks to stop, a second one kills the process. Only the main thread can listen."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -146,8 +146,9 @@ def _leaving_on_signals(stop: Callable[[], None]) -> Iterator[None]:
         log.warning(
             "stopping after the batch in flight; once more leaves at once signal=%s", signal.Signals(number).name
         )
+        # The database rolls back what was not committed, and Spark's JVM ends with us.
         for other in before:
-            signal.signal(other, signal.default_int_handler if other == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(other, signal.SIG_DFL)
         stop()
 
     for listened in (signal.SIGINT, signal.SIGTERM):

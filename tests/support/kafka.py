@@ -48,8 +48,8 @@ class Topics:
     def send(self, topic: str, values: Iterable[Any], *, partitions: int | None = None, **options: Any) -> None:
         """Write values (bytes, str, None, or anything JSON can hold), in turn to each partition or by key."""
         for number, value in enumerate(values):
-            where = {"partition": number % partitions} if partitions else {}
-            self._producer.produce(topic, value=_encode(value), **where, **options)
+            where = number % partitions if partitions else -1
+            self._producer.produce(topic, value=_encode(value), partition=where, **options)
             self._producer.poll(0)
         self._producer.flush(TIMEOUT)
 
@@ -78,7 +78,9 @@ class Topics:
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
         """What retention does: the log starts later."""
         self._each(
-            self._admin.delete_records([TopicPartition(topic, partition, offset) for partition, offset in before.items()])
+            self._admin.delete_records(
+                [TopicPartition(topic, partition, offset) for partition, offset in before.items()]
+            )
         )
 
     def committed(self, topic: str) -> dict[tuple[int, int], bytes | None]:
@@ -98,10 +100,11 @@ class Topics:
         ended: set[int] = set()
         while len(ended) < len(partitions):
             for message in consumer.consume(10_000, 1.0):
+                place = int(message.partition() or 0), int(message.offset() or 0)
                 if message.error():
-                    ended.add(message.partition())
+                    ended.add(place[0])
                 else:
-                    found[message.partition(), message.offset()] = message.value()
+                    found[place] = message.value()
         consumer.close()
         return found
 

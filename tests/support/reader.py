@@ -6,6 +6,7 @@ It fills two tables: ``events`` gets a row for every record, ``latest`` the last
 from __future__ import annotations
 
 import json
+import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -42,6 +43,7 @@ class PlainReader:
     """Reads JSON objects with an ``id``."""
 
     def __init__(self, brokers: str) -> None:
+        self._reading = threading.Lock()
         self._consumer = Consumer(
             {
                 "bootstrap.servers": brokers,
@@ -59,6 +61,10 @@ class PlainReader:
         return {"events": EVENTS, "latest": LATEST}
 
     def read(self, spans: Sequence[Span]) -> Reading:
+        with self._reading:
+            return self._read(spans)
+
+    def _read(self, spans: Sequence[Span]) -> Reading:
         wanted = {(span.partition.topic, span.partition.number): span for span in spans}
         found = {span.partition: _Found() for span in spans}
         self._consumer.assign([TopicPartition(topic, number, span.start) for (topic, number), span in wanted.items()])
@@ -66,23 +72,21 @@ class PlainReader:
         while missing:
             assert time.monotonic() < deadline, f"no end of {missing} in sight"
             for message in self._consumer.consume(500, 0.02):
-                at = (message.topic(), message.partition())
+                at, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
                 if message.error():
                     # The end of the log is behind the end of every span, also when the last offsets hold no record.
                     assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
                     missing.discard(at)
                     continue
-                if message.offset() < wanted[at].stop:
+                if offset < wanted[at].stop:
                     _take(found[wanted[at].partition], wanted[at].partition, message)
-                if message.offset() >= wanted[at].stop - 1:
+                if offset >= wanted[at].stop - 1:
                     missing.discard(at)
         return Reading(
             {partition: Seen(one.records, len(one.letters), one.last) for partition, one in found.items()},
             {
                 "events": _table(EVENTS, [row for one in found.values() for row in one.events]),
-                "latest": _table(
-                    pa.schema([*LATEST, *HIDDEN]), [row for one in found.values() for row in one.latest]
-                ),
+                "latest": _table(pa.schema([*LATEST, *HIDDEN]), [row for one in found.values() for row in one.latest]),
             },
             [letter for one in found.values() for letter in one.letters],
         )
@@ -91,7 +95,9 @@ class PlainReader:
         pass
 
     def close(self) -> None:
-        self._consumer.close()
+        """Wait for a read that was given up, too: a consumer is not closed under its reader's feet."""
+        with self._reading:
+            self._consumer.close()
 
 
 def _take(found: _Found, partition: Partition, message: Any) -> None:

@@ -30,10 +30,7 @@ def run(file: File, until: UntilOption = "stopped", as_json: AsJson = False) -> 
     pipeline = load_pipeline(file)
     began = time.monotonic()
     with RunDisplay(pipeline.group, Console(stderr=True, quiet=as_json)) as display:
-        try:
-            tally = pipeline.run("caught-up" if until == "caught-up" else "stopped", on_step=display)
-        except KeyboardInterrupt:
-            raise typer.Exit(130) from None
+        tally = pipeline.run("caught-up" if until == "caught-up" else "stopped", on_step=display)
     seconds = time.monotonic() - began
     if as_json:
         print(json.dumps({"group": pipeline.group, **asdict(tally), "seconds": round(seconds, 3)}))
@@ -69,6 +66,8 @@ class RunDisplay:
 
     def __enter__(self) -> RunDisplay:
         self._progress.start()
+        # A second Ctrl-C ends the process on the spot, and must not leave a terminal without a cursor.
+        self._console.show_cursor(True)
         self._task = self._progress.add_task(self._group, total=None, said="starting Spark")
         return self
 

@@ -6,13 +6,13 @@ A claim raises the epoch of a partition and names its owner; whoever held it bef
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, update
 
-from tallymark.ledger.commit import record_exceptions
+from tallymark.ledger.commit import explain_loss, record_exceptions
 from tallymark.ledger.read import lock_positions, read_positions
 from tallymark.ledger.statements import insert_if_absent, key_condition, key_parameters
 from tallymark.ledger.tables import groups, positions
@@ -30,11 +30,16 @@ class FirstClaim:
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to move one partition, until somebody raises the epoch."""
+    """The right to move one partition, until somebody raises the epoch. The position is as it was when claimed."""
 
     partition: Partition
     epoch: int
     position: Position
+
+    def held_in(self, position: Position) -> bool:
+        """Whether it still names our owner. Its epoch may be higher, by a reclaim whose answer never reached us."""
+        owner, found = self.position.owner, position.owner
+        return owner is not None and found is not None and owner.run == found.run
 
 
 def claim(
@@ -54,7 +59,7 @@ def claim(
         {"epoch": positions.c.epoch + 1, "owner": owner.run, "owner_host": owner.host, "owned_since": owner.since},
         [key_parameters(group, partition) for partition in held],
     )
-    return {partition: Claim(partition, position.epoch + 1, position) for partition, position in held.items()}
+    return {partition: _next_claim(replace(position, owner=owner)) for partition, position in held.items()}
 
 
 def reclaim(connection: Connection, group: str, claims: Iterable[Claim]) -> dict[Partition, Claim]:
@@ -64,13 +69,23 @@ def reclaim(connection: Connection, group: str, claims: Iterable[Claim]) -> dict
     that is still under way, and the new epoch shuts out one that has yet to arrive. Partitions that another owner has
     claimed meanwhile are left alone and missing from the answer.
     """
-    mine = {claim.partition: claim.epoch for claim in claims}
+    mine = {claim.partition: claim for claim in claims}
     held = lock_positions(connection, group, mine)
-    still = {partition: position for partition, position in held.items() if position.epoch == mine[partition]}
+    still = {partition: position for partition, position in held.items() if mine[partition].held_in(position)}
     _update_each(
         connection, {"epoch": positions.c.epoch + 1}, [key_parameters(group, partition) for partition in still]
     )
-    return {partition: Claim(partition, position.epoch + 1, position) for partition, position in still.items()}
+    return {partition: _next_claim(position) for partition, position in still.items()}
+
+
+def check_claims(connection: Connection, group: str, claims: Iterable[Claim]) -> None:
+    """Raise, naming the new owner, if another one has claimed any of these partitions."""
+    mine = {claim.partition: claim for claim in claims}
+    found = read_positions(connection, group, mine)
+    for partition, held in sorted(mine.items()):
+        position = found.get(partition)
+        if position is None or not held.held_in(position):
+            raise explain_loss(partition, held.epoch, position)
 
 
 def release(connection: Connection, group: str, claims: Iterable[Claim]) -> None:
@@ -94,6 +109,11 @@ def restart(connection: Connection, group: str, held: Claim, offset: int, reason
     if len(span):
         record_exceptions(connection, group, kind, [span], reason, now)
     return Claim(partition, held.epoch, read_positions(connection, group, [partition])[partition])
+
+
+def _next_claim(position: Position) -> Claim:
+    epoch = position.epoch + 1
+    return Claim(position.partition, epoch, replace(position, epoch=epoch))
 
 
 def _register_group(connection: Connection, group: str, owner: Owner) -> None:

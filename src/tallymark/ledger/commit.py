@@ -70,14 +70,8 @@ def explain_refusal(found: Mapping[Partition, Position], advances: Sequence[Adva
     """Why the positions found would refuse these steps: fenced by whom, ahead or behind. None if they would not."""
     for step in advances:
         position = found.get(step.partition)
-        if position is None:
-            return PositionMoved(f"{step.partition}: the position is gone from the ledger; was the group deleted?")
-        if position.epoch != step.epoch:
-            holder = f"{position.owner}" if position.owner else "another owner, which has left since"
-            return Fenced(
-                f"{step.partition} was claimed by {holder} (epoch {position.epoch}, ours was {step.epoch}); "
-                "this run has written nothing since and ends here"
-            )
+        if position is None or position.epoch != step.epoch:
+            return explain_loss(step.partition, step.epoch, position)
         if position.next_offset > step.start:
             return PositionMoved(
                 f"{step.partition}: the ledger is ahead of this batch, at {position.next_offset} "
@@ -89,6 +83,17 @@ def explain_refusal(found: Mapping[Partition, Position], advances: Sequence[Adva
                 f"instead of {step.start}; the position was set back meanwhile: start again to go on from there"
             )
     return None
+
+
+def explain_loss(partition: Partition, epoch: int, position: Position | None) -> CommitRefused:
+    """Why a claim of this epoch holds no more: who has the partition now."""
+    if position is None:
+        return PositionMoved(f"{partition}: the position is gone from the ledger; was the group deleted?")
+    holder = f"{position.owner}" if position.owner else "another owner, which has left since"
+    return Fenced(
+        f"{partition} was claimed by {holder} (epoch {position.epoch}, ours was {epoch}); "
+        "this run has written nothing since and ends here"
+    )
 
 
 def record_batch(

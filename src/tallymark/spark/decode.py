@@ -53,7 +53,7 @@ def decode(raw: DataFrame, source: Json | Bytes) -> DataFrame:
     wrapped = F.concat(F.lit(f'{{"{VALUES}":['), text, F.lit(f'],"{END}":true}}'))
     parsed = F.when(F.is_valid_utf8(text), F.from_json(wrapped, _wrapper(schema), JSON_OPTIONS))
     whole = (F.size(F.col(PARSED)[VALUES]) == 1) & F.col(PARSED)[END] & F.col(PARSED)[CORRUPT].isNull()
-    bad = ~F.coalesce(whole, F.lit(False)) | F.col(PARSED)[VALUES][0].isNull()
+    bad = ~F.coalesce(whole, F.lit(False)) | _object().isNull()
     for field in schema:
         bad = bad | _unfit(field)
     has_value = F.col("value").isNotNull()
@@ -105,8 +105,12 @@ def _is_timestamp(field: T.StructField) -> bool:
     return isinstance(field.dataType, (T.TimestampType, T.TimestampNTZType))
 
 
+def _object() -> Column:
+    return F.get(F.col(PARSED)[VALUES], F.lit(0))
+
+
 def _parsed(field: T.StructField) -> Column:
-    return F.col(PARSED)[VALUES][0][field.name]
+    return _object()[field.name]
 
 
 def _field(field: T.StructField) -> Column:

@@ -1,0 +1,210 @@
+"""A user's day with the command line: run, look, stop, and make every mistake once."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import REPOSITORY, started, tallymark, wait_until
+from tests.support.databases import query
+from tests.support.kafka import Topics
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+PIPELINE = """
+import time
+import tallymark as tm
+
+pipeline = tm.Pipeline(
+    group={group!r},
+    source=tm.Kafka({brokers!r}, {topic!r}, value=tm.Json({schema!r})),
+    store={store!r},
+    limits=tm.Limits(records={limit}),
+)
+calls = 0
+
+@pipeline.table("orders")
+def orders(records):
+    global calls
+    calls += 1
+    time.sleep(0 if calls < {blocks_at} else 600)
+    return records.select("value.*")
+"""
+
+
+@pytest.fixture
+def pipeline_file(tmp_path: Path, brokers: str, group: str) -> Callable[..., Path]:
+    def write(**changes: object) -> Path:
+        settings = {
+            "brokers": brokers,
+            "group": group,
+            "topic": "no-topic",
+            "store": f"sqlite:///{tmp_path / 'shop.db'}",
+            "schema": "id BIGINT",
+            "limit": 1000,
+            "blocks_at": 10**9,
+        }
+        file = tmp_path / "pipeline.py"
+        file.write_text(PIPELINE.format(**(settings | changes)))
+        return file
+
+    return write
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    """The one sentence on stderr of a command that failed."""
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_the_example_runs_and_status_shows_what_it_did(topics: Topics, brokers: str, tmp_path: Path) -> None:
+    topics.create(2, name="orders")
+    orders = [{"id": n, "customer": f"c{n % 3}", "amount": 1.5, "at": "2026-01-31T10:00:00Z"} for n in range(20)]
+    topics.send("orders", [*orders, b"broken"], partitions=2)
+    store = f"sqlite:///{tmp_path / 'shop.db'}"
+    place = {"TALLYMARK_BROKERS": brokers, "TALLYMARK_STORE": store}
+    example = REPOSITORY / "examples" / "orders.py"
+
+    run = tallymark("run", example, "--until", "caught-up", "--json", **place)
+
+    assert (run.returncode, run.stderr) == (0, "")
+    tally = json.loads(run.stdout)
+    assert (tally["group"], tally["applied"], tally["dead"]) == ("orders-to-shop", 20, 1)
+    assert query(store, "SELECT count(*), count(DISTINCT id) FROM orders") == [(20, 20)]
+    assert query(store, "SELECT customer, last_order FROM customers ORDER BY 1") == [("c0", 18), ("c1", 19), ("c2", 17)]
+
+    topics.send_to("orders", 0, [{"id": 20}])
+    status = tallymark("status", "--file", example, "--json", **place)
+    first, second = json.loads(status.stdout)
+    assert (first["partition"], first["lag"], second["lag"], second["lag_seconds"]) == (0, 1, 0, 0.0)
+    assert first["lag_seconds"] > 0
+    assert first["applied"] + first["dead"] + second["applied"] + second["dead"] == 21
+    assert (first["balanced"], first["owner"]) == (True, None)
+
+    table = tallymark("status", **place).stdout.splitlines()
+    assert table[0].split()[:6] == ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
+    assert table[1].split()[:6] == ["orders-to-shop", "orders", "0", "11", "12", "1"]
+    assert "lag needs Kafka" in tallymark("status", "--store", store).stdout
+
+
+def test_ctrl_c_finishes_the_batch_and_gives_the_claim_back(
+    topics: Topics, pipeline_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    topic = topics.create(1)
+    topics.send_to(topic, 0, [{"id": n} for n in range(50)])
+    store = f"sqlite:///{tmp_path / 'shop.db'}"
+    run = started("run", pipeline_file(topic=topic))
+    wait_until(lambda: _rows(tmp_path) == 50, "the first records are there")
+    assert query(store, "SELECT owner FROM tallymark_status")[0][0] is not None
+
+    run.send_signal(signal.SIGINT)
+    out, err = run.communicate(timeout=60)
+
+    assert run.returncode == 0, err
+    assert "50 applied" in out
+    assert "Traceback" not in err
+    assert query(store, "SELECT owner, applied, balanced FROM tallymark_status") == [(None, 50, 1)]
+
+
+def test_ctrl_c_does_not_wait_for_a_read_that_hangs(
+    topics: Topics, pipeline_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    topic = topics.create(1)
+    topics.send_to(topic, 0, [{"id": n} for n in range(50)])
+    # The first call of the function learns the schema, the second is the first batch, the third blocks.
+    run = started("run", pipeline_file(topic=topic, limit=10, blocks_at=3))
+    wait_until(lambda: _rows(tmp_path) == 10, "the first batch is there")
+
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=60)
+
+    assert run.returncode == 0, err
+    assert query(_store(tmp_path), "SELECT next_offset, owner, balanced FROM tallymark_status") == [(10, None, 1)]
+
+
+def test_a_second_ctrl_c_leaves_at_once_and_nothing_is_half_done(
+    topics: Topics, pipeline_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    topic = topics.create(1)
+    topics.send_to(topic, 0, [{"id": n} for n in range(10)])
+    run = started("-v", "run", pipeline_file(topic=topic))
+    wait_until(lambda: _rows(tmp_path) == 10, "the first batch is there")
+    blocker = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
+    blocker.execute("BEGIN IMMEDIATE")
+    topics.send_to(topic, 0, [{"id": n} for n in range(10)])
+
+    # Leaving, it wants to give its claim back and waits for the lock; that is where the second one finds it.
+    run.send_signal(signal.SIGINT)
+    lines = iter(run.stderr or ())
+    assert any("stopping after the batch in flight" in line for line in lines)
+    run.send_signal(signal.SIGINT)
+
+    assert run.wait(timeout=10) == -signal.SIGINT
+    blocker.execute("ROLLBACK")
+    blocker.close()
+    assert query(_store(tmp_path), "SELECT next_offset, applied, balanced FROM tallymark_status") == [(10, 10, 1)]
+
+
+def _store(directory: Path) -> str:
+    return f"sqlite:///{directory / 'shop.db'}"
+
+
+def _rows(directory: Path) -> int:
+    """How many rows there are, as soon as there is a table."""
+    if not (directory / "shop.db").exists():
+        return 0
+    made = query(_store(directory), "SELECT count(*) FROM sqlite_master WHERE name = 'orders'")
+    return int(str(query(_store(directory), "SELECT count(*) FROM orders")[0][0])) if made[0][0] else 0
+
+
+def test_mistakes_that_need_no_server_are_told_at_once(tmp_path: Path) -> None:
+    broken, empty = tmp_path / "broken.py", tmp_path / "empty.py"
+    broken.write_text("import tallymark\n\nnonsense(\n")
+    empty.write_text("x = 1\n")
+    assert "no such file" in said(tallymark("run", tmp_path / "absent.py"))
+    assert "broken.py line 3: SyntaxError" in said(tallymark("run", broken))
+    assert "defines no Pipeline" in said(tallymark("run", empty))
+    assert "write stopped or caught-up" in said(tallymark("run", empty, "--until", "tomorrow"))
+    assert "status needs --store" in said(tallymark("status"))
+    assert "no ledger" in said(tallymark("status", "--store", f"sqlite:///{tmp_path / 'new.db'}"))
+    assert "no store for oracle://" in said(tallymark("status", "--store", "oracle://u:geheim@h/x"))
+
+
+def test_an_unknown_topic_is_named_with_a_similar_one(topics: Topics, pipeline_file: Callable[..., Path]) -> None:
+    topic = topics.create(1)
+    sentence = said(tallymark("run", pipeline_file(topic=topic + "x")))
+    assert f"topic {topic}x does not exist" in sentence
+    assert f"did you mean {topic}" in sentence
+
+
+def test_brokers_and_databases_that_are_not_there_are_named_without_their_passwords(
+    topics: Topics, pipeline_file: Callable[..., Path]
+) -> None:
+    nowhere = said(tallymark("run", pipeline_file(brokers="127.0.0.1:1")))
+    assert "the brokers at 127.0.0.1:1 can't be reached" in nowhere
+    topic = topics.create(1)
+    for url in ("postgresql://me:geheim@127.0.0.1:1/shop", "mysql://me:geheim@127.0.0.1:1/shop"):
+        sentence = said(tallymark("run", pipeline_file(topic=topic, store=url)))
+        assert "127.0.0.1:1/shop can't be reached" in sentence
+        assert "geheim" not in sentence
+
+
+def test_a_bad_schema_and_a_raising_function_end_with_one_sentence_and_leave_nothing(
+    topics: Topics, pipeline_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    topic = topics.create(1)
+    assert "Json schema 'id NUMBER OF'" in said(tallymark("run", pipeline_file(topic=topic, schema="id NUMBER OF")))
+    file = pipeline_file(topic=topic)
+    file.write_text(file.read_text().replace('records.select("value.*")', "1 / 0"))
+    assert "table orders: its function raised ZeroDivisionError" in said(tallymark("run", file))
+    assert query(f"sqlite:///{tmp_path / 'shop.db'}", "SELECT name FROM sqlite_master") == []
