@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from tallymark.cli.tables import plain_table, print_table
 from tallymark.demo.play import Play
 from tallymark.demo.verdict import Verdict
 from tallymark.errors import BadInput
@@ -54,15 +54,13 @@ def as_object(verdict: Verdict) -> dict[str, int | float]:
 
 def _print(verdict: Verdict, out: Console) -> None:
     heads = ("partition", "position", *OUTCOMES, "kafka", "rows", "letters", "verdict")
-    table = Table(*heads, box=None, pad_edge=False, collapse_padding=True)
-    for column in table.columns:
-        column.justify = "right"
+    table = plain_table(*heads)
     for line in verdict.partitions:
         position = line.position
         counts = [getattr(position.tally, name) for name in OUTCOMES]
         cells = [position.partition.number, position.next_offset, *counts, line.records, line.rows, line.letters]
         table.add_row(*(str(cell) for cell in cells), "[green]holds[/green]" if line.holds else "[red]broken[/red]")
-    out.print(table)
+    print_table(table)
     facts = as_object(verdict)
     out.print(
         f"\n{facts['records']:,} committed records: {facts['applied']:,} applied exactly once, "

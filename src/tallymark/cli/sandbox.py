@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from tallymark.cli.tables import plain_table, print_table
 from tallymark.errors import BadInput
 from tallymark.sandbox import control
 from tallymark.sandbox.state import SERVICES, State
@@ -105,16 +105,13 @@ def _download(name: str, progress: Progress) -> None:
 
 
 def _print_table(state: State) -> None:
-    """The address comes last and is never cut: it is there to be copied."""
-    table = Table("service", "state", "pid", "since", box=None, header_style="bold", pad_edge=False)
-    addresses = {service.name: service.url or "-" for service in state.services.values()}
-    table.add_column("address", no_wrap=True, min_width=max(map(len, addresses.values())))
+    table = plain_table("service", "state", "pid", "since", "address", left=5)
     for service in state.services.values():
         style = STATE_STYLES[service.state]
         shown = f"[{style}]{service.state}[/{style}]"
         since = datetime.fromisoformat(service.since).astimezone().strftime("%d %b %H:%M")
-        table.add_row(service.name, shown, str(service.pid or "-"), since, addresses[service.name])
-    Console().print(table, crop=False)
+        table.add_row(service.name, shown, str(service.pid or "-"), since, service.url or "-")
+    print_table(table)
 
 
 def _print_json(value: object) -> None:

@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from tallymark.cli.load import load_pipeline
+from tallymark.cli.tables import plain_table, print_table
 from tallymark.errors import BadInput, UnknownTopic
 from tallymark.ledger.read import read_group
 from tallymark.membership import Brokers
@@ -112,7 +112,7 @@ def status(
     if as_json:
         print(json.dumps([line.as_json() for line in lines], indent=2))
     else:
-        _print(lines, group, brokers)
+        _print(lines, brokers)
 
 
 def _lines(group: str | None, store_url: str, brokers: str | None) -> list[Line]:
@@ -143,14 +143,15 @@ def _same_topic(position: Position, log: Log | None) -> Log | None:
     return log if log and (log.topic_id, log.cluster_id) == (position.topic_id, position.cluster_id) else None
 
 
-def _print(lines: list[Line], group: str | None, brokers: str | None) -> None:
+def _print(lines: list[Line], brokers: str | None) -> None:
     out = Console()
-    table = Table(*COLUMNS, box=None, pad_edge=False, header_style="bold")
-    for column in table.columns[2:-1]:
-        column.justify = "right"
+    table = plain_table(*COLUMNS, left=2)
     for line in lines:
         table.add_row(*line.cells(), style=None if line.position.balanced else "red")
-    out.print(table if lines else f"no group has a position{f' for {group}' if group else ''} yet")
+    if lines:
+        print_table(table)
+    else:
+        out.print("no group has a position yet")
     if lines and not brokers:
         out.print("lag needs Kafka: add --brokers", style="dim")
 
