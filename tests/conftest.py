@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     global _box
     _box = Sandbox()
     with ThreadPoolExecutor() as pool:
-        kafka, postgresql, mariadb = (pool.submit(start) for start in (_box.kafka, _box.postgresql, _box.mariadb))
+        kafka, postgresql, mariadb = pool.submit(_box.kafka), pool.submit(_box.postgresql), pool.submit(_box.mariadb)
         addresses = {
             "kafka": kafka.result().brokers,
             "postgresql": postgresql.result().url,

@@ -62,8 +62,9 @@ class Pipeline:
         on_loss: OnLoss = "fail",
         spark: Mapping[str, str] | None = None,
     ) -> None:
-        if not group or len(group) > 255:
-            raise BadInput("group= needs a name of 1 to 255 characters; the offsets are kept under it")
+        # Some databases do not tell names apart by the spaces at their end.
+        if not group or len(group) > 255 or group != group.strip():
+            raise BadInput("group= needs a name of 1 to 255 characters, without spaces around it")
         if on_loss not in get_args(OnLoss):
             raise BadInput(f"on_loss={on_loss!r} is not known; write {' or '.join(get_args(OnLoss))}")
         self.group = group

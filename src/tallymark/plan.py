@@ -140,8 +140,8 @@ def adapt(limit: int, offsets: int, seconds: float, limits: Limits) -> int:
     """The limit for the next batch, after one of ``offsets`` took ``seconds``: at most halved or doubled at a time."""
     if offsets < limit // 2 or seconds <= 0:
         return limit
-    wanted = int(offsets * limits.seconds / seconds)
-    return max(1, min(limits.records, max(limit // 2, min(limit * 2, wanted))))
+    wanted = int(min(limit * 2, offsets * limits.seconds / seconds))
+    return max(1, min(limits.records, max(limit // 2, wanted)))
 
 
 def caught_up(next_offsets: Mapping[Partition, int], goals: Sequence[Span]) -> bool:

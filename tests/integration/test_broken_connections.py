@@ -27,7 +27,7 @@ RECORDS = 60
 LANDED = "commit had reached the database"
 UNKNOWN = "commit outcome unknown"
 RIVAL = Owner("rival-run", "rival-host", datetime(2026, 1, 31, 12, 30, tzinfo=timezone.utc))
-ROWS = {"postgresql": b"COPY events", "mysql": b"INSERT INTO events"}
+ROWS = {"postgresql": b'COPY "events"', "mysql": b"INSERT INTO events"}
 
 
 @pytest.fixture(scope="module")

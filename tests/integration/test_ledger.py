@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
+from tallymark.commit import commit
 from tallymark.errors import BadInput, CommitRefused, Fenced, PositionMoved
 from tallymark.ledger.claim import Claim, check_claims, claim, reclaim, release, restart
 from tallymark.ledger.commit import Advance, advance, prune_batches
 from tallymark.ledger.read import read_group, read_positions
 from tallymark.ledger.tables import VERSION, schema
-from tallymark.spans import Partition, Position, Tally
+from tallymark.spans import Partition, Position, Span, Tally
 from tallymark.steps import Step
 from tallymark.stores.store import Store
 from tests.support.commits import SINCE, apply, owner, ready_store, take, work
@@ -118,7 +119,7 @@ def test_only_partitions_with_a_position_are_found(store: Store, group: str) -> 
     [
         ("Orders", "orders"),
         ("o'rd\"ers", "o`rders"),
-        ("bestellungen-ä", "bestellungen-a"),
+        ("größe", "grosse"),
         ("🐘", "🐬"),
         ("%s", "%(x)s"),
     ],
@@ -160,9 +161,9 @@ def test_whoever_is_fenced_is_told_by_whom_and_leaves_nothing_behind(store: Stor
     held = take(store, group, "a", BOTH)
     take(store, group, "b", [ONE])
     made = work(group, "a", held, 0, 3, dead=1)
-    lost = dataclasses.replace(made, losses=[])
+    made = dataclasses.replace(made, losses=[Span(ZERO, 0, 1)])
     with pytest.raises(Fenced, match=r"orders\[1\] was claimed by run b on host-of-b since 2026-01-31 12:30:00 UTC"):
-        apply(store, lost, held)
+        apply(store, made, held)
     assert counts(store_url) == LEFT_BEHIND
     assert position(store, group).next_offset == 0
 
@@ -180,8 +181,6 @@ def test_whoever_is_fenced_in_the_middle_of_a_transaction_leaves_nothing_behind(
     def on_step(step: Step) -> None:
         if step is Step.WRITTEN:
             take(rival, group, "b", BOTH)
-
-    from tallymark.commit import commit
 
     with pytest.raises(Fenced, match=r"orders\[0\] was claimed by run b on host-of-b"):
         commit(store, made, held, on_step)
@@ -290,7 +289,7 @@ def test_the_time_of_the_last_record_survives_a_batch_without_records(store: Sto
 
 
 def test_an_advance_that_does_not_add_up_cannot_be_made() -> None:
-    with pytest.raises(ValueError, match="does not account for 0..5"):
+    with pytest.raises(ValueError, match=r"does not account for 0\.\.5"):
         Advance(ZERO, 0, 5, 1, Tally(applied=4), None)
 
 
@@ -320,7 +319,7 @@ def test_a_dead_letter_whose_error_quotes_a_nul_is_kept(store: Store, store_url:
     letter = dataclasses.replace(made.dead_letters[0], error="unexpected a\x00b", headers=[("\x00", b"\x00")])
     apply(store, dataclasses.replace(made, dead_letters=[letter]), held)
     ((error,),) = query(store_url, "SELECT error FROM tallymark_dead_letters")
-    assert str(error).startswith("unexpected a")
+    assert error == "unexpected a\\0b"
 
 
 # Restarting elsewhere

@@ -73,9 +73,9 @@ class PlainReader:
             assert time.monotonic() < deadline, f"no end of {missing} in sight"
             for message in self._consumer.consume(500, 0.02):
                 at, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
-                if message.error():
+                if error := message.error():
                     # The end of the log is behind the end of every span, also when the last offsets hold no record.
-                    assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
+                    assert error.code() == KafkaError._PARTITION_EOF, error
                     missing.discard(at)
                     continue
                 if offset < wanted[at].stop:

@@ -61,11 +61,11 @@ def batches(url: str) -> int:
 def split(committed: Mapping[Record, bytes | None]) -> tuple[Counter[tuple[int, int, int]], Counter[Record]]:
     applied: Counter[tuple[int, int, int]] = Counter()
     dead: Counter[Record] = Counter()
-    for at, value in committed.items():
+    for (partition, offset), value in committed.items():
         try:
-            applied[(*at, json.loads(value or b"")["id"])] += 1
+            applied[partition, offset, json.loads(value or b"")["id"]] += 1
         except (ValueError, KeyError, TypeError):
-            dead[at] += 1
+            dead[partition, offset] += 1
     return applied, dead
 
 

@@ -160,6 +160,10 @@ def test_the_limit_converges_on_what_fits_into_the_time(first: int, records: int
     assert wanted * 0.5 - 1 <= limit <= wanted + 1
 
 
+def test_a_batch_that_took_no_time_at_all_doubles_the_limit() -> None:
+    assert adapt(10, 10, 5e-324, Limits(1000, 30.0)) == 20
+
+
 def test_a_small_batch_says_nothing_about_the_limit() -> None:
     assert adapt(1000, 499, 1e9, Limits(1000, 1.0)) == 1000
     assert adapt(1000, 500, 1e9, Limits(1000, 1.0)) == 500

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -41,8 +42,8 @@ def test_every_form_is_understood_with_and_without_the_prefix(text: str, start: 
         min_value=datetime(1970, 1, 1), timezones=st.sampled_from([timezone.utc, timezone(timedelta(hours=5))])
     )
 )
-def test_a_time_survives_being_written_and_read(time: datetime) -> None:
-    assert Start.parse(f"timestamp={time.isoformat()}").timestamp == time
+def test_a_time_survives_being_written_and_read(moment: datetime) -> None:
+    assert Start.parse(f"timestamp={moment.isoformat()}").timestamp == moment
 
 
 @given(
@@ -88,8 +89,15 @@ def test_a_negative_offset_is_refused_by_naming_the_ends_of_the_log() -> None:
         Start.parse('offsets={"orders": {"0": -1}}')
 
 
-def test_a_time_without_a_zone_is_utc() -> None:
-    assert Start.at(datetime(2026, 1, 31, 12)).timestamp == NOON
+def test_a_time_without_a_zone_is_utc_wherever_the_driver_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert Start.at(datetime(2026, 1, 31, 12)).timestamp == NOON
+        assert Start.parse("timestamp=2026-01-31T12:00:00").timestamp == NOON
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 @pytest.mark.parametrize(

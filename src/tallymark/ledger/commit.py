@@ -166,7 +166,8 @@ def _letter(group: str, batch: str, letter: DeadLetter, now: datetime) -> dict[s
         "record_value": letter.value,
         "headers": json.dumps(headers) if headers else None,
         "table_name": letter.table,
-        "error": letter.error,
+        # PostgreSQL's text can't hold a NUL, which an error may quote from the record.
+        "error": letter.error.replace("\0", "\\0"),
         "state": "dead",
         "batch": batch,
         "recorded_at": now,

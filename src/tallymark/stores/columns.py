@@ -41,7 +41,7 @@ _SIMPLE: list[tuple[Any, Any]] = [
     (pa.types.is_int32, Integer()),
     (pa.types.is_int64, BigInteger()),
     (pa.types.is_float32, Float().with_variant(mysql.FLOAT(), "mysql", "mariadb")),
-    (pa.types.is_float64, Double().with_variant(mysql.DOUBLE(), "mysql", "mariadb")),
+    (pa.types.is_float64, Double().with_variant(mysql.DOUBLE(asdecimal=False), "mysql", "mariadb")),
     (pa.types.is_date, Date()),
     (pa.types.is_binary, LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")),
     (pa.types.is_large_binary, LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")),

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine, Table, bindparam, create_engine, inse
 from sqlalchemy.engine import URL
 from sqlalchemy.sql.dml import Insert
 
+from tallymark.shape import TableSpec
 from tallymark.stores.columns import python_rows
 
 READ_ONLY = "tallymark_read_only"
@@ -34,25 +35,26 @@ class Dialect(ABC):
     def engine_options(self) -> dict[str, Any]:
         return {"isolation_level": "READ COMMITTED"}
 
-    def check_table(self, connection: Connection, table: Table) -> None:  # noqa: B027
-        """Refuse a table that can't take part in a transaction."""
+    def check_table(  # noqa: B027
+        self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str]
+    ) -> None:
+        """Refuse a table that would take these columns, and not keep our promise on this kind of database."""
 
     def append(self, connection: Connection, table: Table, rows: pa.Table) -> None:
         self._execute_many(connection, insert(table), rows)
 
-    def upsert(self, connection: Connection, table: Table, rows: pa.Table, key: Sequence[str]) -> None:
-        """Rows have distinct keys and come sorted by them."""
-        self._execute_many(connection, self.upsert_statement(table, rows.column_names, key), rows)
-
     @abstractmethod
-    def upsert_statement(self, table: Table, columns: Sequence[str], key: Sequence[str]) -> Insert:
-        """INSERT that overwrites the other columns of a row whose key is there already."""
+    def upsert(self, connection: Connection, table: Table, rows: pa.Table, key: Sequence[str]) -> None:
+        """Insert, or overwrite the other columns where the key is there. Keys are distinct and come sorted."""
 
-    def _execute_many(self, connection: Connection, statement: Insert, rows: pa.Table) -> None:
-        values = {name: bindparam(None, type_=statement.table.c[name].type) for name in rows.column_names}
+    def _execute_many(self, connection: Connection, statement: Insert, rows: pa.Table, suffix: str = "") -> None:
+        names = {f"_tallymark_{number}": name for number, name in enumerate(rows.column_names)}
+        values = {name: bindparam(place, type_=statement.table.c[name].type) for place, name in names.items()}
         compiled = statement.values(values).compile(connection)
+        # The statement names the columns in the table's order, whatever the order of the rows.
+        ordered = rows.select([names[place] for place in compiled.positiontup or ()])
         # The driver's own executemany: SQLAlchemy's would build a dict for every row.
-        connection.exec_driver_sql(str(compiled), list(python_rows(rows, self.name)))
+        connection.exec_driver_sql(f"{compiled}{suffix}", list(python_rows(ordered, self.name)))
 
 
 def not_in_key(columns: Sequence[str], key: Sequence[str]) -> list[str]:

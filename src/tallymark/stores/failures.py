@@ -22,17 +22,14 @@ _DENIED_WORDS = (
     "pg_hba.conf",
 )
 _WRONG_WORDS = ("unknown database", "no such file or directory")
+_CONFLICT = {"1205", "1213", "40001", "40P01"}
 _GONE = {
-    "1205",
-    "1213",
     "1927",
     "2002",
     "2003",
     "2006",
     "2013",
     "2055",
-    "40001",
-    "40P01",
     "53300",
     "57P01",
     "57P02",
@@ -52,7 +49,6 @@ _GONE_WORDS = (
     "consuming input failed",
     "eof detected",
     "broken pipe",
-    "database is locked",
     "name or service not known",
     "failed to resolve host",
 )
@@ -80,6 +76,8 @@ def translate(error: DBAPIError, store: str) -> TallymarkError:
         return BadInput(f"{store}: {words}; create the database first or correct the URL")
     if "unable to open database file" in lowered:
         return BadInput(f"{store}: the file can't be opened; check that its directory exists and can be written to")
+    if code in _CONFLICT or "database is locked" in lowered:
+        return Unreachable(f"{store} had to give way to another transaction: {words}; try again")
     if error.connection_invalidated or code in _GONE or any(mark in lowered for mark in _GONE_WORDS):
         return Unreachable(f"{store} can't be reached: {words}; check that it runs and that the address is right")
     return TallymarkError(f"{store}: {words}")

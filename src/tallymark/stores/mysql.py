@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Table, event, text
-from sqlalchemy.dialects import mysql
+import pyarrow as pa
+from sqlalchemy import Connection, Engine, Table, event, insert, text
 from sqlalchemy.engine import URL
-from sqlalchemy.sql.dml import Insert
 
 from tallymark.errors import TableMismatch
+from tallymark.shape import TableSpec
 from tallymark.stores.dialects import Dialect, not_in_key
+from tallymark.stores.targets import unique_keys
 
 
 class Mysql(Dialect):
@@ -28,7 +29,7 @@ class Mysql(Dialect):
         # Positional parameters: rows go to the driver as tuples, whatever style SQLAlchemy prefers for it.
         return super().engine_options() | {"connect_args": {"connect_timeout": 10}, "paramstyle": "format"}
 
-    def check_table(self, connection: Connection, table: Table) -> None:
+    def check_table(self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str]) -> None:
         found = text(
             "SELECT engine FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name"
         )
@@ -38,12 +39,19 @@ class Mysql(Dialect):
                 f"table {table.name} uses the engine {engine}, which has no transactions; "
                 f"ALTER TABLE {table.name} ENGINE = InnoDB makes it fit for exactly once"
             )
+        for unique in unique_keys(table) if spec.write == "upsert" else ():
+            if unique != set(spec.key) and unique <= set(columns):
+                raise TableMismatch(
+                    f"table {table.name}: besides ({', '.join(spec.key)}) it has a unique key on "
+                    f"({', '.join(sorted(unique))}), and an upsert that meets it would overwrite another row; drop it"
+                )
 
-    def upsert_statement(self, table: Table, columns: Sequence[str], key: Sequence[str]) -> Insert:
-        statement = mysql.insert(table)
-        # VALUES(col) rather than a row alias: MariaDB does not know the alias.
-        overwrite = not_in_key(columns, key) or [key[0]]
-        return statement.on_duplicate_key_update({column: statement.inserted[column] for column in overwrite})
+    def upsert(self, connection: Connection, table: Table, rows: pa.Table, key: Sequence[str]) -> None:
+        # VALUES(col) rather than a row alias: MariaDB does not know the alias. SQLAlchemy would quote it twice.
+        quote = connection.dialect.identifier_preparer.quote
+        overwrite = [quote(column) for column in not_in_key(rows.column_names, key) or key[:1]]
+        suffix = ", ".join(f"{column} = VALUES({column})" for column in overwrite)
+        self._execute_many(connection, insert(table), rows, f" ON DUPLICATE KEY UPDATE {suffix}")
 
 
 def _on_connect(connection: Any, _: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import pyarrow as pa
 from sqlalchemy import Connection, Engine, Table, event
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import URL
@@ -32,14 +33,18 @@ class Sqlite(Dialect):
     def engine_options(self) -> dict[str, Any]:
         return {"connect_args": {"timeout": LOCK_WAIT}}
 
-    def upsert_statement(self, table: Table, columns: Sequence[str], key: Sequence[str]) -> Insert:
-        statement = sqlite.insert(table)
-        others = not_in_key(columns, key)
-        if not others:
-            return statement.on_conflict_do_nothing(index_elements=list(key))
-        return statement.on_conflict_do_update(
-            index_elements=list(key), set_={column: statement.excluded[column] for column in others}
-        )
+    def upsert(self, connection: Connection, table: Table, rows: pa.Table, key: Sequence[str]) -> None:
+        self._execute_many(connection, _upsert(table, rows.column_names, key), rows)
+
+
+def _upsert(table: Table, columns: Sequence[str], key: Sequence[str]) -> Insert:
+    statement = sqlite.insert(table)
+    others = not_in_key(columns, key)
+    if not others:
+        return statement.on_conflict_do_nothing(index_elements=list(key))
+    return statement.on_conflict_do_update(
+        index_elements=list(key), set_={column: statement.excluded[column] for column in others}
+    )
 
 
 def _on_connect(connection: Any, _: Any) -> None:

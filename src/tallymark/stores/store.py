@@ -96,7 +96,7 @@ class Store:
 
     def _create_table(self, connection: Connection, spec: TableSpec, schema: pa.Schema) -> None:
         table = create_or_check(connection, spec, schema)
-        self.dialect.check_table(connection, table)
+        self.dialect.check_table(connection, table, spec, schema.names)
         self._tables[spec.name] = table
 
     def _in_transaction(self, work: Callable[..., T], *arguments: object) -> T:
@@ -117,7 +117,7 @@ def _second_chance(work: Callable[[], None]) -> None:
 def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise BadInput("the store URL can't be read; write it like postgresql://user@host/database") from None
     if parsed.get_backend_name() not in DIALECTS:
         known = ", ".join(sorted(DIALECTS))

@@ -91,14 +91,19 @@ def _check_required(table: Table, schema: pa.Schema) -> None:
 
 
 def _check_key(table: Table, spec: TableSpec) -> None:
-    uniques = [{column.name for column in table.primary_key.columns}]
-    uniques += [{c.name for c in item.columns} for item in table.constraints if isinstance(item, UniqueConstraint)]
-    uniques += [{c.name for c in index.columns} for index in table.indexes if index.unique]
-    if set(spec.key) not in uniques:
+    if set(spec.key) not in unique_keys(table):
         key = ", ".join(spec.key)
         raise TableMismatch(
             f"table {table.name} has no primary key or unique index on ({key}), which the upsert needs; create one"
         )
+
+
+def unique_keys(table: Table) -> list[set[str]]:
+    """The columns of the primary key and of every unique index."""
+    constraints = [table.primary_key, *(item for item in table.constraints if isinstance(item, UniqueConstraint))]
+    uniques = [{column.name for column in item.columns} for item in constraints]
+    uniques += [{column.name for column in index.columns} for index in table.indexes if index.unique]
+    return [unique for unique in uniques if unique]
 
 
 def _fills_itself(column: Column[Any]) -> bool:
@@ -117,11 +122,23 @@ def _fits(wanted: sql.TypeEngine[Any], found: sql.TypeEngine[Any]) -> bool:
         return True
     if need == have == "integer":
         return _bits(found) >= _bits(wanted)
+    if need == have == "float":
+        return isinstance(found, sql.Double) or not isinstance(wanted, sql.Double)
+    if need == have == "decimal":
+        return _digits_fit(wanted, found)
     return have in _FITS[need]
 
 
 def _bits(kind: sql.TypeEngine[Any]) -> int:
     return next((bits for cls, bits in _INTEGER_BITS if isinstance(kind, cls)), 64)
+
+
+def _digits_fit(wanted: Any, found: Any) -> bool:
+    """Whether no digit is rounded off, before or after the point. A column without a precision takes them all."""
+    if found.precision is None:
+        return True
+    scale = found.scale or 0
+    return bool(scale >= wanted.scale and found.precision - scale >= wanted.precision - wanted.scale)
 
 
 def _spark_like(field: pa.Field) -> str:

@@ -1,0 +1,48 @@
+"""A driver that dies at the worst moments, on every database: the next one finds everything once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tallymark import Limits
+from tallymark.steps import Step
+from tests.support import databases
+from tests.support.kafka import Topics
+from tests.support.pipelines import UNBALANCED, coordinates, one_to_one
+from tests.support.spark_crash import BATCH, run_until_killed
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+# Each database with one of the steps in every run; the other pairs take another two minutes.
+USUAL = [("postgresql", Step.STAGED), ("mariadb", Step.MOVED), ("sqlite", Step.COMMITTED)]
+BATCHES_LEFT = {Step.STAGED: {0, 1}, Step.MOVED: {1}, Step.COMMITTED: {2}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        pytest.param(kind, step, marks=() if (kind, step) in USUAL else pytest.mark.faults)
+        for kind in databases.KINDS
+        for step in BATCHES_LEFT
+    ],
+)
+def test_a_driver_that_is_killed_in_its_second_batch_leaves_nothing_out_and_nothing_twice(
+    brokers: str, topics: Topics, group: str, database: Callable[[str], str], kind: str, step: Step
+) -> None:
+    url, topic = database(kind), topics.create(3)
+    topics.send(topic, [{"id": n, "name": f"n{n}"} for n in range(3 * BATCH)], partitions=3)
+    topics.send_in_transaction(topic, {0: [{"id": -1}]}, commit=False)
+
+    assert run_until_killed(brokers, topic, group, url, step, batch=2) == -9
+
+    committed = "SELECT applied FROM tallymark_batches"
+    assert len(databases.query(url, committed)) in BATCHES_LEFT[step]
+    assert len(coordinates(url)) == sum(int(str(applied)) for (applied,) in databases.query(url, committed))
+    assert databases.query(url, UNBALANCED) == []
+
+    one_to_one(brokers, topic, group, url, limits=Limits(records=BATCH)).run("caught-up")
+
+    assert coordinates(url) == sorted(topics.committed(topic))
+    assert databases.query(url, UNBALANCED) == []
