@@ -17,15 +17,8 @@ from sqlalchemy.sql.dml import Insert
 from tallymark.errors import TallymarkError
 from tallymark.stores.dialects import Dialect, not_in_key
 
-# A peer that vanished without a word is noticed within a minute, on both sides: here by keepalives, there by the limit on
-# transactions that wait for their next statement, which would otherwise keep their locks.
-CONNECT = {
-    "connect_timeout": 10,
-    "keepalives_idle": 20,
-    "keepalives_interval": 10,
-    "keepalives_count": 3,
-    "options": "-c idle_in_transaction_session_timeout=60s",
-}
+# A server that vanished without a word is noticed within a minute.
+CONNECT = {"connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3}
 INCOMING = "tallymark_incoming"
 """The temporary table that upserts come through; it is gone with the transaction."""
 
@@ -59,6 +52,8 @@ class Postgresql(Dialect):
 def _on_connect(connection: Any, _: Any) -> None:
     # A time without a zone is UTC, wherever the server believes to be.
     connection.execute("SET TIME ZONE 'UTC'")
+    # A client that vanished in the middle of a transaction must not keep its locks for hours.
+    connection.execute("SET idle_in_transaction_session_timeout = '60s'")
     connection.commit()
 
 
