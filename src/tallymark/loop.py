@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tallymark.background import Background
 from tallymark.commit import Commit, account, check_letters, commit
-from tallymark.errors import TallymarkError, Unreachable
+from tallymark.errors import PositionRefused, TallymarkError, Unreachable
 from tallymark.ledger.claim import Claim, FirstClaim, check_claims, claim, release, restart
 from tallymark.ledger.commit import prune_batches
 from tallymark.ledger.read import read_group
@@ -103,6 +103,7 @@ class Loop:
         self._topics = self._brokers.topics(self.job.topics)
         logs = self._brokers.logs(self._topics)
         schemas = self._reader.schemas()
+        self._store.check_tables(self.job.tables, schemas)
         self._store.create_ledger()
         self._store.create_tables(self.job.tables, schemas)
         return logs
@@ -217,7 +218,7 @@ class Loop:
     def _prepare_once(self) -> Prepared | None:
         began = time.monotonic()
         logs, cursor = self._brokers.logs(self._topics), dict(self._cursor)
-        planned = plan(cursor, logs, self._limit, self.job.on_loss)
+        planned = self._plan(cursor, logs)
         if not planned:
             return None
         self._batches += 1
@@ -233,6 +234,14 @@ class Loop:
         rows = {spec.name: finish(spec, reading.rows[spec.name]) for spec in self.job.tables}
         self._on_step(Step.STAGED, progress)
         return Prepared(batch, started, planned, reading, rows, progress.behind, time.monotonic() - began)
+
+    def _plan(self, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
+        try:
+            return plan(cursor, logs, self._limit, self.job.on_loss)
+        except PositionRefused:
+            # That the topic was replaced meanwhile would be the better explanation.
+            self._check_identity(self._brokers.topics(self.job.topics))
+            raise
 
     def _check_identity(self, topics: Mapping[str, Topic]) -> None:
         for held in list(self._claims.values()):

@@ -45,10 +45,10 @@ def kafka_frame(spark: SparkSession, values: Iterable[bytes | None]) -> DataFram
 @pytest.fixture(scope="module")
 def decoded(spark: SparkSession) -> Callable[[list[bytes | None]], list[tuple[Any, str | None]]]:
     """For each value what it was decoded to, and why not, all of them in one job."""
-    from tallymark.spark.decode import RAW, decode, explain
+    from tallymark.spark.decode import RAW, Decoder, explain
 
     def decoded(values: list[bytes | None]) -> list[tuple[Any, str | None]]:
-        rows = decode(kafka_frame(spark, values), SCHEMA).select("value", RAW).toArrow().to_pylist()
+        rows = Decoder(SCHEMA)(kafka_frame(spark, values)).select("value", RAW).toArrow().to_pylist()
         return [(row["value"], explain(SCHEMA, row[RAW]) if row[RAW] is not None else None) for row in rows]
 
     return decoded
@@ -177,21 +177,21 @@ def test_a_tombstone_is_a_record_without_a_value(decoded: Callable[..., list[tup
 
 
 def test_everything_but_the_value_is_as_kafka_has_it(spark: SparkSession) -> None:
-    from tallymark.spark.decode import RAW, RECORD, decode
+    from tallymark.spark.decode import RAW, RECORD, Decoder
 
     raw = kafka_frame(spark, [b'{"id":1}', b"dead", None])
     for source in (SCHEMA, Bytes()):
-        frame = decode(raw, source)
+        frame = Decoder(source)(raw)
         others = [name for name in RECORD if name != "value"]
         assert sorted(frame.columns) == sorted([*RECORD, RAW])
         assert frame.select(*others).collect() == raw.select(*others).collect()
 
 
 def test_bytes_are_left_as_they_are_and_never_die(spark: SparkSession) -> None:
-    from tallymark.spark.decode import RAW, decode
+    from tallymark.spark.decode import RAW, Decoder
 
     values = [b"\xff\x00", b"", None, b'{"id":1}']
-    rows = decode(kafka_frame(spark, values), Bytes()).toArrow().to_pylist()
+    rows = Decoder(Bytes())(kafka_frame(spark, values)).toArrow().to_pylist()
     assert [row["value"] for row in rows] == values
     assert [row[RAW] for row in rows] == [None] * 4
 
@@ -209,10 +209,10 @@ def test_a_schema_that_can_not_be_read_is_refused_in_one_line(spark: SparkSessio
 @pytest.fixture(scope="module")
 def records(spark: SparkSession) -> DataFrame:
     """What a table's function gets: two records for each of three ids."""
-    from tallymark.spark.decode import RECORD, decode
+    from tallymark.spark.decode import RECORD, Decoder
 
     values = [json.dumps({"id": n % 3, "name": f"n{n}", "list": [n, n + 100]}).encode() for n in range(6)]
-    return decode(kafka_frame(spark, values), SCHEMA).select(*RECORD)
+    return Decoder(SCHEMA)(kafka_frame(spark, values)).select(*RECORD)
 
 
 def from_sql(statement: str) -> Function:

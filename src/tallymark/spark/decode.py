@@ -16,6 +16,8 @@ RAW = "_tallymark_raw"
 """The undecodable value, and NULL for every record that is fine."""
 CORRUPT = "_tallymark_corrupt"
 PARSED = "_tallymark_parsed"
+FIELDS = "_tallymark_fields"
+FITS = "_tallymark_fits"
 VALUES = "_tallymark_values"
 END = "_tallymark_end"
 JSON_OPTIONS = {
@@ -24,7 +26,7 @@ JSON_OPTIONS = {
     # NaN and Infinity are no JSON, and not every database can hold them.
     "allowNonNumericNumbers": "false",
 }
-FIRST_YEAR, LAST_YEAR = 1, 9999
+FIRST_MOMENT, LAST_MOMENT = "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"
 """What both databases and Python can hold of Spark's 300,000 years."""
 JSON_NAMES = {list: "an array", str: "a string", bool: "a boolean", float: "a number", type(None): "null"}
 
@@ -42,26 +44,56 @@ def parse_schema(source: Json) -> T.StructType:
     return schema
 
 
-def decode(raw: DataFrame, source: Json | Bytes) -> DataFrame:
-    """Kafka's columns with ``value`` decoded, and RAW beside it where that failed."""
-    if isinstance(source, Bytes):
-        return raw.select(*RECORD).withColumn(RAW, F.lit(None).cast("binary"))
-    schema = parse_schema(source)
+class Decoder:
+    """Turns Kafka's columns into RECORD, and RAW beside it where a value could not be decoded.
+
+    The columns are put together once: building them costs more than decoding a small batch.
+    """
+
+    def __init__(self, source: Json | Bytes) -> None:
+        passed = [F.col(name) for name in RECORD]
+        if isinstance(source, Bytes):
+            self._steps = [[*passed, F.lit(None).cast("binary").alias(RAW)]]
+            return
+        schema = parse_schema(source)
+        others = [F.col(name) for name in RECORD if name != "value"]
+        casts = [_text(field).try_cast(field.dataType).alias(_cast_name(field)) for field in schema if _is_time(field)]
+        value = F.struct(*(_field(field).alias(field.name) for field in schema))
+        # One projection after the other, so that nothing that costs is computed for every mention of it.
+        self._steps = [
+            [*passed, _parsed_json(schema)],
+            [*passed, F.col(PARSED), *casts],
+            [*passed, value.alias(FIELDS), _fits(schema).alias(FITS)],
+            [
+                F.when(F.col(FITS), F.col(FIELDS)).alias("value"),
+                F.when(~F.col(FITS), F.col("value")).alias(RAW),
+                *others,
+            ],
+        ]
+
+    def __call__(self, raw: DataFrame) -> DataFrame:
+        for columns in self._steps:
+            raw = raw.select(*columns)
+        return raw
+
+
+def _parsed_json(schema: T.StructType) -> Column:
+    """By itself Spark stops reading at the end of the first object, takes an array's first element for the whole, and
+    replaces bytes that are not UTF-8. Between brackets and before an end mark the value has to be exactly one object.
+    """
     text = F.col("value").cast("string")
-    # By itself Spark stops reading at the end of the first object, takes an array's first element for the whole, and
-    # replaces bytes that are not UTF-8. Between brackets and before an end mark the value has to be exactly one object.
     wrapped = F.concat(F.lit(f'{{"{VALUES}":['), text, F.lit(f'],"{END}":true}}'))
-    parsed = F.when(F.is_valid_utf8(text), F.from_json(wrapped, _wrapper(schema), JSON_OPTIONS))
-    whole = (F.size(F.col(PARSED)[VALUES]) == 1) & F.col(PARSED)[END] & F.col(PARSED)[CORRUPT].isNull()
-    bad = ~F.coalesce(whole, F.lit(False)) | _object().isNull()
+    return F.when(F.is_valid_utf8(text), F.from_json(wrapped, _wrapper(schema), JSON_OPTIONS)).alias(PARSED)
+
+
+def _fits(schema: T.StructType) -> Column:
+    """Whether the value is one object that fits the schema; NULL for a record without a value."""
+    parsed = F.col(PARSED)
+    fits = (F.size(parsed[VALUES]) == 1) & parsed[END] & parsed[CORRUPT].isNull() & _object().isNotNull()
     for field in schema:
-        bad = bad | _unfit(field)
-    has_value = F.col("value").isNotNull()
-    frame = raw.withColumn(PARSED, parsed)
-    dead = F.when(has_value & bad, F.col("value")).alias(RAW)
-    value = F.when(has_value & ~bad, F.struct(*(_field(field).alias(field.name) for field in schema))).alias("value")
-    others = [name for name in RECORD if name != "value"]
-    return frame.select(value, dead, *others)
+        if (unfit := _unfit(field)) is not None:
+            fits = fits & ~unfit
+    return F.when(F.col("value").isNotNull(), F.coalesce(fits, F.lit(False)))
 
 
 def explain(source: Json | Bytes, value: bytes) -> str:
@@ -91,7 +123,7 @@ def first_line(error: BaseException) -> str:
 
 def _wrapper(schema: T.StructType) -> T.StructType:
     """The schema to parse with. Timestamps are text, which is much faster to cast afterwards than to parse there."""
-    fields = [T.StructField(f.name, T.StringType()) if _is_timestamp(f) else f for f in schema]
+    fields = [T.StructField(f.name, T.StringType()) if _is_time(f) else f for f in schema]
     return T.StructType(
         [
             T.StructField(VALUES, T.ArrayType(T.StructType(fields))),
@@ -101,7 +133,7 @@ def _wrapper(schema: T.StructType) -> T.StructType:
     )
 
 
-def _is_timestamp(field: T.StructField) -> bool:
+def _is_time(field: T.StructField) -> bool:
     return isinstance(field.dataType, (T.TimestampType, T.TimestampNTZType))
 
 
@@ -109,27 +141,32 @@ def _object() -> Column:
     return F.get(F.col(PARSED)[VALUES], F.lit(0))
 
 
-def _parsed(field: T.StructField) -> Column:
+def _text(field: T.StructField) -> Column:
+    """The field as it was parsed, which for a timestamp is its text."""
     return _object()[field.name]
 
 
+def _cast_name(field: T.StructField) -> str:
+    return f"_tallymark_cast_{field.name}"
+
+
 def _field(field: T.StructField) -> Column:
-    return _parsed(field).try_cast(field.dataType) if _is_timestamp(field) else _parsed(field)
+    return F.col(f"`{_cast_name(field)}`") if _is_time(field) else _text(field)
 
 
-def _unfit(field: T.StructField) -> Column:
+def _unfit(field: T.StructField) -> Column | None:
     """Whether Spark has parsed a field to something that the value does not say or no database can hold."""
     found = _field(field)
-    if _is_timestamp(field):
+    if _is_time(field):
         # Spark takes a time without a date for one of today, and a number for a year.
-        dated = _parsed(field).rlike(r"^\s*\d{4}-") & F.coalesce(_in_years(found), F.lit(False))
-        return _parsed(field).isNotNull() & ~dated
+        dated = F.instr(F.ltrim(_text(field)), "-") == 5
+        return _text(field).isNotNull() & ~F.coalesce(dated & _in_years(found, field.dataType), F.lit(False))
     if isinstance(field.dataType, T.DateType):
-        return found.isNotNull() & ~_in_years(found)
+        return F.coalesce(~_in_years(found, field.dataType), F.lit(False))
     if isinstance(field.dataType, (T.DoubleType, T.FloatType)):
-        return found.isNotNull() & (F.abs(found) == float("inf"))
-    return F.lit(False)
+        return F.coalesce(F.abs(found) == float("inf"), F.lit(False))
+    return None
 
 
-def _in_years(time: Column) -> Column:
-    return F.year(time).between(FIRST_YEAR, LAST_YEAR)
+def _in_years(time: Column, kind: T.DataType) -> Column:
+    return time.between(*(F.lit(moment).cast(kind) for moment in (FIRST_MOMENT, LAST_MOMENT)))

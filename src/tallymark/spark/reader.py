@@ -16,13 +16,14 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from tallymark.errors import BadInput
 from tallymark.read import DeadLetter, Reading, Seen
 from tallymark.shape import PROVENANCE, TableSpec
 from tallymark.source import Kafka
 from tallymark.spans import Partition, Span
-from tallymark.spark.decode import RAW, RECORD, decode, explain, first_line
+from tallymark.spark.decode import RAW, RECORD, Decoder, explain, first_line
 from tallymark.spark.failures import explained
 from tallymark.spark.provenance import with_provenance
 from tallymark.stores.columns import JSON_MARK
@@ -55,19 +56,20 @@ class SparkReader:
         self._source = source
         self._tables = tables
         self._run = run
+        self._decode = Decoder(source.value)
         self._schemas: dict[str, pa.Schema] | None = None
         # Whatever the session says: JSON timestamps without a zone are UTC, and so are those in the tables.
         self._spark.conf.set("spark.sql.session.timeZone", "UTC")
 
     def schemas(self) -> Mapping[str, pa.Schema]:
         if self._schemas is None:
-            records = decode(self._spark.createDataFrame([], RAW_RECORDS), self._source.value).select(*RECORD)
+            records = self._decode(self._spark.createDataFrame([], RAW_RECORDS)).select(*RECORD)
             self._schemas = {spec.name: self._schema(spec, function, records) for spec, function in self._tables}
         return self._schemas
 
     def read(self, spans: Sequence[Span]) -> Reading:
         self._spark.sparkContext.setJobGroup(self._run, f"tallymark batch of {sum(map(len, spans))} offsets")
-        batch = decode(self._load(spans), self._source.value).persist(StorageLevel.MEMORY_AND_DISK)
+        batch = self._decode(self._load(spans)).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with explained(self._source.brokers):
                 seen = _count(batch)
@@ -109,7 +111,7 @@ class SparkReader:
     def _schema(self, spec: TableSpec, function: TableFunction, records: DataFrame) -> pa.Schema:
         result = _call(spec, function, records)
         with explained(self._source.brokers, spec.name):
-            columns = self._spark.createDataFrame([], _as_columns(result).schema).toArrow().schema
+            columns = to_arrow_schema(_as_columns(result).schema)
         return pa.schema(
             field.with_metadata({JSON_MARK: b"1"}) if isinstance(result.schema[field.name].dataType, NESTED) else field
             for field in columns

@@ -21,7 +21,7 @@ from tallymark.stores.failures import translated
 from tallymark.stores.mysql import Mysql
 from tallymark.stores.postgresql import Postgresql
 from tallymark.stores.sqlite import Sqlite
-from tallymark.stores.targets import create_or_check
+from tallymark.stores.targets import create_table, existing_table
 
 T = TypeVar("T")
 
@@ -75,8 +75,14 @@ class Store:
         with self.look() as connection:
             return ledger_version(connection) is not None
 
+    def check_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
+        """Refuse tables that exist and do not fit. Nothing is created."""
+        with self.look() as connection:
+            for spec in specs:
+                self._existing_table(connection, spec, schemas[spec.name])
+
     def create_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
-        """Create the user's tables, or check that the existing ones fit."""
+        """Create the tables that are absent, and check the others."""
         for spec in specs:
             work = partial(self._in_transaction, self._create_table, spec, schemas[spec.name])
             with translated(self.name):
@@ -95,9 +101,14 @@ class Store:
         self.engine.dispose()
 
     def _create_table(self, connection: Connection, spec: TableSpec, schema: pa.Schema) -> None:
-        table = create_or_check(connection, spec, schema)
-        self.dialect.check_table(connection, table, spec, schema.names)
-        self._tables[spec.name] = table
+        found = self._existing_table(connection, spec, schema)
+        self._tables[spec.name] = create_table(connection, spec, schema) if found is None else found
+
+    def _existing_table(self, connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table | None:
+        table = existing_table(connection, spec, schema)
+        if table is not None:
+            self.dialect.check_table(connection, table, spec, schema.names)
+        return table
 
     def _in_transaction(self, work: Callable[..., T], *arguments: object) -> T:
         with self.engine.begin() as connection:

@@ -45,21 +45,25 @@ _INTEGER_BITS: list[tuple[type[Any], int]] = [
 ]
 
 
-def create_or_check(connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table:
-    """The table that will take rows of this schema."""
+def existing_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table | None:
+    """The table that will take rows of this schema, if it is there; refused if it can't take them."""
     for name in spec.key:
         if name not in schema.names:
             raise TableMismatch(
                 f"table {spec.name}: the key column {name} is not in the rows, which have {', '.join(schema.names)}"
             )
-    if inspect(connection).has_table(spec.name):
-        table = Table(spec.name, MetaData(), autoload_with=connection)
-        _check_columns(table, schema, connection.dialect.name)
-        _check_required(table, schema)
-        if spec.write == "upsert":
-            _check_key(table, spec)
-        return table
-    # On MySQL a CREATE TABLE ends the transaction it stands in: tables are made before the first batch.
+    if not inspect(connection).has_table(spec.name):
+        return None
+    table = Table(spec.name, MetaData(), autoload_with=connection)
+    _check_columns(table, schema, connection.dialect.name)
+    _check_required(table, schema)
+    if spec.write == "upsert":
+        _check_key(table, spec)
+    return table
+
+
+def create_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table:
+    """Make the table. On MySQL that ends the transaction it stands in: tables are made before the first batch."""
     table = Table(spec.name, MetaData(), *columns_for(schema, spec.key), mysql_engine="InnoDB", mysql_charset="utf8mb4")
     table.create(connection)
     return table
