@@ -16,6 +16,7 @@ from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCol
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from tallymark.errors import AccessDenied, TallymarkError, UnknownTopic, Unreachable
+from tallymark.patience import patiently
 from tallymark.spans import Log, Partition
 
 TIMEOUT = 10.0
@@ -73,7 +74,10 @@ class Brokers:
         return found
 
     def logs(self, topics: Mapping[str, Topic]) -> dict[Partition, Log]:
-        """Where each partition starts and ends now."""
+        """Where each partition starts and ends now. A new partition may take a moment to find its leader."""
+        return patiently(lambda: self._logs(topics), patience=TIMEOUT)
+
+    def _logs(self, topics: Mapping[str, Topic]) -> dict[Partition, Log]:
         partitions = [partition for topic in topics.values() for partition in topic.partitions]
         starts = self._ask(partitions, OffsetSpec.earliest())
         stops = self._ask(partitions, OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)

@@ -144,12 +144,11 @@ def _leaving_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     before: dict[int, signal._HANDLER] = {}
 
     def leave(number: int, _frame: FrameType | None) -> None:
-        log.warning(
-            "stopping after the batch in flight; once more leaves at once signal=%s", signal.Signals(number).name
-        )
-        # The database rolls back what was not committed, and Spark's JVM ends with us.
+        # Whoever asks twice means it: the database rolls back what was not committed, and Spark's JVM ends with us.
         for other in before:
             signal.signal(other, signal.SIG_DFL)
+        name = signal.Signals(number).name
+        log.warning("stopping after the batch in flight; once more leaves at once signal=%s", name)
         stop()
 
     for listened in (signal.SIGINT, signal.SIGTERM):

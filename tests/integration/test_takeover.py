@@ -63,6 +63,8 @@ def start() -> Iterator[Start]:
     yield start_one
     for running in made:
         running.close()
+        # A test that waited in vain for a run that had ended early shows why.
+        print(f"{running.loop.job.owner.run} ended with {running.error!r}")
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
