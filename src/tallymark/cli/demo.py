@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.demo.play import Play
@@ -68,6 +68,7 @@ def _print(verdict: Verdict, out: Console) -> None:
         f"killed {facts['kills']} times, {facts['seconds']} s",
         style="bold green" if verdict.holds else "bold red",
         highlight=False,
+        soft_wrap=True,
     )
 
 
@@ -85,6 +86,7 @@ class Screen:
             console=console,
             disable=not console.is_terminal,
         )
+        self._fetch: TaskID | None = None
         self._produce = self._progress.add_task("records in Kafka", total=records)
         self._account = self._progress.add_task("records accounted for", total=records)
 
@@ -97,6 +99,13 @@ class Screen:
 
     def note(self, said: str) -> None:
         self._console.print(said, style="dim", highlight=False)
+
+    def fetched(self, here: int, total: int) -> None:
+        """Only the first demonstration on a machine downloads anything."""
+        if self._fetch is None:
+            self._fetch = self._progress.add_task("jars downloaded", total=total)
+            self.note("downloading Kafka and Spark's Kafka connector, once")
+        self._progress.update(self._fetch, completed=here, total=total)
 
     def produced(self, records: int) -> None:
         self._progress.update(self._produce, completed=records)

@@ -22,6 +22,7 @@ from tallymark.demo.orders import Settings
 from tallymark.demo.produce import create_topic, produce_orders
 from tallymark.demo.verdict import Verdict, judge
 from tallymark.errors import TallymarkError
+from tallymark.jars import fetch
 from tallymark.sandbox import Sandbox
 from tallymark.spans import OUTCOMES, Tally
 from tallymark.steps import Step
@@ -29,13 +30,15 @@ from tallymark.stores.store import Store
 
 KILLS = (Step.STAGED, Step.WRITTEN, Step.COMMITTED)
 """What the run is doing when it is killed: with rows in memory, inside the transaction, right after the commit."""
-BATCHES = 12
+BATCHES = 8
 
 
 class Stage(Protocol):
     """Where the play is shown."""
 
     def note(self, said: str) -> None: ...
+
+    def fetched(self, here: int, total: int) -> None: ...
 
     def produced(self, records: int) -> None: ...
 
@@ -52,6 +55,8 @@ class Play:
         began = time.monotonic()
         name = uuid.uuid4().hex[:8]
         with Sandbox() as box, self._store() as store_url:
+            for jars in ("kafka", "spark-kafka"):
+                fetch(jars, progress=stage.fetched)
             stage.note("starting Kafka")
             brokers = box.kafka().brokers
             settings = Settings(
