@@ -38,8 +38,8 @@ def pipeline(settings: Settings) -> Pipeline:
         source=Kafka(settings.brokers, settings.topic, value=Json(schema)),
         store=settings.store,
         limits=Limits(records=settings.batch),
-        # A session that lives for seconds never gets the good of the slower compiler.
-        spark={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1"},
+        # A session that lives for seconds never gets the good of the slower compiler and the greater collector.
+        spark={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
     )
 
     @made.table(settings.table)
