@@ -4,12 +4,13 @@ BIN := .venv/bin
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: help demo test check format faults lock clean
+.PHONY: help demo test check format faults bench lock clean
 help:
 	@echo 'make demo    see a pipeline survive three kills, on a real broker (ARGS="--store URL --json")'
 	@echo 'make test    all tests, on real servers'
 	@echo 'make check   lint and types'
 	@echo 'make faults  the long fault tests'
+	@echo 'make bench   rows per second into every store, beside Spark JDBC; writes docs/benchmarks.md'
 	@echo 'make format  put the code into shape'
 	@echo 'make lock    pin the newest dependencies'
 	@echo 'make clean   remove the environment and what tools left behind'
@@ -18,19 +19,22 @@ demo: $(READY)
 	@$(BIN)/tallymark demo $(ARGS)
 
 check: $(READY)
-	@$(BIN)/ruff check src tests examples
-	@$(BIN)/ruff format --check --quiet src tests examples
+	@$(BIN)/ruff check src tests bench examples
+	@$(BIN)/ruff format --check --quiet src tests bench examples
 	@$(BIN)/mypy
 
 test: $(READY)
-	@echo 'starting Kafka, PostgreSQL and MariaDB (the first run downloads them: 210 MB)'
+	@echo 'starting Kafka, PostgreSQL, MariaDB and Valkey (the first run downloads them: 210 MB)'
 	@$(BIN)/pytest -q -n 2 --dist loadgroup $(ARGS)
 
 faults: $(READY)
 	@$(BIN)/pytest -q -m faults $(ARGS)
 
+bench: $(READY)
+	@$(BIN)/python bench/stores.py --write docs/benchmarks.md $(ARGS)
+
 format: $(READY)
-	@$(BIN)/ruff check --fix --quiet src tests examples; $(BIN)/ruff format src tests examples
+	@$(BIN)/ruff check --fix --quiet src tests bench examples; $(BIN)/ruff format src tests bench examples
 
 $(READY): requirements/lock.txt requirements/java.txt pyproject.toml
 	@echo 'setting up .venv (the first run downloads Spark: 430 MB)'

@@ -34,10 +34,12 @@ def pytest_configure(config: pytest.Config) -> None:
     _box = Sandbox()
     with ThreadPoolExecutor() as pool:
         kafka, postgresql, mariadb = pool.submit(_box.kafka), pool.submit(_box.postgresql), pool.submit(_box.mariadb)
+        redis = pool.submit(_box.valkey)
         addresses = {
             "kafka": kafka.result().brokers,
             "postgresql": postgresql.result().url,
             "mariadb": mariadb.result().url,
+            "redis": redis.result().url,
         }
     os.environ[ADDRESSES] = json.dumps(addresses)
 
@@ -93,6 +95,12 @@ def database(servers: dict[str, str], tmp_path: Path) -> Iterator[Callable[[str]
     yield make
     for url in made:
         databases.drop(url)
+
+
+@pytest.fixture
+def redis_url(servers: dict[str, str]) -> str:
+    """A Redis store with keys of its own on the shared server."""
+    return f"{servers['redis']}?tag={uuid.uuid4().hex[:12]}"
 
 
 @pytest.fixture(params=databases.KINDS)

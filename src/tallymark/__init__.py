@@ -3,6 +3,7 @@
 Offsets live in the destination database and commit in the same transaction as the rows.
 """
 
+from tallymark.budget import Budget
 from tallymark.errors import TallymarkError
 from tallymark.pipeline import Pipeline
 from tallymark.plan import Limits
@@ -10,4 +11,4 @@ from tallymark.positions import Start
 from tallymark.source import Bytes, Json, Kafka
 from tallymark.spans import Tally
 
-__all__ = ["Bytes", "Json", "Kafka", "Limits", "Pipeline", "Start", "Tally", "TallymarkError"]
+__all__ = ["Budget", "Bytes", "Json", "Kafka", "Limits", "Pipeline", "Start", "Tally", "TallymarkError"]

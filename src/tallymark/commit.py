@@ -1,63 +1,122 @@
-"""One commit, whole: the rows of every table, dead letters, losses and the positions, in a single transaction.
+"""One batch into the store, whole: the rows of every table, dead letters, losses and the positions.
 
-    check the fence   cheaply, before any work
-    write             rows, dead letters, exceptions, history
-    move              the positions, compare-and-set, last: whoever is stuck before this holds no lock others need
+``exactly-once`` writes them in a single transaction. ``at-least-once`` writes the rows first and then the ledger,
+``at-most-once`` the ledger first and then the rows, and a crash in between repeats or loses the rows of that batch.
 
-A connection that breaks in the middle leaves the outcome unknown until ``settle`` has asked the database.
+A record that a table refuses is taken out of all tables and written down as a dead letter; the rest is written again.
+A connection that breaks leaves the outcome unknown until ``reclaim`` has asked the database.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from typing import Literal, get_args
 
-import pyarrow as pa
-
-from tallymark.errors import CommitRefused, TallymarkError, Unreachable
-from tallymark.ledger.claim import Claim, check_claims, reclaim
-from tallymark.ledger.commit import (
-    Advance,
-    advance,
-    check_fence,
-    explain_refusal,
-    record_batch,
-    record_dead_letters,
-    record_exceptions,
-)
-from tallymark.ledger.read import read_positions
+from tallymark.budget import Budget
+from tallymark.errors import BadInput, CommitRefused, TallymarkError, Unreachable
+from tallymark.fence import Advance, Claim, Entry, Note
 from tallymark.patience import patiently
-from tallymark.plan import Move
+from tallymark.plan import Move, Plan
 from tallymark.read import DeadLetter, Reading, Seen
-from tallymark.shape import TableSpec
-from tallymark.spans import Partition, Span, Tally
+from tallymark.shape import Changes, Refusal, TableSpec, finish, without
+from tallymark.spans import Partition, Tally
 from tallymark.steps import Step
-from tallymark.stores.store import Store
+from tallymark.stores.store import RowsRefused, Store
 
 log = logging.getLogger(__name__)
 
+Delivery = Literal["exactly-once", "at-least-once", "at-most-once"]
+Claims = dict[Partition, Claim]
+OnStep = Callable[[Step], None]
+
 
 @dataclass(frozen=True)
-class Commit:
-    """All that one transaction writes."""
+class Destination:
+    """Where rows and positions go, and in which order."""
 
-    group: str
-    batch: str
+    rows: Store
+    ledger: Store
+    delivery: Delivery = "exactly-once"
+
+    def __post_init__(self) -> None:
+        if self.delivery not in get_args(Delivery):
+            raise BadInput(f"delivery={self.delivery!r} is not known; write {', '.join(get_args(Delivery))}")
+        if self.delivery == "exactly-once" and self.rows is not self.ledger:
+            raise BadInput(
+                f"exactly once needs rows and ledger in one transaction, and {self.rows.name} and {self.ledger.name} "
+                "can't share one; leave out ledger=, or choose delivery='at-least-once' or 'at-most-once'"
+            )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch that was read and shaped, and only has to be committed."""
+
+    name: str
     started: datetime
-    advances: Sequence[Advance]
+    plan: Plan
+    reading: Reading
     tables: Sequence[TableSpec]
-    rows: Mapping[str, pa.Table]
-    dead_letters: Sequence[DeadLetter]
-    losses: Sequence[Span]
+    letters: Sequence[DeadLetter]
+    changes: Sequence[Changes]
+
+    @classmethod
+    def shaped(
+        cls,
+        name: str,
+        started: datetime,
+        plan: Plan,
+        reading: Reading,
+        tables: Sequence[TableSpec],
+        letters: Sequence[DeadLetter],
+    ) -> Batch:
+        """The batch with every table's rows as they will be written, without those of dead records."""
+        dead = {(letter.partition, letter.offset) for letter in letters}
+        changes = [
+            replace(finish(spec, without(reading.rows[spec.name], dead), name), staged=reading.staged.get(spec.name))
+            for spec in tables
+        ]
+        return cls(name, started, plan, reading, tables, letters, changes)
+
+    def refusing(self, letters: Sequence[DeadLetter]) -> Batch:
+        """The same batch with more dead records. What they hid in an upsert comes to light again."""
+        return self.shaped(self.name, self.started, self.plan, self.reading, self.tables, [*self.letters, *letters])
+
+    def advances(self, claims: Mapping[Partition, Claim]) -> list[Advance]:
+        dead = Counter(letter.partition for letter in self.letters)
+        return [
+            account(
+                move,
+                self.reading.seen.get(move.partition, Seen()),
+                dead[move.partition],
+                claims[move.partition].epoch,
+            )
+            for move in self.plan.moves
+        ]
+
+    def entry(self, group: str, claims: Mapping[Partition, Claim]) -> Entry:
+        lost = [move.lost_span for move in self.plan.moves if move.lost]
+        return Entry(
+            group=group,
+            batch=self.name,
+            started=self.started,
+            now=datetime.now(timezone.utc),
+            advances=self.advances(claims),
+            rows={change.spec.name: len(change) for change in self.changes},
+            dead_letters=self.letters,
+            notes=[Note("loss", span, "deleted before they were read") for span in lost],
+        )
 
 
-def account(move: Move, seen: Seen, epoch: int) -> Advance:
+def account(move: Move, seen: Seen, dead: int, epoch: int) -> Advance:
     """What became of every offset of a move. A reader that counted wrong is stopped here."""
-    tally = Tally(applied=seen.records - seen.dead, dead=seen.dead, lost=move.lost, absent=move.read - seen.records)
+    tally = Tally(applied=seen.records - dead, dead=dead, lost=move.lost, absent=move.read - seen.records)
     if min(tally.applied, tally.absent) < 0:
-        raise TallymarkError(f"{move.read_span}: the reader counted {seen.records} records, {seen.dead} of them dead")
+        raise TallymarkError(f"{move.read_span}: the reader counted {seen.records} records, {dead} of them dead")
     return Advance(move.partition, move.start, move.stop, epoch, tally, seen.last_timestamp)
 
 
@@ -68,74 +127,140 @@ def check_letters(reading: Reading) -> None:
         raise TallymarkError(f"the reader counted {counted} dead records and kept {len(reading.dead_letters)} of them")
 
 
-def commit(
-    store: Store, work: Commit, claims: Mapping[Partition, Claim], on_step: Callable[[Step], None]
-) -> dict[Partition, Claim]:
-    """Write it all, or nothing. Returns the claims to go on with, which are new ones if the connection broke."""
-    held, unknown = dict(claims), False
+class Committer:
+    """Commits the batches of one group. ``letters`` fetches what is to be kept of records that a table refused."""
 
-    def attempt() -> None:
-        nonlocal held, unknown
-        if unknown:
-            held = settle(store, work.group, held)
-            if _landed(work, held):
-                log.warning("commit had reached the database group=%s batch=%s", work.group, work.batch)
-                return
-            unknown = False
-        try:
-            _transact(store, _with_epochs(work, held), on_step)
-        except Unreachable as error:
-            log.warning("commit outcome unknown group=%s batch=%s error=%s", work.group, work.batch, error)
-            unknown = True
-            raise
+    def __init__(
+        self,
+        group: str,
+        destination: Destination,
+        budget: Budget,
+        letters: Callable[[Sequence[Refusal]], list[DeadLetter]],
+        patience: float | None = None,
+    ) -> None:
+        self._group = group
+        self._rows = destination.rows
+        self._ledger = destination.ledger
+        self._budget = budget
+        self._letters = letters
+        self._patience = patience
+        self._deliver = {
+            "exactly-once": self._together,
+            "at-least-once": self._rows_first,
+            "at-most-once": self._ledger_first,
+        }[destination.delivery]
 
-    patiently(attempt)
-    on_step(Step.COMMITTED)
-    return held
+    def commit(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
+        """Write it all. Returns the claims to go on with, new ones if a connection broke, and what was done."""
+        while True:
+            self._check_budget(batch)
+            try:
+                return self._deliver(batch, claims, on_step)
+            except RowsRefused as refused:
+                batch = self._refusing(batch, refused.refusals)
+
+    def _together(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
+        entry = self._budgeted(batch.entry(self._group, claims))
+        return self._write_ledger(batch.changes, entry, claims, on_step), entry
+
+    def _rows_first(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
+        patiently(lambda: self._write_rows(batch.changes, on_step), patience=self._patience)
+        on_step(Step.HALFWAY)
+        entry = self._budgeted(batch.entry(self._group, claims))
+        return self._write_ledger((), entry, claims, on_step), entry
+
+    def _ledger_first(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
+        # Which rows are refused has to be known before the positions move.
+        patiently(lambda: self._rows.try_out(batch.changes, self._refusals_wanted), patience=self._patience)
+        entry = self._budgeted(batch.entry(self._group, claims))
+        held = self._write_ledger((), entry, claims, on_step)
+        on_step(Step.HALFWAY)
+        self._write_rows_once(batch.changes, on_step)
+        return held, entry
+
+    def _write_rows(self, changes: Sequence[Changes], on_step: OnStep) -> None:
+        self._rows.apply(changes, None, on_step, self._refusals_wanted)
+
+    def _write_rows_once(self, changes: Sequence[Changes], on_step: OnStep) -> None:
+        """Never twice: from the moment that the rows may have arrived, they are not sent again."""
+        sent = False
+
+        def watch(step: Step) -> None:
+            nonlocal sent
+            sent = sent or step is Step.WRITTEN
+            on_step(step)
+
+        def attempt() -> None:
+            try:
+                self._write_rows(changes, watch)
+            except (Unreachable, RowsRefused) as error:
+                if not sent and isinstance(error, Unreachable):
+                    raise
+                log.error("rows may be lost, as at-most-once allows group=%s error=%s", self._group, error)
+
+        patiently(attempt, patience=self._patience)
+
+    def _write_ledger(self, changes: Sequence[Changes], entry: Entry, claims: Claims, on_step: OnStep) -> Claims:
+        """Apply to the ledger's store, and find out what became of it if the connection breaks."""
+        held, unknown = claims, False
+
+        def attempt() -> None:
+            nonlocal held, unknown
+            if unknown:
+                held = self._ledger.reclaim(self._group, held)
+                if _landed(entry, held):
+                    log.warning("commit had reached the database group=%s batch=%s", self._group, entry.batch)
+                    return
+                unknown = False
+            try:
+                self._ledger.apply(changes, _with_epochs(entry, held), on_step, self._refusals_wanted)
+            except Unreachable as error:
+                log.warning("commit outcome unknown group=%s batch=%s error=%s", self._group, entry.batch, error)
+                unknown = True
+                raise
+
+        patiently(attempt, patience=self._patience)
+        return held
+
+    @property
+    def _refusals_wanted(self) -> int:
+        """How many refused records to look for in one go: one more than the budget allows is enough to fail."""
+        allowed = self._budget.max_dead_per_batch
+        return 1_000_000 if allowed is None else allowed + 1
+
+    def _refusing(self, batch: Batch, refusals: Sequence[Refusal]) -> Batch:
+        distinct = {refusal.record: refusal for refusal in reversed(refusals)}
+        log.warning(
+            "tables refused records group=%s batch=%s records=%d first=%s",
+            self._group,
+            batch.name,
+            len(distinct),
+            refusals[0].error,
+        )
+        return batch.refusing(self._letters(list(distinct.values())))
+
+    def _check_budget(self, batch: Batch) -> None:
+        if batch.letters:
+            last = batch.letters[-1]
+            example = f"{last.partition} offset {last.offset}: {last.error}"
+            self._budget.check_batch(self._group, len(batch.letters), example)
+
+    def _budgeted(self, entry: Entry) -> Entry:
+        """The entry, with a pause in it if it uses up the window's budget."""
+        if not self._budget.has_window or not entry.tally.dead:
+            return entry
+        since = self._budget.window_start(entry.now, self._ledger.state(self._group))
+        return replace(entry, pause=self._budget.overdrawn(self._ledger.recent(self._group, since) + entry.tally))
 
 
-def _with_epochs(work: Commit, held: Mapping[Partition, Claim]) -> Commit:
-    return replace(work, advances=[replace(step, epoch=held[step.partition].epoch) for step in work.advances])
+def _with_epochs(entry: Entry, held: Mapping[Partition, Claim]) -> Entry:
+    return replace(entry, advances=[replace(step, epoch=held[step.partition].epoch) for step in entry.advances])
 
 
-def _transact(store: Store, work: Commit, on_step: Callable[[Step], None]) -> None:
-    now = datetime.now(timezone.utc)
-    try:
-        with store.transaction() as connection:
-            check_fence(connection, work.group, work.advances)
-            for spec in work.tables:
-                store.write(connection, spec, work.rows[spec.name])
-            record_dead_letters(connection, work.group, work.batch, work.dead_letters, now)
-            record_exceptions(
-                connection, work.group, "loss", work.losses, "deleted before they were read", now, work.batch
-            )
-            rows = {spec.name: work.rows[spec.name].num_rows for spec in work.tables}
-            record_batch(connection, work.group, work.batch, work.advances, rows, work.started, now)
-            on_step(Step.WRITTEN)
-            advance(connection, work.group, work.advances, now)
-            on_step(Step.MOVED)
-    except CommitRefused as refusal:
-        raise _explained(store, work) or refusal from refusal
-
-
-def _explained(store: Store, work: Commit) -> CommitRefused | None:
-    with store.look() as connection:
-        found = read_positions(connection, work.group, [step.partition for step in work.advances])
-    return explain_refusal(found, work.advances)
-
-
-def settle(store: Store, group: str, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
-    """Find out where we stand after a broken connection, and shut out whatever of it is still under way."""
-    with store.transaction() as connection:
-        held = reclaim(connection, group, claims.values())
-        check_claims(connection, group, (claim for partition, claim in claims.items() if partition not in held))
-    return held
-
-
-def _landed(work: Commit, held: Mapping[Partition, Claim]) -> bool:
+def _landed(entry: Entry, held: Mapping[Partition, Claim]) -> bool:
     """Whether the commit happened after all: all positions at its stop, or all still at its start."""
-    at_stop = [held[step.partition].position.next_offset == step.stop for step in work.advances]
-    at_start = [held[step.partition].position.next_offset == step.start for step in work.advances]
+    at_stop = [held[step.partition].position.next_offset == step.stop for step in entry.advances]
+    at_start = [held[step.partition].position.next_offset == step.start for step in entry.advances]
     if not all(at_stop) and not all(at_start):
-        raise CommitRefused(f"group {work.group}: positions moved while the connection was broken; start again")
+        raise CommitRefused(f"group {entry.group}: positions moved while the connection was broken; start again")
     return all(at_stop)

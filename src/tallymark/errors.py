@@ -4,6 +4,11 @@
     ├── BadInput                  what the user wrote can't work: settings, schema string, table function
     │   ├── UnknownTopic
     │   └── TableMismatch         an existing table can't take the rows
+    ├── DataRefused               a database refused a value: the rows are at fault, not the connection
+    ├── TableChanged              a table was dropped or altered under a running pipeline
+    ├── TooManyDead               a batch has more dead records than its budget allows: nothing moved
+    ├── BatchTooLarge             a batch does not fit the memory it may use: a smaller one will
+    ├── GroupPaused               the group is paused, by hand or by its budget
     ├── Unreachable               transient: the broker or the store did not answer
     ├── AccessDenied              the broker or the store said no: credentials, permissions
     ├── PositionRefused           reading on from the stored position would lose or repeat records
@@ -38,6 +43,26 @@ class UnknownTopic(BadInput):
 
 
 class TableMismatch(BadInput):
+    pass
+
+
+class DataRefused(TallymarkError):
+    pass
+
+
+class TableChanged(TallymarkError):
+    pass
+
+
+class TooManyDead(TallymarkError):
+    pass
+
+
+class BatchTooLarge(TallymarkError):
+    pass
+
+
+class GroupPaused(TallymarkError):
     pass
 
 

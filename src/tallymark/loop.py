@@ -7,32 +7,33 @@ stay on the caller's thread.
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
+from functools import partial
+from itertools import count
 from typing import Literal
 
 import pyarrow as pa
 
 from tallymark.background import Background
-from tallymark.commit import Commit, account, check_letters, commit
-from tallymark.errors import PositionRefused, TallymarkError, Unreachable
-from tallymark.ledger.claim import Claim, FirstClaim, check_claims, claim, release, restart
-from tallymark.ledger.commit import prune_batches
-from tallymark.ledger.read import read_group
+from tallymark.budget import Budget
+from tallymark.commit import Batch, Committer, Destination, check_letters
+from tallymark.errors import BatchTooLarge, GroupPaused, PositionRefused, TallymarkError, Unreachable
+from tallymark.fence import Claim, FirstClaim, Restart, Wish
 from tallymark.membership import Brokers, Topic
 from tallymark.patience import patiently
 from tallymark.plan import Limits, OnLoss, Plan, adapt, caught_up, check_identity, plan
 from tallymark.positions import Start, overridden_offset, starting_offset
-from tallymark.read import Reader, Reading, Seen
-from tallymark.shape import TableSpec, finish
-from tallymark.spans import Log, Owner, Partition, Span, Tally
+from tallymark.read import DeadLetter, Reader, Reading
+from tallymark.shape import Refusal, TableSpec, null_keys
+from tallymark.spans import GroupState, Log, Owner, Partition, Position, Span, Tally
 from tallymark.steps import OnStep, Progress, Step, ignore
-from tallymark.stores.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ POLL_SECONDS = 0.1
 """How long an idle loop waits before it looks for new records."""
 DISCOVERY_SECONDS = 1.0
 """How often it looks for new partitions and replaced topics."""
+PAUSE_SECONDS = 1.0
+"""How often a paused group looks whether it may go on."""
 KEEP_BATCHES = timedelta(days=7)
 
 
@@ -56,17 +59,15 @@ class Job:
     start: Start
     limits: Limits = field(default_factory=Limits)
     on_loss: OnLoss = "fail"
+    budget: Budget = field(default_factory=Budget)
+    patience: float | None = None
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch that only has to be committed."""
+    """A batch that only has to be committed, and what it took to get there."""
 
-    batch: str
-    started: datetime
-    plan: Plan
-    reading: Reading
-    rows: Mapping[str, pa.Table]
+    batch: Batch
     behind: int
     seconds: float
 
@@ -74,18 +75,24 @@ class Prepared:
 class Loop:
     """One run of a group, from claim to release."""
 
-    def __init__(self, job: Job, brokers: Brokers, store: Store, reader: Reader, on_step: OnStep = ignore) -> None:
+    def __init__(
+        self, job: Job, brokers: Brokers, destination: Destination, reader: Reader, on_step: OnStep = ignore
+    ) -> None:
         self.job = job
         self._brokers = brokers
-        self._store = store
+        self._store = destination.rows
+        self._ledger = destination.ledger
+        self._committer = Committer(job.group, destination, job.budget, self._letters, job.patience)
         self._reader = reader
         self._on_step = on_step
         self._stop = threading.Event()
         self._claims: dict[Partition, Claim] = {}
         self._topics: dict[str, Topic] = {}
         self._cursor: dict[Partition, int] = {}
-        self._limit = job.limits.records
-        self._batches = 0
+        most = min(job.limits.records, self._store.most_records or job.limits.records)
+        self._most = replace(job.limits, records=most)
+        self._limit = most
+        self._batches = count(1)
 
     def stop(self) -> None:
         """Finish the batch that is being committed, and leave."""
@@ -95,6 +102,8 @@ class Loop:
         """Run until stopped, or until all that was in the topics at the start is in the tables."""
         logs = self._check()
         goals = [Span(log.partition, 0, log.stop) for log in logs.values()] if until == "caught-up" else None
+        if not self._running(goals):
+            return Tally()
         with self._claimed(logs):
             return self._batches_until(goals)
 
@@ -104,32 +113,52 @@ class Loop:
         logs = self._brokers.logs(self._topics)
         schemas = self._reader.schemas()
         self._store.check_tables(self.job.tables, schemas)
-        self._store.create_ledger()
+        self._ledger.create_ledger()
         self._store.create_tables(self.job.tables, schemas)
         return logs
+
+    def _running(self, goals: Sequence[Span] | None) -> bool:
+        """Whether to go on: at once, when a paused group is resumed, or not at all because somebody wants to leave.
+
+        Who waits for an end can't wait for a pause to be over.
+        """
+        told = False
+        while not self._stop.is_set():
+            state = patiently(lambda: self._ledger.state(self.job.group), self._stop, self.job.patience)
+            if state is None or not state.paused:
+                return True
+            if goals is not None:
+                raise _paused(self.job.group, state)
+            if not told:
+                log.warning("paused group=%s by=%s reason=%s", self.job.group, state.by, state.reason)
+            told = True
+            self._stop.wait(PAUSE_SECONDS)
+        return False
 
     @contextmanager
     def _claimed(self, logs: Mapping[Partition, Log]) -> Iterator[None]:
         self._claim(logs, first_look=True)
-        with self._store.transaction() as connection:
-            prune_batches(connection, self.job.group, _now(), KEEP_BATCHES)
+        self._ledger.prune(self.job.group, _now() - KEEP_BATCHES)
+        self._store.clear_stages(self.job.group, self.job.owner.run, own=False)
         try:
             yield
         finally:
-            # A claim that can't be given back is only a name: the next owner takes it anyway.
-            with suppress(TallymarkError), self._store.transaction() as connection:
-                release(connection, self.job.group, self._claims.values())
+            # A claim that can't be given back is only a name: the next owner takes it anyway, and clears the stage.
+            with suppress(TallymarkError):
+                self._ledger.release(self.job.group, self._claims.values())
+                self._store.clear_stages(self.job.group, self.job.owner.run, own=True)
 
     def _claim(self, logs: Mapping[Partition, Log], *, first_look: bool) -> None:
         """Take the partitions of these logs: where the ledger has no position, by the first-poll strategy."""
-        group, start = self.job.group, self.job.start
+        start, cluster = self.job.start, self._brokers.cluster_id()
         at = self._brokers.offsets_at(logs, start.timestamp) if start.timestamp else {}
-        with self._store.transaction() as connection:
-            saved = {position.partition: position for position in read_group(connection, group).get(group, [])}
-            for partition, position in saved.items():
-                if partition.topic in self._topics:
-                    check_identity(position, self._topics[partition.topic].id, self._brokers.cluster_id())
-            known = {partition.topic for partition in saved}
+
+        def decide(saved: Sequence[Position]) -> Wish:
+            for position in saved:
+                if position.partition.topic in self._topics:
+                    check_identity(position, self._topics[position.partition.topic].id, cluster)
+            known = {position.partition.topic for position in saved}
+            old = {position.partition for position in saved} & logs.keys()
             first = {
                 partition: FirstClaim(
                     starting_offset(start, found, at.get(partition), topic_is_known=partition.topic in known),
@@ -137,19 +166,17 @@ class Loop:
                     found.cluster_id,
                 )
                 for partition, found in logs.items()
-                if partition not in saved
+                if partition not in old
             }
-            claims = claim(connection, group, self.job.owner, logs, first)
-            # After the new ones are locked: who was fenced must not take a new partition from who fenced him.
-            check_claims(connection, group, self._claims.values())
-            for partition in saved.keys() & claims.keys() if first_look else ():
-                offset = overridden_offset(start, logs[partition], at.get(partition))
-                if offset is not None:
-                    reason = f"start={start.kind} overrides the saved position"
-                    claims[partition] = restart(connection, group, claims[partition], offset, reason, _now())
+            wanted = {partition: overridden_offset(start, logs[partition], at.get(partition)) for partition in old}
+            reason = f"start={start.kind} overrides the saved position"
+            restarts = {partition: Restart(to, reason) for partition, to in wanted.items() if to is not None}
+            return Wish(first, restarts if first_look else {})
+
+        claims = self._ledger.claim(self.job.group, self.job.owner, logs.keys(), decide, self._claims)
         self._claims |= claims
         self._cursor |= {partition: held.position.next_offset for partition, held in claims.items()}
-        log.info("claimed group=%s partitions=%d owner=%s", group, len(claims), self.job.owner.run)
+        log.info("claimed group=%s partitions=%d owner=%s", self.job.group, len(claims), self.job.owner.run)
 
     def _batches_until(self, goals: Sequence[Span] | None) -> Tally:
         background = Background("tallymark-read")
@@ -168,7 +195,7 @@ class Loop:
         while True:
             prepared = self._wait(ahead)
             if prepared is not None:
-                self._cursor |= {move.partition: move.stop for move in prepared.plan.moves}
+                self._cursor |= {move.partition: move.stop for move in prepared.batch.plan.moves}
             elif not self._finished(goals):
                 self._stop.wait(POLL_SECONDS)
             finished = self._finished(goals)
@@ -177,9 +204,10 @@ class Loop:
                 looked = time.monotonic()
             if not finished:
                 ahead = background.submit(self._prepare)
-            if prepared is not None:
+            if prepared is not None and self._running(goals):
                 total += self._commit(prepared)
             if finished:
+                self._running(goals)
                 return total
 
     def _wait(self, ahead: Future[Prepared | None]) -> Prepared | None:
@@ -213,7 +241,7 @@ class Loop:
 
     def _prepare(self) -> Prepared | None:
         """Plan, read and stage the next batch. Runs in the reading thread."""
-        return patiently(self._prepare_once, self._stop)
+        return patiently(self._prepare_once, self._stop, self.job.patience)
 
     def _prepare_once(self) -> Prepared | None:
         began = time.monotonic()
@@ -221,19 +249,40 @@ class Loop:
         planned = self._plan(cursor, logs)
         if not planned:
             return None
-        self._batches += 1
-        batch, started = f"{self.job.owner.run}-{self._batches}", _now()
         lag = sum(max(0, logs[partition].stop - position) for partition, position in cursor.items())
-        progress = Progress(batch, planned.offsets, lag - planned.offsets)
+        batch = self._shaped(planned, lag)
+        return Prepared(batch, lag - batch.plan.offsets, time.monotonic() - began)
+
+    def _shaped(self, planned: Plan, lag: int) -> Batch:
+        """Read and shape what is planned, or as much of it as fits the memory."""
+        name, started = f"{self.job.owner.run}-{next(self._batches)}", _now()
+        progress = Progress(name, planned.offsets, lag - planned.offsets)
         self._on_step(Step.PLANNED, progress)
-        reading = self._reader.read(planned.spans) if planned.spans else Reading({}, self._no_rows(), [])
+        try:
+            reading = self._reader.read(planned.spans, name) if planned.spans else Reading({}, self._no_rows(), [])
+        except BatchTooLarge as error:
+            half = planned.half()
+            log.info("reading half: %s group=%s batch=%s offsets=%d", error, self.job.group, name, half.offsets)
+            self._limit = max(1, half.offsets)
+            return self._shaped(half, lag)
         # Asked after the reading: if it is the same topic still, it was the same topic then.
         self._check_identity(self._brokers.topics(self.job.topics))
         self._on_step(Step.READ, progress)
         check_letters(reading)
-        rows = {spec.name: finish(spec, reading.rows[spec.name]) for spec in self.job.tables}
+        nameless = [refusal for spec in self.job.tables for refusal in null_keys(spec, reading.rows[spec.name])]
+        refusals = {refusal.record: refusal for refusal in [*nameless, *reading.refusals]}
+        letters = [*reading.dead_letters, *self._letters(list(refusals.values()))]
+        batch = Batch.shaped(name, started, planned, reading, self.job.tables, letters)
         self._on_step(Step.STAGED, progress)
-        return Prepared(batch, started, planned, reading, rows, progress.behind, time.monotonic() - began)
+        return batch
+
+    def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
+        """What is kept of records that were decoded and refused: fetched again, as they are in Kafka."""
+        wanted: dict[Partition, list[int]] = {}
+        for refusal in refusals:
+            wanted.setdefault(refusal.partition, []).append(refusal.offset)
+        found = patiently(lambda: self._brokers.records(wanted), self._stop, self.job.patience) if wanted else {}
+        return [DeadLetter.of(refusal, found.get(refusal.record)) for refusal in refusals]
 
     def _plan(self, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
         try:
@@ -251,29 +300,45 @@ class Loop:
         return {name: schema.empty_table() for name, schema in self._reader.schemas().items()}
 
     def _commit(self, prepared: Prepared) -> Tally:
-        began = time.monotonic()
-        moves, seen = prepared.plan.moves, prepared.reading.seen
-        advances = [
-            account(move, seen.get(move.partition, Seen()), self._claims[move.partition].epoch) for move in moves
-        ]
-        tally = Tally.sum(step.tally for step in advances)
-        progress = Progress(prepared.batch, prepared.plan.offsets, prepared.behind, tally)
-        work = Commit(
-            group=self.job.group,
-            batch=prepared.batch,
-            started=prepared.started,
-            advances=advances,
-            tables=self.job.tables,
-            rows=prepared.rows,
-            dead_letters=prepared.reading.dead_letters,
-            losses=[move.lost_span for move in moves if move.lost],
-        )
-        self._claims = commit(self._store, work, self._claims, lambda step: self._on_step(step, progress))
+        began, batch = time.monotonic(), prepared.batch
+        progress = Progress(batch.name, batch.plan.offsets, prepared.behind)
+        try:
+            self._claims, entry = self._committer.commit(
+                batch, self._claims, lambda step: self._on_step(step, progress)
+            )
+        except BatchTooLarge as error:
+            log.info("committing in parts: %s group=%s batch=%s", error, self.job.group, batch.name)
+            return self._commit_in_parts(batch.plan, prepared.behind)
+        finally:
+            self._reader.forget(batch.reading)
+        progress = replace(progress, tally=entry.tally)
+        self._on_step(Step.COMMITTED, progress)
         seconds = max(prepared.seconds, time.monotonic() - began)
-        self._limit = adapt(self._limit, prepared.plan.offsets, seconds, self.job.limits)
-        log.info("committed group=%s batch=%s tally=%s behind=%d", work.group, work.batch, tally, prepared.behind)
+        # What the executors have staged was never in the driver's memory.
+        size = 0 if batch.reading.staged else batch.reading.size
+        self._limit = adapt(self._limit, batch.plan.offsets, seconds, size, self._most)
+        log.info(
+            "committed group=%s batch=%s tally=%s behind=%d", entry.group, entry.batch, entry.tally, prepared.behind
+        )
         self._on_step(Step.DONE, progress)
-        return tally
+        return entry.tally
+
+    def _commit_in_parts(self, planned: Plan, behind: int) -> Tally:
+        """The same moves by smaller batches, in which refused records can be found."""
+        total = Tally()
+        while planned:
+            began, read = time.monotonic(), partial(self._shaped, planned.half(), behind)
+            batch = patiently(read, self._stop, self.job.patience)
+            total += self._commit(Prepared(batch, behind, time.monotonic() - began))
+            planned = planned.after(batch.plan)
+        return total
+
+
+def _paused(group: str, state: GroupState) -> GroupPaused:
+    return GroupPaused(
+        f"group {group} is paused since {state.since:%Y-%m-%d %H:%M:%S} UTC by {state.by}: {state.reason}; "
+        f"tallymark resume {shlex.quote(group)} lets it go on"
+    )
 
 
 def _now() -> datetime:

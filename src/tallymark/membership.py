@@ -6,17 +6,27 @@ A driver reads every partition of its topics; one that is added later is found a
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from typing import Any
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from tallymark.errors import AccessDenied, TallymarkError, UnknownTopic, Unreachable
 from tallymark.patience import patiently
+from tallymark.read import Record
 from tallymark.spans import Log, Partition
 
 TIMEOUT = 10.0
@@ -95,12 +105,53 @@ class Brokers:
             for partition in partitions
         }
 
-    def offsets_at(self, partitions: Iterable[Partition], time: datetime) -> dict[Partition, int | None]:
+    def offsets_at(self, partitions: Iterable[Partition], moment: datetime) -> dict[Partition, int | None]:
         """The first offset with this timestamp or a later one; None where there is none yet."""
         wanted = list(partitions)
-        answers = self._ask(wanted, OffsetSpec.for_timestamp(int(time.timestamp() * 1000)))
+        answers = self._ask(wanted, OffsetSpec.for_timestamp(int(moment.timestamp() * 1000)))
         offsets = {partition: self._offset(answers, partition) for partition in wanted}
         return {partition: None if offset < 0 else offset for partition, offset in offsets.items()}
+
+    def records(self, wanted: Mapping[Partition, Collection[int]]) -> dict[tuple[Partition, int], Record]:
+        """Single records by their offsets, as they are in Kafka. Those that are gone are missing from the answer."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.address,
+                "group.id": "tallymark",  # required, and never joined
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 20,
+                "log_level": 0,
+            }
+        )
+        try:
+            return {
+                (partition, record.offset): record
+                for partition, offsets in wanted.items()
+                for record in self._fetch(consumer, partition, sorted(offsets))
+            }
+        finally:
+            consumer.close()
+
+    def _fetch(self, consumer: Consumer, partition: Partition, offsets: Sequence[int]) -> Iterator[Record]:
+        consumer.assign([TopicPartition(partition.topic, partition.number, offsets[0])])
+        left, deadline = set(offsets), time.monotonic() + TIMEOUT
+        while left:
+            messages = consumer.consume(min(10_000, max(left) - min(left) + 1), 0.1)
+            if messages:
+                deadline = time.monotonic() + TIMEOUT
+            elif time.monotonic() > deadline:
+                raise Unreachable(f"the brokers at {self.address} do not deliver {partition} offset {min(left)}")
+            for message in messages:
+                if error := message.error():
+                    if error.code() != KafkaError._PARTITION_EOF:
+                        raise self._explain(error, partition.topic)
+                    return
+                found = _record(message)
+                if found.offset in left:
+                    yield found
+                left = {offset for offset in left if offset > found.offset}
 
     def _ask(
         self, partitions: Iterable[Partition], spec: Any, isolation: Any = IsolationLevel.READ_COMMITTED
@@ -136,3 +187,9 @@ class Brokers:
         existing = [name for name in self._admin.list_topics(timeout=TIMEOUT).topics if not name.startswith("__")]
         close = difflib.get_close_matches(topic, existing, n=3)
         return f"did you mean {' or '.join(close)}?" if close else "create it or correct the name"
+
+
+def _record(message: Any) -> Record:
+    kind, millis = message.timestamp()
+    when = datetime.fromtimestamp(millis / 1000, timezone.utc) if kind != TIMESTAMP_NOT_AVAILABLE else None
+    return Record(message.offset(), when, message.key(), message.value(), message.headers() or ())

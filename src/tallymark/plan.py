@@ -6,8 +6,9 @@ first those that are lost, then those that are read.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tallymark.errors import BadInput, BeyondEnd, ForeignCluster, RecordsLost, TopicRecreated
@@ -22,14 +23,17 @@ class Limits:
 
     ``records`` is the most that one batch reads over all partitions, but at least one of each that lags. Batches that
     take longer than ``seconds`` make the next ones smaller, and they grow again when there is time to spare.
+    ``memory`` is the most bytes of keys and values that go through the driver at once: what is larger is staged by
+    the executors, or read in smaller batches where the store can't be staged to.
     """
 
     records: int = 250_000
     seconds: float = 30.0
+    memory: int = 128 << 20
 
     def __post_init__(self) -> None:
-        if self.records < 1 or self.seconds <= 0:
-            raise BadInput(f"limits must be positive, not records={self.records} seconds={self.seconds}")
+        if self.records < 1 or self.seconds <= 0 or self.memory < 1:
+            raise BadInput(f"limits must be positive, not {self}")
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,18 @@ class Plan:
     @property
     def offsets(self) -> int:
         return sum(move.read for move in self.moves)
+
+    def half(self) -> Plan:
+        """The first half of each move, at least one offset of it."""
+        return Plan(tuple(replace(move, read=(move.read + 1) // 2) for move in self.moves))
+
+    def after(self, done: Plan) -> Plan:
+        """What is left when a first part of each move is done."""
+        stops = {move.partition: move.stop for move in done.moves}
+        left = (
+            Move(move.partition, stops[move.partition], 0, move.stop - stops[move.partition]) for move in self.moves
+        )
+        return Plan(tuple(move for move in left if move.read))
 
 
 def plan(
@@ -136,11 +152,16 @@ def share(lags: Mapping[Partition, int], limit: int) -> dict[Partition, int]:
     return shares
 
 
-def adapt(limit: int, offsets: int, seconds: float, limits: Limits) -> int:
-    """The limit for the next batch, after one of ``offsets`` took ``seconds``: at most halved or doubled at a time."""
+def adapt(limit: int, offsets: int, seconds: float, size: int, limits: Limits) -> int:
+    """The limit for the next batch, after one of ``offsets`` and ``size`` bytes took ``seconds``.
+
+    It is at most halved or doubled at a time.
+    """
     if offsets < limit // 2 or seconds <= 0:
         return limit
-    wanted = int(min(limit * 2, offsets * limits.seconds / seconds))
+    for_time = offsets * limits.seconds / seconds
+    for_memory = offsets * limits.memory / size if size else math.inf
+    wanted = int(min(limit * 2, for_time, for_memory))
     return max(1, min(limits.records, max(limit // 2, wanted)))
 
 

@@ -7,13 +7,15 @@ could not be decoded, and the rows of every table as Arrow.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
 import pyarrow as pa
 
+from tallymark.shape import Refusal, Staged
 from tallymark.spans import Partition, Span
 
 
@@ -24,6 +26,17 @@ class Seen:
     records: int = 0
     dead: int = 0
     last_timestamp: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record as it is in Kafka."""
+
+    offset: int
+    time: datetime | None
+    key: bytes | None
+    value: bytes | None
+    headers: Sequence[tuple[str, bytes | None]]
 
 
 @dataclass(frozen=True)
@@ -39,14 +52,36 @@ class DeadLetter:
     table: str | None
     error: str
 
+    @classmethod
+    def of(cls, refusal: Refusal, record: Record | None) -> DeadLetter:
+        """The letter of a record that was refused; Kafka may have deleted it meanwhile."""
+        if record is None:
+            error = f"{refusal.error}; Kafka has deleted the record meanwhile"
+            return cls(refusal.partition, refusal.offset, None, None, None, (), refusal.table, error)
+        kept = (record.time, record.key, record.value, record.headers)
+        return cls(refusal.partition, refusal.offset, *kept, refusal.table, refusal.error)
+
+    def headers_as_json(self) -> str | None:
+        """Header values may be any bytes: hexadecimal in the ledger."""
+        pairs = [[name, value.hex() if value is not None else None] for name, value in self.headers]
+        return json.dumps(pairs) if pairs else None
+
 
 @dataclass(frozen=True)
 class Reading:
-    """One batch as it was read and shaped. A partition that is missing from ``seen`` held no record."""
+    """One batch as it was read and shaped. A partition that is missing from ``seen`` held no record.
+
+    ``refusals`` are records that were decoded and that a table's function could not take: they have no rows.
+    """
 
     seen: Mapping[Partition, Seen]
     rows: Mapping[str, pa.Table]
     dead_letters: Sequence[DeadLetter]
+    refusals: Sequence[Refusal] = ()
+    size: int = 0
+    """Bytes of keys and values."""
+    staged: Mapping[str, Staged] = field(default_factory=dict)
+    """Tables whose rows are in the store already, staged by executors; they have no ``rows`` here."""
 
 
 class Reader(Protocol):
@@ -55,8 +90,14 @@ class Reader(Protocol):
     def schemas(self) -> Mapping[str, pa.Schema]:
         """The columns of every table, known before the first record is read."""
 
-    def read(self, spans: Sequence[Span]) -> Reading:
-        """Read these spans, all of them, or raise. Called from a thread of its own, one batch at a time."""
+    def read(self, spans: Sequence[Span], batch: str) -> Reading:
+        """Read these spans, all of them, or raise. Called from more than one thread.
+
+        ``BatchTooLarge`` asks for fewer.
+        """
+
+    def forget(self, reading: Reading) -> None:
+        """The reading was committed, or will never be: what was staged for it can go."""
 
     def cancel(self) -> None:
         """Give up a read that is under way; its answer is not wanted any more."""

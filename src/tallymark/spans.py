@@ -79,6 +79,20 @@ class Owner:
 
 
 @dataclass(frozen=True)
+class GroupState:
+    """What a group is meant to do: running or paused, why, and who said so."""
+
+    desired: str
+    reason: str | None
+    by: str | None
+    since: datetime
+
+    @property
+    def paused(self) -> bool:
+        return self.desired == "paused"
+
+
+@dataclass(frozen=True)
 class Position:
     """How far a group has come in a partition, as the ledger holds it."""
 

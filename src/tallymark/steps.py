@@ -17,6 +17,7 @@ class Step(str, Enum):
     STAGED = "staged"
     WRITTEN = "written"  # in the transaction, before the positions move
     MOVED = "moved"  # in the transaction, after the positions moved
+    HALFWAY = "halfway"  # between rows and positions, where delivery is not exactly once and they are two transactions
     COMMITTED = "committed"  # the database has it, nobody else knows yet
     DONE = "done"  # between this batch and the next
 

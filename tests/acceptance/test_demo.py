@@ -10,9 +10,9 @@ import pytest
 
 from tallymark.cli.demo import as_object
 from tallymark.demo.verdict import judge
-from tallymark.ledger.claim import FirstClaim, claim
+from tallymark.fence import FirstClaim, Wish
 from tallymark.spans import Owner, Partition
-from tallymark.stores.store import Store
+from tallymark.stores.opening import open_sql
 from tests.support.command import tallymark
 from tests.support.kafka import Topics
 
@@ -43,11 +43,12 @@ def test_the_verdict_sees_what_is_missing_and_what_is_there_twice(
     """A store filled by hand: offset 1 is missing, offset 2 is there twice, offset 9 was never in Kafka."""
     topic = topics.create(1)
     topics.send_to(topic, 0, [{"id": n} for n in range(4)])
-    store = Store(database("sqlite"))
+    store = open_sql(database("sqlite"))
     store.create_ledger()
     owner = Owner("run", "host", datetime.now(timezone.utc))
+    first = {Partition(topic, 0): FirstClaim(0, "id", "cluster")}
+    store.claim(group, owner, first.keys(), lambda _: Wish(first), {})
     with store.transaction() as connection:
-        claim(connection, group, owner, [Partition(topic, 0)], {Partition(topic, 0): FirstClaim(0, "id", "cluster")})
         connection.exec_driver_sql("CREATE TABLE orders (partition_id INT, record_offset INT)")
         connection.exec_driver_sql("INSERT INTO orders VALUES (0, 0), (0, 2), (0, 2), (0, 3), (0, 9)")
 

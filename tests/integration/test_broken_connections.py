@@ -10,11 +10,11 @@ from datetime import datetime, timezone
 import pytest
 
 from tallymark.errors import Fenced, Unreachable
-from tallymark.ledger.claim import claim
+from tallymark.fence import Wish
 from tallymark.sandbox import Sandbox
 from tallymark.spans import Owner, Partition
 from tallymark.steps import Progress, Step
-from tallymark.stores.store import Store
+from tallymark.stores.opening import open_sql, open_store
 from tests.support.crash import Run, make_loop
 from tests.support.databases import query
 from tests.support.kafka import Topics
@@ -59,7 +59,7 @@ class Watched:
     """A run in this process, with something that happens when a batch passes a step."""
 
     def __init__(self, run: Run) -> None:
-        self._store = Store(run.store)
+        self._store = open_store(run.store)
         self._reader = PlainReader(run.brokers)
         self._due: dict[tuple[Step, int], Callable[[], None]] = {}
         self._passed = dict.fromkeys(Step, 0)
@@ -115,6 +115,28 @@ def test_asking_for_the_outcome_may_break_too(
     watched.at(Step.MOVED, 2, lambda: proxy.arm(*cuts)).run()
     assert proxy.done == cuts
     check_complete(url, committed)
+
+
+@pytest.mark.parametrize("first", ["request", "reply"])
+@pytest.mark.parametrize("second", ["request", "reply"])
+def test_a_script_whose_outcome_is_unknown_is_applied_once(
+    first: Lose,
+    second: Lose,
+    brokers: str,
+    group: str,
+    topic: str,
+    redis_url: str,
+    committed: dict[Record, bytes | None],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """On Redis the commit is a script, and so is the question what became of it, which may break too."""
+    with Proxy(redis_url) as proxy, caplog.at_level(logging.WARNING):
+        cuts = [Cut(proxy.commit, first), Cut(proxy.commit, second)]
+        watched = Watched(Run(brokers, proxy.url, group, topic))
+        watched.at(Step.MOVED, 2, lambda: proxy.arm(*cuts)).run()
+    assert proxy.done == cuts
+    assert caplog.text.count(LANDED) == (1 if first == "reply" else 0)
+    check_complete(redis_url, committed)
 
 
 @pytest.mark.parametrize("statement", ["rows", "history", "positions"])
@@ -229,7 +251,6 @@ def test_a_database_that_dies_between_the_rows_and_the_commit_is_waited_for(
 
 
 def claim_for_rival(url: str, group: str, partitions: list[Partition]) -> None:
-    store = Store(url)
-    with store.transaction() as connection:
-        claim(connection, group, RIVAL, partitions, {})
+    store = open_sql(url)
+    store.claim(group, RIVAL, partitions, lambda _: Wish({}), {})
     store.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from tallymark.commit import commit
 from tallymark.errors import BadInput, CommitRefused, Fenced, PositionMoved
-from tallymark.ledger.claim import Claim, check_claims, claim, reclaim, release, restart
-from tallymark.ledger.commit import Advance, advance, prune_batches
-from tallymark.ledger.read import read_group, read_positions
+from tallymark.fence import Advance, Claim, Note, Restart, Wish
+from tallymark.ledger.commit import advance
+from tallymark.ledger.read import read_positions
 from tallymark.ledger.tables import VERSION, schema
-from tallymark.spans import Partition, Position, Span, Tally
+from tallymark.spans import GroupState, Partition, Position, Span, Tally
 from tallymark.steps import Step
-from tallymark.stores.store import Store
-from tests.support.commits import SINCE, apply, owner, ready_store, take, work
+from tallymark.stores.opening import open_sql
+from tallymark.stores.sql import SqlStore
+from tests.support.commits import SINCE, apply, moving, owner, ready_store, take, work
 from tests.support.crash import PROCESSES
 from tests.support.databases import query
 
@@ -31,13 +31,13 @@ LEFT_BEHIND = {"events": 0, "tallymark_dead_letters": 0, "tallymark_batches": 0,
 
 
 @pytest.fixture
-def store(store_url: str) -> Iterator[Store]:
+def store(store_url: str) -> Iterator[SqlStore]:
     made = ready_store(store_url)
     yield made
     made.close()
 
 
-def position(store: Store, group: str, partition: Partition = ZERO) -> Position:
+def position(store: SqlStore, group: str, partition: Partition = ZERO) -> Position:
     with store.look() as connection:
         return read_positions(connection, group, [partition])[partition]
 
@@ -50,20 +50,20 @@ def counts(url: str) -> dict[str, int]:
 # Making it
 
 
-def test_the_ledger_can_be_made_twice(store: Store, store_url: str) -> None:
+def test_the_ledger_can_be_made_twice(store: SqlStore, store_url: str) -> None:
     store.create_ledger()
     assert query(store_url, "SELECT version FROM tallymark_schema") == [(VERSION,)]
     assert store.has_ledger()
 
 
 def test_a_database_without_a_ledger_has_none(store_url: str) -> None:
-    store = Store(store_url)
+    store = open_sql(store_url)
     assert not store.has_ledger()
     store.close()
 
 
 def make_at_once(url: str, start: Any) -> None:
-    store = Store(url)
+    store = open_sql(url)
     start.wait()
     store.create_ledger()
 
@@ -92,7 +92,7 @@ def test_several_threads_may_make_the_tables_at_once(store_url: str) -> None:
     assert counts(store_url) == LEFT_BEHIND
 
 
-def test_a_ledger_of_a_newer_version_is_refused(store: Store) -> None:
+def test_a_ledger_of_a_newer_version_is_refused(store: SqlStore) -> None:
     with store.transaction() as connection:
         connection.execute(insert(schema), {"version": VERSION + 1, "applied_at": SINCE})
     with pytest.raises(BadInput, match=f"version {VERSION + 1}, this tallymark knows {VERSION}: upgrade"):
@@ -102,14 +102,15 @@ def test_a_ledger_of_a_newer_version_is_refused(store: Store) -> None:
 # Positions and names
 
 
-def test_only_partitions_with_a_position_are_found(store: Store, group: str) -> None:
+def test_only_partitions_with_a_position_are_found(store: SqlStore, group: str) -> None:
     take(store, group, "a", [ZERO], at=7)
     with store.look() as connection:
         found = read_positions(connection, group, [ZERO, ONE, Partition("other", 0)])
         assert set(found) == {ZERO}
         assert read_positions(connection, "other-group", BOTH) == {}
         assert read_positions(connection, group, []) == {}
-        assert read_group(connection, group) == {group: [found[ZERO]]}
+    assert store.positions(group) == {group: [found[ZERO]]}
+    assert store.positions("other-group") == {}
     assert (found[ZERO].first_offset, found[ZERO].next_offset, found[ZERO].tally) == (7, 7, Tally())
     assert (found[ZERO].topic_id, found[ZERO].cluster_id) == ("topic-id", "cluster-id")
 
@@ -124,12 +125,11 @@ def test_only_partitions_with_a_position_are_found(store: Store, group: str) -> 
         ("%s", "%(x)s"),
     ],
 )
-def test_names_that_look_alike_are_kept_apart(one: str, other: str, store: Store, store_url: str) -> None:
+def test_names_that_look_alike_are_kept_apart(one: str, other: str, store: SqlStore, store_url: str) -> None:
     for offset, (group, topic) in enumerate([(one, one), (one, other), (other, one), (other, other)], start=1):
         held = take(store, group, "a", [Partition(topic, 0)])
         apply(store, work(group, f"{group} {topic}", held, 0, offset), held)
-    with store.look() as connection:
-        found = read_group(connection)
+    found = store.positions()
     reached = {(group, at.partition.topic): at.next_offset for group, all_ in found.items() for at in all_}
     assert reached == {(one, one): 1, (one, other): 2, (other, one): 3, (other, other): 4}
     assert len(query(store_url, "SELECT * FROM tallymark_batches")) == 4
@@ -138,7 +138,7 @@ def test_names_that_look_alike_are_kept_apart(one: str, other: str, store: Store
 # Claims
 
 
-def test_a_claim_raises_the_epoch_and_names_its_owner(store: Store, group: str) -> None:
+def test_a_claim_raises_the_epoch_and_names_its_owner(store: SqlStore, group: str) -> None:
     first = take(store, group, "a", BOTH)
     second = take(store, group, "b", [ZERO])
     assert {held.epoch for held in first.values()} == {1}
@@ -149,7 +149,7 @@ def test_a_claim_raises_the_epoch_and_names_its_owner(store: Store, group: str) 
     assert second[ZERO].position == position(store, group)
 
 
-def test_a_claim_leaves_an_existing_position_where_it_is(store: Store, group: str) -> None:
+def test_a_claim_leaves_an_existing_position_where_it_is(store: SqlStore, group: str) -> None:
     held = take(store, group, "a", [ZERO], at=5)
     apply(store, work(group, "a", held, 5, 9), held)
     again = take(store, group, "b", [ZERO], at=100)
@@ -157,19 +157,25 @@ def test_a_claim_leaves_an_existing_position_where_it_is(store: Store, group: st
     assert position(store, group).first_offset == 5
 
 
-def test_whoever_is_fenced_is_told_by_whom_and_leaves_nothing_behind(store: Store, store_url: str, group: str) -> None:
+def test_whoever_is_fenced_is_told_by_whom_and_leaves_nothing_behind(
+    store: SqlStore, store_url: str, group: str
+) -> None:
     held = take(store, group, "a", BOTH)
     take(store, group, "b", [ONE])
     made = work(group, "a", held, 0, 3, dead=1)
-    made = dataclasses.replace(made, losses=[Span(ZERO, 0, 1)])
+    lost = Note("loss", Span(ZERO, 0, 1), "deleted before they were read")
+    made = dataclasses.replace(made, entry=dataclasses.replace(made.entry, notes=[lost], pause="too many"))
     with pytest.raises(Fenced, match=r"orders\[1\] was claimed by run b on host-of-b since 2026-01-31 12:30:00 UTC"):
         apply(store, made, held)
     assert counts(store_url) == LEFT_BEHIND
     assert position(store, group).next_offset == 0
+    state = store.state(group)
+    assert state is not None
+    assert not state.paused
 
 
 def test_whoever_is_fenced_in_the_middle_of_a_transaction_leaves_nothing_behind(
-    store: Store, store_url: str, group: str
+    store: SqlStore, store_url: str, group: str
 ) -> None:
     """The rows are written when the rival claims; the decision is the last statement's. (SQLite's writers queue.)"""
     if store.dialect.name == "sqlite":
@@ -183,60 +189,82 @@ def test_whoever_is_fenced_in_the_middle_of_a_transaction_leaves_nothing_behind(
             take(rival, group, "b", BOTH)
 
     with pytest.raises(Fenced, match=r"orders\[0\] was claimed by run b on host-of-b"):
-        commit(store, made, held, on_step)
+        store.apply(made.changes, made.entry, on_step)
     rival.close()
     assert counts(store_url) == LEFT_BEHIND
 
 
-def test_an_owner_that_has_left_is_still_known_to_have_been_there(store: Store, group: str) -> None:
+def test_an_owner_that_has_left_is_still_known_to_have_been_there(store: SqlStore, group: str) -> None:
     held = take(store, group, "a", [ZERO])
     rival = take(store, group, "b", [ZERO])
-    with store.transaction() as connection:
-        release(connection, group, rival.values())
+    store.release(group, rival.values())
     with pytest.raises(Fenced, match="another owner, which has left since"):
         apply(store, work(group, "a", held, 0, 1), held)
 
 
-def test_a_claim_is_released_only_by_its_holder(store: Store, group: str) -> None:
+def test_a_claim_is_released_only_by_its_holder(store: SqlStore, group: str) -> None:
     first = take(store, group, "a", BOTH)
     second = take(store, group, "b", [ZERO])
-    with store.transaction() as connection:
-        release(connection, group, first.values())
+    store.release(group, first.values())
     assert position(store, group).owner == owner("b")
     assert position(store, group, ONE).owner is None
-    with store.transaction() as connection:
-        release(connection, group, second.values())
+    store.release(group, second.values())
     assert position(store, group).owner is None
     assert position(store, group).epoch == 2
 
 
-def test_a_reclaim_shuts_out_our_own_late_commit_and_nobody_else(store: Store, group: str) -> None:
+def test_a_reclaim_shuts_out_our_own_late_commit(store: SqlStore, group: str) -> None:
+    held = take(store, group, "a", BOTH)
+    again = store.reclaim(group, held)
+    assert {partition: claim.epoch for partition, claim in again.items()} == {ZERO: 2, ONE: 2}
+    assert again[ZERO].position == position(store, group)
+    with pytest.raises(Fenced):
+        apply(store, work(group, "a", held, 0, 1), held)
+    apply(store, work(group, "a", again, 0, 1), again)
+    assert position(store, group).next_offset == 1
+
+
+def test_a_reclaim_takes_nothing_back_from_who_has_it_now(store: SqlStore, group: str) -> None:
     held = take(store, group, "a", BOTH)
     take(store, group, "b", [ONE])
-    with store.transaction() as connection:
-        again = reclaim(connection, group, held.values())
-    assert set(again) == {ZERO}
-    assert again[ZERO].epoch == 2
-    assert position(store, group, ONE).owner == owner("b")
-    with pytest.raises(Fenced):
-        apply(store, work(group, "a", {ZERO: held[ZERO]}, 0, 1), held)
-    apply(store, work(group, "a", again, 0, 1), again)
+    with pytest.raises(Fenced, match=r"orders\[1\] was claimed by run b on host-of-b"):
+        store.reclaim(group, held)
+    assert (position(store, group, ONE).epoch, position(store, group, ONE).owner) == (2, owner("b"))
+    assert position(store, group).epoch == 1, "and of the others nothing either"
 
 
-def test_a_reclaim_whose_answer_was_lost_can_be_repeated(store: Store, group: str) -> None:
+def test_a_reclaim_whose_answer_was_lost_can_be_repeated(store: SqlStore, group: str) -> None:
     held = take(store, group, "a", [ZERO])
     for epoch in (2, 3):
-        with store.transaction() as connection:
-            again = reclaim(connection, group, held.values())
-        assert again[ZERO].epoch == epoch
-    with store.look() as connection:
-        check_claims(connection, group, held.values())
+        assert store.reclaim(group, held)[ZERO].epoch == epoch
+
+
+def test_who_was_fenced_takes_no_new_partition(store: SqlStore, group: str) -> None:
+    held = take(store, group, "a", [ZERO])
+    take(store, group, "b", [ZERO])
+    with pytest.raises(Fenced, match=r"orders\[0\] was claimed by run b"):
+        take(store, group, "a", [ONE], held=held)
+    assert store.positions(group)[group] == [position(store, group)]
+
+
+def test_a_claim_decides_by_the_positions_that_are_there(store: SqlStore, group: str) -> None:
+    take(store, group, "a", [ONE], at=3)
+    seen: list[Position] = []
+
+    def decide(saved: Sequence[Position]) -> Wish:
+        seen.extend(saved)
+        raise BadInput("no")
+
+    with pytest.raises(BadInput, match="no"):
+        store.claim(group, owner("b"), BOTH, decide, {})
+    assert seen == [position(store, group, ONE)]
+    assert seen[0].owner == owner("a"), "whoever runs is left alone by a claim that fails"
 
 
 # Compare and set
 
 
-def test_ahead_and_behind_are_told_apart(store: Store, store_url: str, group: str) -> None:
+def test_ahead_and_behind_are_told_apart(store: SqlStore, store_url: str, group: str) -> None:
     held = take(store, group, "a", [ZERO], at=5)
     with pytest.raises(PositionMoved, match=r"orders\[0\]: the ledger is ahead of this batch, at 5 instead of 3"):
         apply(store, work(group, "a", held, 3, 6), held)
@@ -245,7 +273,7 @@ def test_ahead_and_behind_are_told_apart(store: Store, store_url: str, group: st
     assert counts(store_url) == LEFT_BEHIND
 
 
-def test_a_position_that_was_deleted_is_missed(store: Store, group: str) -> None:
+def test_a_position_that_was_deleted_is_missed(store: SqlStore, group: str) -> None:
     held = take(store, group, "a", [ZERO])
     with store.transaction() as connection:
         connection.exec_driver_sql("DELETE FROM tallymark_positions")
@@ -255,56 +283,48 @@ def test_a_position_that_was_deleted_is_missed(store: Store, group: str) -> None
 
 @pytest.mark.parametrize("wrong", ["epoch", "start"])
 @pytest.mark.parametrize("partitions", [1, 2, 5])
-def test_one_wrong_step_refuses_all(wrong: str, partitions: int, store: Store, group: str) -> None:
+def test_one_wrong_step_refuses_all(wrong: str, partitions: int, store: SqlStore, group: str) -> None:
     """The count of moved positions is right for one and for many: drivers count executemany each in their own way."""
     claims = take(store, group, "a", [Partition("orders", number) for number in range(partitions)])
-    steps = work(group, "a", claims, 0, 4).advances
-    last = steps[-1]
+    entry = work(group, "a", claims, 0, 4).entry
+    *steps, last = entry.advances
     bad = (
         dataclasses.replace(last, epoch=last.epoch - 1)
         if wrong == "epoch"
         else Advance(last.partition, 1, 5, last.epoch, last.tally, None)
     )
     with pytest.raises(CommitRefused, match=f"1 of {partitions} positions"), store.transaction() as connection:
-        advance(connection, group, [*steps[:-1], bad], SINCE)
+        advance(connection, dataclasses.replace(entry, advances=[*steps, bad]))
     assert all(position(store, group, partition).next_offset == 0 for partition in claims)
 
 
-def test_a_batch_without_rows_advances(store: Store, store_url: str, group: str) -> None:
+def test_a_batch_without_rows_advances(store: SqlStore, store_url: str, group: str) -> None:
     held = take(store, group, "a", [ZERO])
     absent = Advance(ZERO, 0, 4, held[ZERO].epoch, Tally(absent=4), None)
-    apply(store, dataclasses.replace(work(group, "a", {}, 0, 0), advances=[absent]), held)
+    apply(store, moving(group, absent), held)
     assert position(store, group).next_offset == 4
     assert position(store, group).tally == Tally(absent=4)
     assert position(store, group).record_time is None
     assert query(store_url, "SELECT absent FROM tallymark_batches") == [(4,)]
 
 
-def test_the_time_of_the_last_record_survives_a_batch_without_records(store: Store, group: str) -> None:
+def test_the_time_of_the_last_record_survives_a_batch_without_records(store: SqlStore, group: str) -> None:
     held = take(store, group, "a", [ZERO])
     apply(store, work(group, "a", held, 0, 2), held)
-    absent = Advance(ZERO, 2, 3, held[ZERO].epoch, Tally(absent=1), None)
-    apply(store, dataclasses.replace(work(group, "a", {}, 0, 0), advances=[absent]), held)
+    apply(store, moving(group, Advance(ZERO, 2, 3, held[ZERO].epoch, Tally(absent=1), None)), held)
     assert position(store, group).record_time == SINCE
 
 
-def test_an_advance_that_does_not_add_up_cannot_be_made() -> None:
-    with pytest.raises(ValueError, match=r"does not account for 0\.\.5"):
-        Advance(ZERO, 0, 5, 1, Tally(applied=4), None)
-
-
-def test_offsets_and_tallies_beyond_32_bits_are_kept(store: Store, group: str) -> None:
+def test_offsets_and_tallies_beyond_32_bits_are_kept(store: SqlStore, group: str) -> None:
     far = 2**62
     held = take(store, group, "a", [ZERO], at=far)
-    leap = Advance(ZERO, far, far + 2**40, 1, Tally(lost=2**40), None)
-    with store.transaction() as connection:
-        advance(connection, group, [leap], SINCE)
+    apply(store, moving(group, Advance(ZERO, far, far + 2**40, 1, Tally(lost=2**40), None)), held)
     found = position(store, group)
     assert (found.first_offset, found.next_offset, found.tally.lost) == (far, far + 2**40, 2**40)
     assert held[ZERO].position.next_offset == far
 
 
-def test_dead_letters_are_kept_as_they_came(store: Store, store_url: str, group: str) -> None:
+def test_dead_letters_are_kept_as_they_came(store: SqlStore, store_url: str, group: str) -> None:
     held = take(store, group, "a", [ZERO])
     apply(store, work(group, "a", held, 0, 1, dead=1), held)
     columns = "record_offset, record_key, record_value, headers, error, state"
@@ -313,11 +333,12 @@ def test_dead_letters_are_kept_as_they_came(store: Store, store_url: str, group:
     assert rest == ['[["h", null]]', "garbage", "dead"]
 
 
-def test_a_dead_letter_whose_error_quotes_a_nul_is_kept(store: Store, store_url: str, group: str) -> None:
+def test_a_dead_letter_whose_error_quotes_a_nul_is_kept(store: SqlStore, store_url: str, group: str) -> None:
     held = take(store, group, "a", [ZERO])
     made = work(group, "a", held, 0, 1, dead=1)
-    letter = dataclasses.replace(made.dead_letters[0], error="unexpected a\x00b", headers=[("\x00", b"\x00")])
-    apply(store, dataclasses.replace(made, dead_letters=[letter]), held)
+    letter = dataclasses.replace(made.entry.dead_letters[0], error="unexpected a\x00b", headers=[("\x00", b"\x00")])
+    entry = dataclasses.replace(made.entry, dead_letters=[letter])
+    apply(store, dataclasses.replace(made, entry=entry), held)
     ((error,),) = query(store_url, "SELECT error FROM tallymark_dead_letters")
     assert error == "unexpected a\\0b"
 
@@ -325,19 +346,19 @@ def test_a_dead_letter_whose_error_quotes_a_nul_is_kept(store: Store, store_url:
 # Restarting elsewhere
 
 
-def restarted(store: Store, group: str, held: Claim, offset: int) -> Claim:
-    with store.transaction() as connection:
-        return restart(connection, group, held, offset, "because", datetime.now(timezone.utc))
+def restarted(store: SqlStore, group: str, offset: int) -> Claim:
+    """Claimed once more, and sent elsewhere."""
+    wish = Wish({}, {ZERO: Restart(offset, "because")})
+    return store.claim(group, owner("b"), [ZERO], lambda _: wish, {})[ZERO]
 
 
 EXCEPTIONS = "SELECT kind, start_offset, stop_offset, reason FROM tallymark_exceptions"
 
 
-def test_a_restart_ahead_is_a_skip_on_the_record(store: Store, store_url: str, group: str) -> None:
+def test_a_restart_ahead_is_a_skip_on_the_record(store: SqlStore, store_url: str, group: str) -> None:
     held = take(store, group, "a", [ZERO], at=10)
     apply(store, work(group, "a", held, 10, 14, dead=1), held)
-    (now,) = take(store, group, "a", [ZERO]).values()
-    moved = restarted(store, group, now, 20)
+    moved = restarted(store, group, 20)
     assert moved.position == position(store, group)
     assert moved.position.next_offset == 20
     assert moved.position.tally == Tally(applied=3, dead=1, skipped=6)
@@ -345,11 +366,10 @@ def test_a_restart_ahead_is_a_skip_on_the_record(store: Store, store_url: str, g
     assert query(store_url, EXCEPTIONS) == [("skip", 14, 20, "because")]
 
 
-def test_a_restart_back_begins_a_new_tally(store: Store, store_url: str, group: str) -> None:
+def test_a_restart_back_begins_a_new_tally(store: SqlStore, store_url: str, group: str) -> None:
     held = take(store, group, "a", [ZERO], at=10)
     apply(store, work(group, "a", held, 10, 14, dead=1), held)
-    (now,) = take(store, group, "a", [ZERO]).values()
-    moved = restarted(store, group, now, 12)
+    moved = restarted(store, group, 12)
     assert (moved.position.first_offset, moved.position.next_offset, moved.position.tally) == (12, 12, Tally())
     assert moved.position.balanced
     assert query(store_url, EXCEPTIONS) == [("reset", 12, 14, "because")]
@@ -357,9 +377,9 @@ def test_a_restart_back_begins_a_new_tally(store: Store, store_url: str, group: 
     assert position(store, group).balanced
 
 
-def test_a_restart_where_it_is_leaves_no_trace(store: Store, store_url: str, group: str) -> None:
-    held = take(store, group, "a", [ZERO], at=10)
-    restarted(store, group, held[ZERO], 10)
+def test_a_restart_where_it_is_leaves_no_trace(store: SqlStore, store_url: str, group: str) -> None:
+    take(store, group, "a", [ZERO], at=10)
+    restarted(store, group, 10)
     assert query(store_url, EXCEPTIONS) == []
     assert position(store, group).tally == Tally()
 
@@ -367,22 +387,20 @@ def test_a_restart_where_it_is_leaves_no_trace(store: Store, store_url: str, gro
 # History and status
 
 
-def test_only_old_history_of_the_group_is_forgotten(store: Store, store_url: str, group: str) -> None:
+def test_only_old_history_of_the_group_is_forgotten(store: SqlStore, store_url: str, group: str) -> None:
     for name in (group, "other"):
         held = take(store, name, "a", [ZERO])
         apply(store, work(name, "a", held, 0, 2, dead=1), held)
     now = datetime.now(timezone.utc)
-    with store.transaction() as connection:
-        prune_batches(connection, group, now, timedelta(days=1))
+    store.prune(group, now - timedelta(days=1))
     assert counts(store_url)["tallymark_batches"] == 2
-    with store.transaction() as connection:
-        prune_batches(connection, group, now + timedelta(days=2), timedelta(days=1))
+    store.prune(group, now + timedelta(days=1))
     assert query(store_url, "SELECT group_name FROM tallymark_batches") == [("other",)]
     assert counts(store_url)["tallymark_dead_letters"] == 2
     assert position(store, group).tally == Tally(applied=1, dead=1)
 
 
-def test_the_status_can_be_read_with_sql_alone(store: Store, store_url: str, group: str) -> None:
+def test_the_status_can_be_read_with_sql_alone(store: SqlStore, store_url: str, group: str) -> None:
     held = take(store, group, "a", BOTH)
     apply(store, work(group, "a", held, 0, 3, dead=1), held)
     columns = "partition_id, desired_state, next_offset, applied, dead, owner, owner_host, epoch"
@@ -393,26 +411,69 @@ def test_the_status_can_be_read_with_sql_alone(store: Store, store_url: str, gro
     assert float(str(age)) == pytest.approx(expected, abs=60)
 
 
-def test_a_tally_that_does_not_add_up_shows_in_the_status(store: Store, store_url: str, group: str) -> None:
+def test_a_tally_that_does_not_add_up_shows_in_the_status(store: SqlStore, store_url: str, group: str) -> None:
     take(store, group, "a", BOTH)
     with store.transaction() as connection:
         connection.exec_driver_sql("UPDATE tallymark_positions SET applied = 1 WHERE partition_id = 1")
     assert query(store_url, "SELECT partition_id FROM tallymark_status WHERE NOT balanced") == [(1,)]
 
 
-def test_looking_waits_for_no_writer(store: Store, store_url: str, group: str) -> None:
+def test_looking_waits_for_no_writer(store: SqlStore, store_url: str, group: str) -> None:
     held = take(store, group, "a", [ZERO])
-    looking = Store(store_url)
+    looking = open_sql(store_url)
     with store.transaction() as connection:
-        advance(connection, group, work(group, "a", held, 0, 5).advances, SINCE)
+        advance(connection, work(group, "a", held, 0, 5).entry)
         with looking.look() as other:
             assert read_positions(other, group, [ZERO])[ZERO].next_offset == 0
     looking.close()
     assert position(store, group).next_offset == 5
 
 
-def test_a_claim_for_nothing_does_nothing(store: Store, group: str) -> None:
-    with store.transaction() as connection:
-        assert claim(connection, group, owner("a"), [ZERO], {}) == {}
-        assert reclaim(connection, group, []) == {}
-        release(connection, group, [])
+def test_a_claim_for_nothing_does_nothing(store: SqlStore, group: str) -> None:
+    assert store.claim(group, owner("a"), [ZERO], lambda _: Wish({}), {}) == {}
+    assert store.reclaim(group, {}) == {}
+    store.release(group, [])
+
+
+# Running and paused
+
+
+def test_a_group_runs_from_its_first_claim_and_does_what_it_is_told(store: SqlStore, group: str) -> None:
+    assert store.state(group) is None
+    take(store, group, "a", [ZERO])
+    assert store.state(group) == GroupState("running", None, "host-of-a", SINCE)
+    paused = GroupState("paused", "größe 🐘", "me", SINCE + timedelta(microseconds=1))
+    store.set_state(group, paused)
+    take(store, group, "b", [ZERO])
+    assert store.state(group) == paused, "a claim leaves it as it is"
+    store.set_state("never-claimed", paused)
+    assert store.state("never-claimed") == paused
+
+
+def test_a_commit_that_pauses_the_group_does_both_or_neither(store: SqlStore, group: str) -> None:
+    held = take(store, group, "a", [ZERO])
+    made = work(group, "a", held, 0, 2, dead=1)
+    pausing = dataclasses.replace(made.entry, pause="too many")
+    stale = dataclasses.replace(pausing, advances=[dataclasses.replace(pausing.advances[0], epoch=0)])
+    with pytest.raises(Fenced):
+        store.apply(made.changes, stale)
+    state = store.state(group)
+    assert state is not None
+    assert not state.paused
+    store.apply(made.changes, pausing)
+    assert store.state(group) == GroupState("paused", "too many", "budget", pausing.now)
+
+
+def test_what_became_of_records_lately_is_that_of_the_batches_since(store: SqlStore, group: str) -> None:
+    held = take(store, group, "a", [ZERO])
+    assert store.recent(group, SINCE) == Tally()
+    for number in range(3):
+        made = work(group, "a", held, number * 4, number * 4 + 4, dead=1)
+        entry = dataclasses.replace(made.entry, now=SINCE + timedelta(minutes=number))
+        apply(store, dataclasses.replace(made, entry=entry), held)
+    other = take(store, "other", "a", [ZERO])
+    apply(store, work("other", "a", other, 0, 9), other)
+    assert store.recent(group, SINCE) == Tally(applied=9, dead=3)
+    assert store.recent(group, SINCE + timedelta(minutes=1)) == Tally(applied=6, dead=2)
+    assert store.recent(group, SINCE + timedelta(minutes=1, microseconds=1)) == Tally(applied=3, dead=1)
+    assert store.recent(group, SINCE + timedelta(minutes=3)) == Tally()

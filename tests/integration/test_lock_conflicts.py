@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import text
 
-from tallymark.shape import TableSpec
+from tallymark.shape import Changes, TableSpec
 from tallymark.spans import Partition
-from tallymark.stores.store import Store
+from tallymark.stores.opening import open_sql
 from tests.support.commits import apply, ready_store, take, work
 from tests.support.databases import query
 
@@ -41,21 +41,20 @@ def wait_for(condition: Callable[[], bool]) -> None:
         threading.Event().wait(0.02)
 
 
+def putting(ids: list[int], numbers: list[int]) -> Changes:
+    return Changes(LATEST, pa.table([ids, numbers], schema=SCHEMA), SCHEMA.empty_table())
+
+
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_the_victim_of_a_deadlock_is_applied_once(
     kind: str, database: Callable[[str], str], group: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = database(kind)
-    store, rival = ready_store(url), Store(url)
+    store, rival = ready_store(url), open_sql(url)
     store.create_tables([LATEST], {"latest": SCHEMA})
-    with store.transaction() as connection:
-        store.write(connection, LATEST, pa.table([[1, 2, *range(10, 200)], [0] * 192], schema=SCHEMA))
+    store.apply([putting([1, 2, *range(10, 200)], [0] * 192)], None)
     held = take(store, group, "a", [ZERO])
-    ours = dataclasses.replace(
-        work(group, "a", held, 0, 2, dead=1),
-        tables=[LATEST],
-        rows={"latest": pa.table([[1, 2], [7, 7]], schema=SCHEMA)},
-    )
+    ours = dataclasses.replace(work(group, "a", held, 0, 2, dead=1), changes=[putting([1, 2], [7, 7])])
     with caplog.at_level(logging.WARNING), ThreadPoolExecutor(1) as pool:
         with rival.transaction() as connection:
             # A transaction that has done more is not chosen as the victim.
@@ -83,7 +82,7 @@ def test_a_busy_sqlite_file_is_waited_for(
 ) -> None:
     monkeypatch.setattr("tallymark.stores.sqlite.LOCK_WAIT", 0.05)
     url = database("sqlite")
-    store, rival = ready_store(url), Store(url)
+    store, rival = ready_store(url), open_sql(url)
     held = take(store, group, "a", [ZERO])
     with caplog.at_level(logging.WARNING), ThreadPoolExecutor(1) as pool:
         with rival.transaction():

@@ -7,11 +7,12 @@ from queue import Empty
 from typing import Any
 
 from tallymark.errors import CommitRefused
-from tallymark.ledger.claim import Claim
+from tallymark.fence import Claim
 from tallymark.ledger.read import read_positions
 from tallymark.spans import Partition
-from tallymark.stores.store import Store
-from tests.support.commits import apply, ready_store, take, work
+from tallymark.stores.opening import open_sql
+from tallymark.stores.sql import SqlStore
+from tests.support.commits import EVENTS, SCHEMA, apply, ready_store, take, work
 from tests.support.crash import PROCESSES
 from tests.support.databases import query
 from tests.support.truth import check_accounts
@@ -28,8 +29,8 @@ Outcome = tuple[int, str, str, int]
 
 def compete(play: Any, url: str, name: str, start: Any, results: Any) -> None:
     """One of the processes of a race."""
-    store = Store(url)
-    store.create_tables([work("", "", {}, 0, 0).tables[0]], {"events": work("", "", {}, 0, 0).rows["events"].schema})
+    store = open_sql(url)
+    store.create_tables([EVENTS], {"events": SCHEMA})
     play(store, name, start, results)
 
 
@@ -48,7 +49,7 @@ def race(url: str, play: Callable[..., None], names: tuple[str, ...] = ("a", "b"
     return outcomes
 
 
-def attempt(store: Store, group: str, name: str, claims: Claims, at: int) -> str:
+def attempt(store: SqlStore, group: str, name: str, claims: Claims, at: int) -> str:
     try:
         apply(store, work(group, name, claims, at, at + STEP, dead=1), claims)
     except CommitRefused as refusal:
@@ -73,7 +74,7 @@ def check_rows(url: str, rounds: int) -> None:
 SAME_SPAN_ROUNDS = 50
 
 
-def commit_the_same_span(store: Store, name: str, start: Any, results: Any) -> None:
+def commit_the_same_span(store: SqlStore, name: str, start: Any, results: Any) -> None:
     """Both believe to be the owner, with the same epoch: a copy of a process, or of its memory."""
     claims = take(store, "race", "twin", PARTITIONS) if name == "a" else {}
     start.wait()
@@ -85,7 +86,7 @@ def commit_the_same_span(store: Store, name: str, start: Any, results: Any) -> N
         results.put((number, name, said, claims[PARTITIONS[0]].epoch))
 
 
-def held_by(store: Store) -> Claims:
+def held_by(store: SqlStore) -> Claims:
     """The claims as their owner knows them."""
     with store.look() as connection:
         found = read_positions(connection, "race", PARTITIONS)
@@ -105,7 +106,7 @@ def test_of_two_that_commit_the_same_span_one_wins(store_url: str) -> None:
 CLAIM_ROUNDS = 20
 
 
-def claim_and_commit(store: Store, name: str, start: Any, results: Any) -> None:
+def claim_and_commit(store: SqlStore, name: str, start: Any, results: Any) -> None:
     """Both start at the same moment and claim the same partitions."""
     for number in range(CLAIM_ROUNDS):
         start.wait()
@@ -127,7 +128,7 @@ def test_of_two_that_claim_at_once_the_last_one_may_commit(store_url: str) -> No
     check_rows(store_url, CLAIM_ROUNDS)
 
 
-def claim_under_a_commit(store: Store, name: str, start: Any, results: Any) -> None:
+def claim_under_a_commit(store: SqlStore, name: str, start: Any, results: Any) -> None:
     """One commits while the other takes over and goes on from wherever it finds the positions."""
     at = 0
     for number in range(CLAIM_ROUNDS):

@@ -12,7 +12,7 @@ import pytest
 
 from tallymark import Bytes, Json
 from tallymark.errors import BadInput
-from tallymark.shape import OFFSET, PARTITION, PROVENANCE, TIMESTAMP, TOPIC
+from tallymark.shape import HIDDEN, OFFSET, PARTITION, TIMESTAMP, TOPIC
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -177,13 +177,13 @@ def test_a_tombstone_is_a_record_without_a_value(decoded: Callable[..., list[tup
 
 
 def test_everything_but_the_value_is_as_kafka_has_it(spark: SparkSession) -> None:
-    from tallymark.spark.decode import RAW, RECORD, Decoder
+    from tallymark.spark.decode import RAW, RECORD, SIZE, Decoder
 
     raw = kafka_frame(spark, [b'{"id":1}', b"dead", None])
     for source in (SCHEMA, Bytes()):
         frame = Decoder(source)(raw)
         others = [name for name in RECORD if name != "value"]
-        assert sorted(frame.columns) == sorted([*RECORD, RAW])
+        assert sorted(frame.columns) == sorted([*RECORD, RAW, SIZE])
         assert frame.select(*others).collect() == raw.select(*others).collect()
 
 
@@ -259,7 +259,7 @@ def as_rows(frame: DataFrame) -> list[dict[str, Any]]:
 
 
 def without_provenance(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return sorted(({k: v for k, v in row.items() if k not in PROVENANCE} for row in rows), key=str)
+    return sorted(({k: v for k, v in row.items() if k not in HIDDEN} for row in rows), key=str)
 
 
 @pytest.mark.parametrize("name", ROW_WISE)
@@ -280,5 +280,5 @@ def test_a_row_of_several_records_has_no_single_one(records: DataFrame, name: st
     from tallymark.spark.provenance import with_provenance
 
     result = with_provenance(MERGED[name](records), records)
-    assert not set(PROVENANCE) & set(result.columns)
+    assert not set(HIDDEN) & set(result.columns)
     assert as_rows(result) == as_rows(MERGED[name](records))

@@ -13,7 +13,7 @@ from tests.support.command import DEADLINE, REPOSITORY
 from tests.support.databases import query
 from tests.support.kafka import Topics
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.faults]
 
 
 def test_a_lost_executor_and_speculative_tasks_change_nothing(

@@ -12,7 +12,7 @@ import pytest
 from tallymark import Limits, Start, Tally
 from tallymark.errors import BadInput, BeyondEnd, ForeignCluster, RecordsLost, TopicRecreated, UnknownTopic
 from tallymark.steps import Progress, Step
-from tallymark.stores.store import Store
+from tallymark.stores.opening import open_sql
 from tests.support import databases
 from tests.support.kafka import Topics
 from tests.support.pipelines import (
@@ -41,7 +41,7 @@ def in_partition(partition: int, *offsets: int) -> list[tuple[int, int]]:
 
 def execute(url: str, statement: str) -> None:
     """Change the ledger behind everybody's back."""
-    with Store(url).transaction() as connection:
+    with open_sql(url).transaction() as connection:
         connection.exec_driver_sql(statement)
 
 

@@ -3,50 +3,17 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from tallymark.errors import Fenced, TallymarkError
-from tallymark.loop import Loop
 from tallymark.steps import OnStep, Progress, Step, ignore
-from tallymark.stores.store import Store
-from tests.support.crash import Run, make_loop
+from tests.support.crash import Run
 from tests.support.databases import query
 from tests.support.kafka import Topics
-from tests.support.reader import PlainReader
+from tests.support.running import TIMEOUT, Running, wait_for
 from tests.support.truth import check_complete
-
-TIMEOUT = 30.0
-
-
-class Running:
-    """A loop in a thread of its own."""
-
-    def __init__(self, run: Run, on_step: OnStep = ignore) -> None:
-        self.store, self.reader = Store(run.store), PlainReader(run.brokers)
-        self.loop: Loop = make_loop(run, self.store, self.reader, on_step)
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self.loop.run()
-        except TallymarkError as error:
-            self.error = error
-
-    def wait(self) -> None:
-        self._thread.join(TIMEOUT)
-        assert not self._thread.is_alive()
-
-    def close(self) -> None:
-        self.loop.stop()
-        self.wait()
-        self.reader.close()
-        self.store.close()
-
 
 Start = Callable[..., Running]
 
@@ -65,13 +32,6 @@ def start() -> Iterator[Start]:
         running.close()
         # A test that waited in vain for a run that had ended early shows why.
         print(f"{running.loop.job.owner.run} ended with {running.error!r}")
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
 
 
 def owners(url: str, partition: int) -> list[object]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timezone
 
 import pyarrow as pa
 
-from tallymark.commit import Commit, commit
-from tallymark.ledger.claim import Claim, FirstClaim, claim
-from tallymark.ledger.commit import Advance
+from tallymark.budget import Budget
+from tallymark.commit import Committer, Destination
+from tallymark.fence import Advance, Claim, Entry, FirstClaim, Wish
 from tallymark.read import DeadLetter
-from tallymark.shape import TableSpec
+from tallymark.shape import Changes, TableSpec
 from tallymark.spans import Owner, Partition, Tally
+from tallymark.stores.opening import open_sql
+from tallymark.stores.sql import SqlStore
 from tallymark.stores.store import Store
 
 EVENTS = TableSpec("events")
@@ -25,22 +28,36 @@ def owner(run: str) -> Owner:
     return Owner(run, f"host-of-{run}", SINCE)
 
 
-def ready_store(url: str) -> Store:
+def ready_store(url: str) -> SqlStore:
     """A store with a ledger and the table ``events``."""
-    store = Store(url)
+    store = open_sql(url)
     store.create_ledger()
     store.create_tables([EVENTS], {"events": SCHEMA})
     return store
 
 
-def take(store: Store, group: str, run: str, partitions: Sequence[Partition], at: int = 0) -> dict[Partition, Claim]:
-    """Claim these partitions; those without a position start at ``at``."""
-    with store.transaction() as connection:
-        first = {partition: FirstClaim(at, "topic-id", "cluster-id") for partition in partitions}
-        return claim(connection, group, owner(run), partitions, first)
+def take(
+    store: Store,
+    group: str,
+    run: str,
+    partitions: Sequence[Partition],
+    at: int = 0,
+    held: Mapping[Partition, Claim] | None = None,
+) -> dict[Partition, Claim]:
+    """Claim these partitions; those without a position start at ``at``. ``held`` is what the run has already."""
+    first = {partition: FirstClaim(at, "topic-id", "cluster-id") for partition in partitions}
+    return store.claim(group, owner(run), partitions, lambda _: Wish(first), held or {})
 
 
-def work(group: str, writer: str, claims: Mapping[Partition, Claim], start: int, stop: int, *, dead: int = 0) -> Commit:
+@dataclass(frozen=True)
+class Work:
+    """One commit: what it does to the table, and what it writes to the ledger."""
+
+    changes: Sequence[Changes]
+    entry: Entry
+
+
+def work(group: str, writer: str, claims: Mapping[Partition, Claim], start: int, stop: int, *, dead: int = 0) -> Work:
     """A row for every offset but the last ``dead`` ones, which are dead letters."""
     advances = [
         Advance(partition, start, stop, held.epoch, Tally(applied=stop - start - dead, dead=dead), SINCE)
@@ -56,17 +73,26 @@ def work(group: str, writer: str, claims: Mapping[Partition, Claim], start: int,
         for partition in claims
         for offset in range(stop - dead, stop)
     ]
-    return Commit(
+    table = pa.Table.from_pylist(rows, SCHEMA)
+    entry = Entry(
         group=group,
         batch=f"{writer}-{uuid.uuid4().hex[:8]}",
         started=SINCE,
+        now=datetime.now(timezone.utc),
         advances=advances,
-        tables=[EVENTS],
-        rows={"events": pa.Table.from_pylist(rows, SCHEMA)},
+        rows={"events": len(rows)},
         dead_letters=letters,
-        losses=[],
     )
+    return Work([Changes(EVENTS, table, table.slice(0, 0))], entry)
 
 
-def apply(store: Store, made: Commit, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
-    return commit(store, made, claims, lambda _step: None)
+def moving(group: str, *advances: Advance) -> Work:
+    """A commit of no rows at all."""
+    now = datetime.now(timezone.utc)
+    return Work([], Entry(group, f"none-{uuid.uuid4().hex[:8]}", SINCE, now, advances))
+
+
+def apply(store: Store, made: Work, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
+    """Commit, and settle the outcome if the connection breaks. Returns the claims to go on with."""
+    committer = Committer(made.entry.group, Destination(store, store), Budget(), lambda _: [])
+    return committer._write_ledger(made.changes, made.entry, dict(claims), lambda _: None)

@@ -12,14 +12,17 @@ import uuid
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from tallymark.budget import Budget
+from tallymark.commit import Delivery, Destination
 from tallymark.loop import Job, Loop
 from tallymark.membership import Brokers
 from tallymark.plan import Limits
 from tallymark.positions import Start
 from tallymark.spans import Owner
 from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.stores.opening import open_store
 from tallymark.stores.store import Store
-from tests.support.reader import TABLES, PlainReader
+from tests.support.reader import PlainReader
 
 TIMEOUT = 60.0
 PROCESSES = multiprocessing.get_context("forkserver")
@@ -35,6 +38,8 @@ class Run:
     group: str
     topic: str
     records: int = 20
+    delivery: Delivery = "exactly-once"
+    ledger: str | None = None
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,20 @@ def new_owner() -> Owner:
     return Owner(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", "test-host", datetime.now(timezone.utc))
 
 
-def make_loop(run: Run, store: Store, reader: PlainReader, on_step: OnStep = ignore) -> Loop:
-    job = Job(run.group, [run.topic], TABLES, new_owner(), Start.parse("uncommitted-earliest"), Limits(run.records))
-    return Loop(job, Brokers(run.brokers), store, reader, on_step)
+def make_loop(
+    run: Run, store: Store, reader: PlainReader, on_step: OnStep = ignore, budget: Budget | None = None
+) -> Loop:
+    job = Job(
+        run.group,
+        [run.topic],
+        [table.spec for table in reader.tables],
+        new_owner(),
+        Start.parse("uncommitted-earliest"),
+        Limits(run.records),
+        budget=budget or Budget(),
+    )
+    ledger = open_store(run.ledger) if run.ledger else store
+    return Loop(job, Brokers(run.brokers), Destination(store, ledger, run.delivery), reader, on_step)
 
 
 def run_in_child(run: Run, plug: Plug | None = None) -> int:
@@ -76,4 +92,4 @@ def _child(run: Run, plug: Plug | None) -> None:
             if passed == plug.occurrence:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    make_loop(run, Store(run.store), PlainReader(run.brokers), watch).run("caught-up")
+    make_loop(run, open_store(run.store), PlainReader(run.brokers), watch).run("caught-up")

@@ -34,6 +34,18 @@ def query(url: str, sql: str) -> list[tuple[object, ...]]:
         engine.dispose()
 
 
+def execute(url: str, *statements: str) -> None:
+    """Change a store from outside."""
+    parsed = make_url(url)
+    engine = create_engine(parsed.set(drivername=DRIVERS[parsed.get_backend_name()]))
+    try:
+        with engine.begin() as connection:
+            for statement in statements:
+                connection.execute(text(statement))
+    finally:
+        engine.dispose()
+
+
 def _administer(url: str, statement: str) -> None:
     parsed = make_url(url)
     home = {"postgresql": "postgres", "mysql": "mysql"}[parsed.get_backend_name()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,6 @@ from tallymark import Json, Kafka, Pipeline, Tally
 from tallymark.errors import TallymarkError
 from tallymark.loop import Until
 from tallymark.steps import OnStep, ignore
-from tallymark.stores.store import Store
 from tests.support import databases
 
 if TYPE_CHECKING:
@@ -82,8 +81,9 @@ class Background:
     """A run in a thread of its own: stopped at the end of the block, whatever became of it."""
 
     def __init__(self, pipeline: Pipeline, until: Until = "stopped", on_step: OnStep = ignore) -> None:
-        self._store = Store(pipeline.store_url)
-        self._loop = pipeline._loop(self._store, on_step)
+        self._open = ExitStack()
+        destination = self._open.enter_context(pipeline._destination())
+        self._loop = pipeline._loop(destination, on_step)
         self._pool = ThreadPoolExecutor(1)
         self.run = self._loop.job.owner.run
         self.future: Future[Tally] = self._pool.submit(self._loop.run, until)
@@ -104,4 +104,4 @@ class Background:
         with suppress(TallymarkError):
             self.future.exception(TIMEOUT)
         self._pool.shutdown()
-        self._store.close()
+        self._open.close()

@@ -19,7 +19,11 @@ from sqlalchemy.engine import make_url
 
 Lose = Literal["request", "reply"]
 
-COMMIT = {"postgresql": b"\x00\x00\x00\x0bCOMMIT\x00", "mysql": b"\x07\x00\x00\x00\x03COMMIT"}
+COMMIT = {
+    "postgresql": b"\x00\x00\x00\x0bCOMMIT\x00",
+    "mysql": b"\x07\x00\x00\x00\x03COMMIT",
+    "redis": b"EVALSHA",
+}
 """As the drivers send it; the bare word is also part of other statements."""
 
 

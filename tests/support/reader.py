@@ -1,6 +1,7 @@
 """A reader without Spark: explicit spans, read with a plain consumer, as the loop's contract asks for.
 
-It fills two tables: ``events`` gets a row for every record, ``latest`` the last offset of every id.
+It fills a table for each way of writing, with rows of JSON objects that have an ``id`` and, as they like, a ``version``
+and an ``op``, which is "d" where the row is to go.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -18,31 +19,67 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tallymark.read import DeadLetter, Reading, Seen
-from tallymark.shape import OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
+from tallymark.shape import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
 from tallymark.spans import Partition, Span
 
 TIMEOUT = 30.0
-TABLES = (TableSpec("events"), TableSpec("latest", key=("id",), write="upsert"))
-EVENTS = pa.schema([("partition_id", pa.int64()), ("record_offset", pa.int64()), ("id", pa.int64())])
-LATEST = pa.schema([("id", pa.int64()), ("record_offset", pa.int64())])
 HIDDEN = pa.schema(
-    [(TOPIC, pa.string()), (PARTITION, pa.int32()), (OFFSET, pa.int64()), (TIMESTAMP, pa.timestamp("us", "UTC"))]
+    [
+        (TOPIC, pa.string()),
+        (PARTITION, pa.int32()),
+        (OFFSET, pa.int64()),
+        (TIMESTAMP, pa.timestamp("us", "UTC")),
+        (DELETED, pa.bool_()),
+    ]
 )
+Value = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A table, its columns, and the row that it gets of a record: of its partition, its offset and its value."""
+
+    spec: TableSpec
+    columns: Mapping[str, pa.DataType]
+    row: Callable[[int, int, Value], Sequence[Any]]
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema(list(self.columns.items()))
+
+
+NUMBER = pa.int64()
+PLACE = {"id": NUMBER, "record_offset": NUMBER}
+EVENTS = Filled(
+    TableSpec("events"),
+    {"partition_id": NUMBER, "record_offset": NUMBER, "id": NUMBER},
+    lambda partition, offset, value: (partition, offset, value["id"]),
+)
+LATEST = Filled(TableSpec("latest", ("id",), "upsert"), PLACE, lambda _, offset, value: (value["id"], offset))
+FIRST = Filled(TableSpec("first_seen", ("id",), "ignore"), PLACE, LATEST.row)
+ALIVE = Filled(TableSpec("alive", ("id",), "upsert", delete="value.op = 'd'"), PLACE, LATEST.row)
+VERSIONS = Filled(
+    TableSpec("versions", ("id",), "upsert", version="version"),
+    {**PLACE, "version": NUMBER},
+    lambda _, offset, value: (value["id"], offset, value.get("version")),
+)
+TRACED = Filled(TableSpec("traced", provenance=True), {"id": NUMBER}, lambda _, __, value: (value["id"],))
+EVERY_WAY = (EVENTS, LATEST, FIRST, ALIVE, VERSIONS, TRACED)
 
 
 @dataclass
 class _Found:
     records: int = 0
     last: datetime | None = None
-    events: list[tuple[Any, ...]] = field(default_factory=list)
-    latest: list[tuple[Any, ...]] = field(default_factory=list)
+    taken: list[tuple[Any, Value]] = field(default_factory=list)
     letters: list[DeadLetter] = field(default_factory=list)
 
 
 class PlainReader:
-    """Reads JSON objects with an ``id``."""
+    """Reads JSON objects with an ``id``; everything else is dead."""
 
-    def __init__(self, brokers: str) -> None:
+    def __init__(self, brokers: str, tables: Sequence[Filled] = EVERY_WAY) -> None:
+        self.tables = tables
         self._reading = threading.Lock()
         self._consumer = Consumer(
             {
@@ -58,9 +95,9 @@ class PlainReader:
         )
 
     def schemas(self) -> Mapping[str, pa.Schema]:
-        return {"events": EVENTS, "latest": LATEST}
+        return {table.spec.name: table.schema for table in self.tables}
 
-    def read(self, spans: Sequence[Span]) -> Reading:
+    def read(self, spans: Sequence[Span], batch: str) -> Reading:
         with self._reading:
             return self._read(spans)
 
@@ -82,14 +119,15 @@ class PlainReader:
                     _take(found[wanted[at].partition], wanted[at].partition, message)
                 if offset >= wanted[at].stop - 1:
                     missing.discard(at)
+        taken = [record for one in found.values() for record in one.taken]
         return Reading(
             {partition: Seen(one.records, len(one.letters), one.last) for partition, one in found.items()},
-            {
-                "events": _table(EVENTS, [row for one in found.values() for row in one.events]),
-                "latest": _table(pa.schema([*LATEST, *HIDDEN]), [row for one in found.values() for row in one.latest]),
-            },
+            {table.spec.name: _rows(table, taken) for table in self.tables},
             [letter for one in found.values() for letter in one.letters],
         )
+
+    def forget(self, reading: Reading) -> None:
+        pass
 
     def cancel(self) -> None:
         pass
@@ -101,28 +139,28 @@ class PlainReader:
 
 
 def _take(found: _Found, partition: Partition, message: Any) -> None:
-    when = datetime.fromtimestamp(message.timestamp()[1] / 1000, timezone.utc)
     found.records += 1
-    found.last = when
+    found.last = _time(message)
     try:
-        number = json.loads(message.value() or b"")["id"]
+        value = json.loads(message.value() or b"")
+        value["id"]
     except (ValueError, KeyError, TypeError) as error:
-        found.letters.append(
-            DeadLetter(
-                partition,
-                message.offset(),
-                when,
-                message.key(),
-                message.value(),
-                message.headers() or (),
-                None,
-                f"not an object with an id: {error}",
-            )
-        )
-        return
-    found.events.append((partition.number, message.offset(), number))
-    found.latest.append((number, message.offset(), partition.topic, partition.number, message.offset(), when))
+        kept = (found.last, message.key(), message.value(), message.headers() or ())
+        reason = f"not an object with an id: {error}"
+        found.letters.append(DeadLetter(partition, message.offset(), *kept, None, reason))
+    else:
+        found.taken.append((message, value))
 
 
-def _table(schema: pa.Schema, rows: Sequence[tuple[Any, ...]]) -> pa.Table:
+def _time(message: Any) -> datetime:
+    return datetime.fromtimestamp(message.timestamp()[1] / 1000, timezone.utc)
+
+
+def _rows(table: Filled, taken: Sequence[tuple[Any, Value]]) -> pa.Table:
+    rows = []
+    for message, value in taken:
+        gone = table.spec.delete is not None and value.get("op") == "d"
+        origin = (message.topic(), message.partition(), message.offset(), _time(message), gone)
+        rows.append((*table.row(message.partition(), message.offset(), value), *origin))
+    schema = pa.schema([*table.schema, *HIDDEN])
     return pa.table([[row[at] for row in rows] for at in range(len(schema))], schema=schema)

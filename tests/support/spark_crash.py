@@ -1,6 +1,6 @@
 """A pipeline on Spark in a process of its own, which pulls its own plug: ``python -m tests.support.spark_crash``.
 
-Arguments: brokers, topic, group, store URL, the step and the number of the batch at which it is killed.
+Arguments: brokers, topic, group, store URL, the step and the number of the batch at which it is killed, and the road.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sys
 from contextlib import suppress
 
 from tallymark import Limits
+from tallymark.pipeline import Road
 from tallymark.steps import Progress, Step
 from tests.support.pipelines import one_to_one
 
@@ -20,9 +21,9 @@ BATCH = 20
 """Offsets of a batch, so that there are several."""
 
 
-def run_until_killed(brokers: str, topic: str, group: str, store: str, step: Step, batch: int) -> int:
+def run_until_killed(brokers: str, topic: str, group: str, store: str, step: Step, batch: int, road: Road) -> int:
     """Run the child to its end; returns its exit code, which is -9 if it was killed."""
-    arguments = [brokers, topic, group, store, step.value, str(batch)]
+    arguments = [brokers, topic, group, store, step.value, str(batch), road]
     child = subprocess.Popen(
         [sys.executable, "-m", __name__, *arguments], stderr=subprocess.DEVNULL, start_new_session=True
     )
@@ -35,15 +36,15 @@ def run_until_killed(brokers: str, topic: str, group: str, store: str, step: Ste
         child.wait()
 
 
-def main(brokers: str, topic: str, group: str, store: str, step: str, batch: str) -> None:
+def main(brokers: str, topic: str, group: str, store: str, step: str, batch: str, road: Road) -> None:
     def watch(passed: Step, progress: Progress) -> None:
         if passed is Step(step) and progress.batch.endswith(f"-{batch}"):
             os.kill(os.getpid(), signal.SIGKILL)
 
     settings = {"spark.master": "local[2]", "spark.driver.memory": "512m"}
-    pipeline = one_to_one(brokers, topic, group, store, limits=Limits(records=BATCH), spark=settings)
+    pipeline = one_to_one(brokers, topic, group, store, limits=Limits(records=BATCH), spark=settings, road=road)
     pipeline.run("caught-up", on_step=watch)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*sys.argv[1:])  # type: ignore[arg-type]

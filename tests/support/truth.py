@@ -4,71 +4,161 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tests.support.databases import query
+from tests.support import databases, redis
 
 Record = tuple[int, int]
-COUNTS = "applied, dead, skipped, lost, absent"
+Committed = Mapping[Record, bytes | None]
+Rows = Counter[tuple[Any, ...]]
+COUNTS = ("applied", "dead", "skipped", "lost", "absent")
 
 
-def check_complete(url: str, committed: Mapping[Record, bytes | None]) -> None:
+def check_complete(url: str, committed: Committed) -> None:
     """The store holds all that Kafka holds, once, and nothing else."""
-    applied, dead = split(committed)
-    assert events(url) == applied
-    assert letters(url) == dead
-    assert set(query(url, "SELECT id, record_offset FROM latest")) == set(_latest(applied).items())
+    assert_holds(url, committed)
     check_accounts(url)
 
 
-def check_consistent(url: str, committed: Mapping[Record, bytes | None]) -> None:
+def check_consistent(url: str, committed: Committed) -> None:
     """The store holds exactly what is below its positions, wherever they are: the truth at every moment."""
-    positions: Any = query(url, "SELECT partition_id, next_offset FROM tallymark_positions")
-    reached = dict(positions)
-    below = {at: value for at, value in committed.items() if at[1] < reached.get(at[0], 0)}
-    applied, dead = split(below)
-    assert events(url) == applied
-    assert letters(url) == dead
+    assert_holds(url, below(committed, positions(url)))
     check_accounts(url)
+
+
+def assert_holds(url: str, committed: Committed) -> None:
+    """Every table is as if exactly these records had been applied, one after the other."""
+    good, dead = split(committed)
+    assert letters(url) == Counter(dead)
+    assert events(url) == expected_events(good)
+    assert rows(url, "traced", "tallymark_partition", "tallymark_offset", "id") == expected_events(good)
+    for table, expected in expected_by_id(good).items():
+        columns = ("id", "record_offset", "version") if table == "versions" else ("id", "record_offset")
+        assert rows(url, table, *columns) == Counter(expected), table
+    check_batches_of_rows(url)
+
+
+def check_batches_of_rows(url: str) -> None:
+    """A row's provenance names the batch in the history that moved the position over its record."""
+    moved = {
+        (batch, partition, offset)
+        for batch, spans in history(url, "batch", "spans")
+        for _, partition, start, stop in json.loads(spans)
+        for offset in range(start, stop)
+    }
+    found = set(rows(url, "traced", "tallymark_batch", "tallymark_partition", "tallymark_offset"))
+    assert found <= moved
 
 
 def check_accounts(url: str) -> None:
     """Every offset is in exactly one of the tallies, and the history adds up to them."""
-    rows: Any = query(url, f"SELECT next_offset - first_offset, {COUNTS} FROM tallymark_positions")
-    for distance, *tally in rows:
-        assert sum(tally) == distance
-    totals = [sum(column) for column in zip(*(tally for _, *tally in rows), strict=True)]
-    history: Any = query(url, f"SELECT {COUNTS} FROM tallymark_batches")
-    assert [sum(column) for column in zip(*history, strict=True)] == (totals if history else [])
-    assert history or not any(totals)
+    found = ledger(url, "positions", "next_offset", "first_offset", *COUNTS)
+    for stop, start, *tally in found:
+        assert sum(tally) == stop - start
+        assert min(tally) >= 0
+    totals = [sum(column) for column in zip(*(tally for _, _, *tally in found), strict=True)]
+    history_ = history(url, *COUNTS)
+    assert [sum(column) for column in zip(*history_, strict=True)] == (totals if history_ else [])
+    assert history_ or not any(totals)
 
 
-def events(url: str) -> Counter[tuple[int, int, int]]:
-    rows: Any = query(url, "SELECT partition_id, record_offset, id FROM events")
-    return Counter(rows)
+def below(committed: Committed, reached: Mapping[int, int]) -> dict[Record, bytes | None]:
+    return {at: value for at, value in committed.items() if at[1] < reached.get(at[0], 0)}
+
+
+# What Kafka says
+
+
+def split(committed: Committed) -> tuple[dict[Record, Any], list[Record]]:
+    """Values that have an id, and the places of all others."""
+    good: dict[Record, Any] = {}
+    dead = []
+    for at, value in sorted(committed.items(), key=lambda item: (item[0][1], item[0][0])):
+        try:
+            good[at] = json.loads(value or b"")
+            good[at]["id"]
+        except (ValueError, KeyError, TypeError):
+            good.pop(at, None)
+            dead.append(at)
+    return good, dead
+
+
+def expected_events(good: Mapping[Record, Any]) -> Rows:
+    return Counter((partition, offset, value["id"]) for (partition, offset), value in good.items())
+
+
+def expected_by_id(good: Mapping[Record, Any]) -> dict[str, Iterable[tuple[Any, ...]]]:
+    """The tables with a key. Ids stay in one partition, so that the offsets say which record is newer."""
+    latest: dict[int, int] = {}
+    first: dict[int, int] = {}
+    alive: dict[int, int] = {}
+    versions: dict[int, tuple[int, int | None]] = {}
+    for (_, offset), value in good.items():
+        number, version = value["id"], value.get("version")
+        latest[number] = offset
+        first.setdefault(number, offset)
+        alive[number] = offset
+        if value.get("op") == "d":
+            del alive[number]
+        before = versions.get(number, (0, None))[1]
+        if before is None or (version is not None and version >= before):
+            versions[number] = (offset, version)
+    by_version = [(number, *found) for number, found in versions.items()]
+    return {"latest": latest.items(), "first_seen": first.items(), "alive": alive.items(), "versions": by_version}
+
+
+# What the store says
+
+
+def rows(url: str, table: str, *columns: str) -> Rows:
+    if url.startswith("redis"):
+        return Counter(_fields(hash_, columns) for hash_ in redis.dump(url, f"{table}:").values())
+    return Counter(databases.query(url, f"SELECT {', '.join(columns)} FROM {table}"))
+
+
+def events(url: str) -> Rows:
+    return rows(url, "events", "partition_id", "record_offset", "id")
+
+
+def ledger(url: str, table: str, *columns: str) -> list[tuple[Any, ...]]:
+    """The same names in every store: positions, batches, dead_letters."""
+    if url.startswith("redis"):
+        return [_fields(entry, columns) for entry in _ledger_in_redis(url, table)]
+    found: Any = databases.query(url, f"SELECT {', '.join(columns)} FROM tallymark_{table}")
+    return list(found)
 
 
 def letters(url: str) -> Counter[Record]:
-    rows: Any = query(url, "SELECT partition_id, record_offset FROM tallymark_dead_letters")
-    return Counter(rows)
+    return Counter(ledger(url, "dead_letters", "partition_id", "record_offset"))
+
+
+def positions(url: str) -> dict[int, int]:
+    return dict(ledger(url, "positions", "partition_id", "next_offset"))
+
+
+def history(url: str, *columns: str) -> list[tuple[Any, ...]]:
+    return ledger(url, "batches", *columns)
 
 
 def batches(url: str) -> int:
-    return len(query(url, "SELECT batch FROM tallymark_batches"))
+    return len(history(url, "batch"))
 
 
-def split(committed: Mapping[Record, bytes | None]) -> tuple[Counter[tuple[int, int, int]], Counter[Record]]:
-    applied: Counter[tuple[int, int, int]] = Counter()
-    dead: Counter[Record] = Counter()
-    for (partition, offset), value in committed.items():
-        try:
-            applied[partition, offset, json.loads(value or b"")["id"]] += 1
-        except (ValueError, KeyError, TypeError):
-            dead[partition, offset] += 1
-    return applied, dead
+def _ledger_in_redis(url: str, table: str) -> list[dict[bytes, bytes]]:
+    if table == "batches":
+        (found, *_) = [*redis.dump(url, "tallymark:batches:").values(), []]
+        parsed = [json.loads(line) for line, _ in found]
+        return [{name.encode(): _text(value).encode() for name, value in line.items()} for line in parsed]
+    under = {"positions": "tallymark:position:", "dead_letters": "tallymark:letter:"}[table]
+    return list(redis.dump(url, under).values())
 
 
-def _latest(applied: Counter[tuple[int, int, int]]) -> dict[int, int]:
-    """Ids stay in one partition, so the highest offset is the last."""
-    return {number: offset for _, offset, number in sorted(applied, key=lambda event: event[1])}
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _fields(found: Mapping[bytes, bytes], columns: Iterable[str]) -> tuple[Any, ...]:
+    """Redis holds text: what looks like a number is one."""
+    values = [found[name.encode()].decode() if name.encode() in found else None for name in columns]
+    return tuple(int(value) if value is not None and value.isdigit() else value for value in values)

@@ -1,20 +1,46 @@
-"""A reader that counts wrong is stopped before anything is written."""
+"""How a batch is committed: counted, within its budget, and in the order that its delivery promises."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.commit import account, check_letters
-from tallymark.errors import TallymarkError
-from tallymark.plan import Move
+from tallymark.budget import Budget
+from tallymark.commit import Batch, Committer, Delivery, Destination, account, check_letters
+from tallymark.errors import BadInput, Fenced, TallymarkError, TooManyDead, Unreachable
+from tallymark.fence import Claim, Decide, Entry, explain_refusal
+from tallymark.plan import Move, Plan
 from tallymark.read import DeadLetter, Reading, Seen
-from tallymark.spans import Partition, Tally
-from tests.unit.strategies import NOON
+from tallymark.shape import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, Refusal, TableSpec, origin
+from tallymark.spans import GroupState, Owner, Partition, Position, Tally
+from tallymark.steps import Step
+from tallymark.stores.store import RowsRefused, Store
+from tests.unit.strategies import NOON, position
 
-ZERO = Partition("orders", 0)
+ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
+ORDERS, LATEST = TableSpec("orders"), TableSpec("latest", ("id",), "upsert")
+US = Owner("us", "here", NOON)
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        (TOPIC, pa.string()),
+        (PARTITION, pa.int32()),
+        (OFFSET, pa.int64()),
+        (TIMESTAMP, pa.timestamp("us", "UTC")),
+    ]
+)
 small = st.integers(0, 20)
+
+
+# Counting
 
 
 @given(st.builds(Move, st.just(ZERO), small, small, small), small, small)
@@ -22,22 +48,343 @@ def test_every_offset_of_a_move_is_accounted_for_once_or_the_count_is_refused(
     move: Move, records: int, dead: int
 ) -> None:
     if dead <= records <= move.read:
-        step = account(move, Seen(records, dead, NOON), epoch=4)
+        step = account(move, Seen(records, 0, NOON), dead, epoch=4)
         assert step.tally == Tally(records - dead, dead, 0, move.lost, move.read - records)
         assert step.tally.total == step.stop - step.start
         assert (step.start, step.stop, step.epoch, step.record_time) == (move.start, move.stop, 4, NOON)
     else:
         with pytest.raises(TallymarkError, match=rf"orders\[0\].*counted {records} records, {dead} of them dead"):
-            account(move, Seen(records, dead), epoch=4)
+            account(move, Seen(records), dead, epoch=4)
 
 
-def letter(offset: int) -> DeadLetter:
-    return DeadLetter(ZERO, offset, None, None, b"x", [], None, "not JSON")
+def letter(offset: int, partition: Partition = ZERO) -> DeadLetter:
+    return DeadLetter(partition, offset, None, None, b"x", [], None, "not JSON")
 
 
 def test_every_dead_record_has_its_letter() -> None:
-    seen = {ZERO: Seen(5, 1), Partition("orders", 1): Seen(5, 1)}
+    seen = {ZERO: Seen(5, 1), ONE: Seen(5, 1)}
     check_letters(Reading(seen, {}, [letter(1), letter(2)]))
     for letters in ([], [letter(1)], [letter(1), letter(2), letter(3)]):
         with pytest.raises(TallymarkError, match=f"counted 2 dead records and kept {len(letters)} of them"):
             check_letters(Reading(seen, {}, letters))
+
+
+# A store in memory
+
+
+class FakeStore(Store):
+    """Tables and positions in memory; it refuses records, loses connections and remembers what it was asked to do."""
+
+    name = "fake"
+
+    def __init__(self, refused: Collection[int] = (), then: Collection[int] = (), at_once: int = sys.maxsize) -> None:
+        self.tables: dict[str, list[int]] = {}
+        self.saved: dict[Partition, Position] = {}
+        self.letters: list[DeadLetter] = []
+        self.entries: list[Entry] = []
+        self.paused: str | None = None
+        self.attempts = 0
+        self.wanted: list[int] = []
+        self.breaks: list[Step | None] = []
+        """When the next calls break: before anything, or at a step. At the last one everything is written."""
+        self._refused = [set(refused), set(then)]
+        self._at_once = at_once
+
+    def apply(
+        self,
+        changes: Sequence[Changes],
+        entry: Entry | None,
+        on_step: Callable[[Step], None] = lambda _: None,
+        refusals: int = sys.maxsize,
+    ) -> None:
+        self.attempts += 1
+        self.wanted.append(refusals)
+        broken = self.breaks.pop(0) if self.breaks else Step.DONE
+        if broken is None:
+            raise Unreachable("gone before anything was sent")
+        if entry is not None and (error := explain_refusal(self.saved, entry.advances)):
+            raise error
+        self._check(changes, refusals)
+        if changes:
+            on_step(Step.WRITTEN)
+        if broken is Step.WRITTEN:
+            raise Unreachable("gone, and nothing was written")
+        for change in changes:
+            self.tables.setdefault(change.spec.name, []).extend(change.puts["id"].to_pylist())
+        if entry is not None:
+            self._advance(entry)
+            on_step(Step.MOVED)
+        if broken is Step.COMMITTED:
+            raise Unreachable("gone, and everything was written")
+
+    def try_out(self, changes: Sequence[Changes], refusals: int = sys.maxsize) -> None:
+        self._check(changes, refusals)
+
+    def _check(self, changes: Sequence[Changes], refusals: int) -> None:
+        for round_ in self._refused:
+            found = [
+                Refusal(*origin(change.puts, at), change.spec.name, f"id {change.puts['id'][at]} is refused")
+                for change in changes
+                for at in range(change.puts.num_rows)
+                if change.puts["id"][at].as_py() in round_
+            ]
+            if found:
+                raise RowsRefused(found[: min(refusals, self._at_once)])
+
+    def _advance(self, entry: Entry) -> None:
+        for step in entry.advances:
+            before = self.saved[step.partition]
+            self.saved[step.partition] = replace(before, next_offset=step.stop, tally=before.tally + step.tally)
+        self.entries.append(entry)
+        self.letters += entry.dead_letters
+        self.paused = entry.pause or self.paused
+
+    def reclaim(self, group: str, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
+        again = {partition: Claim.after(self.saved[partition]) for partition in claims}
+        self.saved |= {partition: claim.position for partition, claim in again.items()}
+        return again
+
+    def state(self, group: str) -> GroupState | None:
+        return None
+
+    def recent(self, group: str, since: datetime) -> Tally:
+        return Tally.sum(entry.tally for entry in self.entries)
+
+    def ping(self) -> None: ...
+    def close(self) -> None: ...
+    def has_ledger(self) -> bool:
+        return True
+
+    def create_ledger(self) -> None: ...
+    def positions(self, group: str | None = None) -> dict[str, list[Position]]:
+        return {}
+
+    def set_state(self, group: str, state: GroupState) -> None: ...
+    def prune(self, group: str, before: datetime) -> None: ...
+    def claim(
+        self,
+        group: str,
+        owner: Owner,
+        partitions: Collection[Partition],
+        decide: Decide,
+        held: Mapping[Partition, Claim],
+    ) -> dict[Partition, Claim]:
+        return {}
+
+    def release(self, group: str, claims: Iterable[Claim]) -> None: ...
+    def check_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None: ...
+    def create_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None: ...
+
+
+class Pair:
+    """A batch of records 0..9 of one partition and 0..4 of another, on its way to its store and its ledger."""
+
+    def __init__(self, rows: FakeStore, ledger: FakeStore, delivery: Delivery, budget: Budget | None = None) -> None:
+        self.rows, self.ledger = rows, ledger
+        self.passed: list[Step] = []
+        self.claims = {partition: Claim.after(replace(position(partition, 0), owner=US)) for partition in (ZERO, ONE)}
+        ledger.saved = {partition: claim.position for partition, claim in self.claims.items()}
+        self._committer = Committer(
+            "shop", Destination(rows, ledger, delivery), budget or Budget(), self._letters, patience=5.0
+        )
+
+    def commit(self, letters: Sequence[DeadLetter] = ()) -> Entry:
+        self.claims, entry = self._committer.commit(batch(letters), self.claims, self.passed.append)
+        return entry
+
+    def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
+        return [DeadLetter.of(refusal, None) for refusal in refusals]
+
+    @property
+    def offsets(self) -> list[int]:
+        return [self.ledger.saved[partition].next_offset for partition in (ZERO, ONE)]
+
+    @property
+    def tally(self) -> Tally:
+        return Tally.sum(found.tally for found in self.ledger.saved.values())
+
+
+def batch(letters: Sequence[DeadLetter] = ()) -> Batch:
+    """Offset n of the first partition has id n, of the second 100 + n; ``latest`` gets the ids of the first twice."""
+    places = [(ZERO, n, n) for n in range(10)] + [(ONE, n, 100 + n) for n in range(5)]
+    records: list[dict[str, Any]] = [
+        {"id": number, TOPIC: place.topic, PARTITION: place.number, OFFSET: at, TIMESTAMP: NOON}
+        for place, at, number in places
+    ]
+    by_five = [record | {"id": 200 + record["id"] % 5} for record in records[:10]]
+    rows = {"orders": pa.Table.from_pylist(records, SCHEMA), "latest": pa.Table.from_pylist(by_five, SCHEMA)}
+    plan = Plan((Move(ZERO, 0, 0, 10), Move(ONE, 0, 0, 5)))
+    seen = {ZERO: Seen(10, len(letters), NOON), ONE: Seen(5, 0, NOON)}
+    return Batch.shaped("us-1", NOON, plan, Reading(seen, rows, letters), [ORDERS, LATEST], letters)
+
+
+def together(store: FakeStore, budget: Budget | None = None) -> Pair:
+    return Pair(store, store, "exactly-once", budget)
+
+
+ALL = [*range(10), *range(100, 105)]
+FIVE = [200, 201, 202, 203, 204]
+
+
+# In one transaction
+
+
+def test_a_batch_is_written_with_its_positions_in_one_call() -> None:
+    pair = together(FakeStore())
+    entry = pair.commit()
+    assert pair.rows.attempts == 1
+    assert pair.rows.tables == {"orders": ALL, "latest": FIVE}
+    assert (pair.offsets, pair.tally, entry.tally) == ([10, 5], Tally(applied=15), Tally(applied=15))
+    assert entry.rows == {"orders": 15, "latest": 5}
+    assert pair.passed == [Step.WRITTEN, Step.MOVED]
+
+
+def test_records_that_were_dead_before_have_no_rows_and_are_counted() -> None:
+    pair = together(FakeStore())
+    pair.commit([letter(3), letter(4)])
+    assert pair.rows.tables["orders"] == [n for n in ALL if n not in (3, 4)]
+    assert pair.tally == Tally(applied=13, dead=2)
+
+
+@given(st.sets(st.sampled_from(ALL)), st.sets(st.sampled_from(ALL)), st.integers(1, 20))
+def test_refused_records_are_taken_out_until_the_rest_is_taken(first: set[int], then: set[int], at_once: int) -> None:
+    pair = together(FakeStore(first, then, at_once))
+    entry = pair.commit()
+    bad = first | then
+    assert pair.rows.tables["orders"] == [n for n in ALL if n not in bad]
+    assert sorted((one.partition.number, one.offset) for one in pair.rows.letters) == sorted(
+        (n // 100, n % 100) for n in bad
+    )
+    assert pair.tally == entry.tally == Tally(applied=15 - len(bad), dead=len(bad))
+    assert pair.rows.entries == [entry], "one commit, and nothing before it"
+    assert {one.table for one in pair.rows.letters} <= {"orders"}
+
+
+def test_what_a_refused_record_hid_in_an_upsert_comes_to_light() -> None:
+    """Ids of ``latest`` come twice: those of offsets 5..9 hide those of 0..4."""
+    pair = together(FakeStore(refused=[7]))
+    assert {origin(batch().changes[1].puts, at)[1] for at in range(5)} == {5, 6, 7, 8, 9}
+    pair.commit()
+    changed = batch([letter(7)]).changes[1].puts
+    assert {origin(changed, at)[1] for at in range(5)} == {5, 6, 2, 8, 9}
+    assert pair.rows.tables["latest"] == FIVE
+
+
+def test_a_record_refused_by_two_tables_is_one_dead_letter_of_the_first() -> None:
+    pair = together(FakeStore(refused=[7, 202]))
+    pair.commit()
+    assert sorted((one.offset, one.table) for one in pair.rows.letters) == [(2, "latest"), (7, "orders")]
+    assert pair.tally == Tally(applied=13, dead=2)
+
+
+# Within its budget
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once", "at-most-once"])
+def test_a_batch_that_is_over_its_budget_writes_nothing(delivery: Delivery) -> None:
+    store = FakeStore()
+    pair = Pair(store, store, delivery, Budget(max_dead_per_batch=1))
+    with pytest.raises(TooManyDead, match=r"max_dead_per_batch=1, one of them: orders\[0\] offset 4: not JSON"):
+        pair.commit([letter(3), letter(4)])
+    assert (store.attempts, pair.offsets) == (0, [0, 0])
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_refused_records_count_against_the_same_budget(delivery: Delivery) -> None:
+    store = FakeStore(refused=[5, 6])
+    pair = Pair(store, store, delivery, Budget(max_dead_per_batch=2))
+    with pytest.raises(TooManyDead, match=r"one of them: orders\[0\] offset [56]: id [56] is refused"):
+        pair.commit([letter(3)])
+    assert (store.tables, store.letters, pair.offsets) == ({}, [], [0, 0])
+    assert set(store.wanted) == {3}, "one more than allowed is all it has to look for"
+    Pair(store, store, delivery, Budget(max_dead_per_batch=3)).commit([letter(3)])
+
+
+def test_the_window_counts_this_batch_too_and_pauses_with_it() -> None:
+    pair = together(FakeStore(refused=[5, 6]), Budget(max_dead_total=1))
+    assert pair.commit().pause == "2 dead records within 1:00:00 are more than max_dead_total=1"
+    assert pair.rows.paused is not None
+    assert pair.offsets == [10, 5], "the batch that was one too many is committed"
+
+
+def test_a_batch_without_dead_records_pauses_nobody() -> None:
+    pair = together(FakeStore(), Budget(max_dead_total=0))
+    assert pair.commit().pause is None
+
+
+# An unknown outcome
+
+
+@pytest.mark.parametrize("breaks", [[None], [Step.WRITTEN], [Step.COMMITTED], [None, Step.WRITTEN, Step.COMMITTED]])
+def test_an_unknown_outcome_is_settled_and_applied_once(breaks: list[Step | None]) -> None:
+    pair = together(FakeStore())
+    pair.rows.breaks = list(breaks)
+    pair.commit()
+    assert pair.rows.tables["orders"] == ALL
+    assert (pair.offsets, pair.tally) == ([10, 5], Tally(applied=15))
+    assert pair.claims[ZERO].epoch == 1 + 1 + len(breaks)
+
+
+def test_who_is_fenced_writes_nothing_and_is_not_asked_again() -> None:
+    pair = together(FakeStore())
+    pair.rows.saved[ONE] = replace(pair.rows.saved[ONE], epoch=9)
+    with pytest.raises(Fenced):
+        pair.commit()
+    assert (pair.rows.attempts, pair.rows.tables) == (1, {})
+
+
+# In two
+
+
+def test_exactly_once_is_refused_where_rows_and_ledger_can_not_share_a_transaction() -> None:
+    with pytest.raises(BadInput, match=r"exactly once needs rows and ledger in one transaction.*leave out ledger="):
+        Destination(FakeStore(), FakeStore())
+    with pytest.raises(BadInput, match="delivery='twice' is not known; write exactly-once, at-least-once"):
+        Destination(FakeStore(), FakeStore(), "twice")  # type: ignore[arg-type]
+
+
+def apart(rows: FakeStore, delivery: Delivery, **settings: Any) -> Pair:
+    return Pair(rows, FakeStore(), delivery, **settings)
+
+
+def test_at_least_once_writes_the_rows_first() -> None:
+    pair = apart(FakeStore(refused=[4]), "at-least-once")
+    entry = pair.commit()
+    assert pair.passed == [Step.WRITTEN, Step.HALFWAY, Step.MOVED]
+    assert pair.rows.tables["orders"] == [n for n in ALL if n != 4]
+    assert (pair.ledger.tables, pair.ledger.entries, pair.rows.entries) == ({}, [entry], [])
+    assert pair.tally == Tally(applied=14, dead=1)
+
+
+def test_at_least_once_may_repeat_rows_and_moves_the_positions_once() -> None:
+    pair = apart(FakeStore(), "at-least-once")
+    pair.rows.breaks, pair.ledger.breaks = [Step.COMMITTED], [Step.COMMITTED]
+    pair.commit()
+    assert pair.rows.tables["orders"] == [*ALL, *ALL]
+    assert pair.tally == Tally(applied=15)
+
+
+def test_at_most_once_moves_the_positions_first() -> None:
+    pair = apart(FakeStore(), "at-most-once")
+    pair.commit()
+    assert pair.passed == [Step.MOVED, Step.HALFWAY, Step.WRITTEN]
+    assert pair.rows.tables["orders"] == ALL
+
+
+@pytest.mark.parametrize(("broken", "written"), [(None, ALL), (Step.WRITTEN, None), (Step.COMMITTED, ALL)])
+def test_at_most_once_never_sends_rows_again_that_may_have_arrived(broken: Step | None, written: Any) -> None:
+    pair = apart(FakeStore(), "at-most-once")
+    pair.rows.breaks = [broken]
+    pair.commit()
+    assert pair.rows.tables.get("orders") == written
+    assert pair.rows.attempts == (2 if broken is None else 1)
+    assert pair.offsets == [10, 5]
+
+
+def test_at_most_once_knows_what_a_table_refuses_before_the_positions_move() -> None:
+    pair = apart(FakeStore(refused=[4, 103], then=[5]), "at-most-once")
+    pair.commit([letter(3)])
+    assert pair.rows.tables["orders"] == [n for n in ALL if n not in (3, 4, 5, 103)]
+    assert (pair.offsets, pair.tally) == ([10, 5], Tally(applied=11, dead=4))
+    assert sorted((one.partition.number, one.offset) for one in pair.ledger.letters) == [(0, 3), (0, 4), (0, 5), (1, 3)]
+    assert len({(one.partition, one.offset) for one in pair.ledger.letters}) == len(pair.ledger.letters)

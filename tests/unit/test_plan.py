@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.errors import BadInput, BeyondEnd, ForeignCluster, RecordsLost, TopicRecreated
-from tallymark.plan import Limits, Move, adapt, caught_up, check_identity, plan, readable_from, share
+from tallymark.plan import Limits, Move, Plan, adapt, caught_up, check_identity, plan, readable_from, share
 from tallymark.spans import Log, Partition, Span
 from tests.unit import strategies as draw
 from tests.unit.strategies import log, position
@@ -136,43 +136,91 @@ def test_a_loss_with_nothing_left_to_read_is_a_move_without_a_span() -> None:
     assert batch.spans == ()
 
 
-settings = st.builds(Limits, st.integers(1, 1_000_000), st.floats(0.01, 1000))
+moves = st.dictionaries(draw.partitions, st.tuples(st.integers(0, 100), st.integers(0, 20), st.integers(0, 50)))
 
 
-@given(st.data(), settings, st.floats(0, 10_000))
+@given(moves)
+def test_half_a_plan_and_what_is_left_cover_the_same_offsets_once(
+    found: dict[Partition, tuple[int, int, int]],
+) -> None:
+    whole = Plan(tuple(Move(partition, *move) for partition, move in sorted(found.items()) if any(move[1:])))
+    first = whole.half()
+    rest = whole.after(first)
+    reached = {move.partition: move.start for move in whole.moves}
+    for move in (*first.moves, *rest.moves):
+        assert move.start == reached[move.partition]
+        assert move.stop > move.start, "no move that moves nothing"
+        reached[move.partition] = move.stop
+    assert reached == {move.partition: move.stop for move in whole.moves}
+    assert [move.lost_span for move in first.moves] == [move.lost_span for move in whole.moves]
+    assert not any(move.lost for move in rest.moves)
+    assert [move.read for move in first.moves] == [(move.read + 1) // 2 for move in whole.moves]
+    assert bool(rest) == any(move.read > 1 for move in whole.moves)
+
+
+@given(moves)
+def test_halves_of_halves_end_with_one_record_of_each(found: dict[Partition, tuple[int, int, int]]) -> None:
+    step = Plan(tuple(Move(partition, *move) for partition, move in sorted(found.items())))
+    for _ in range(6):
+        step = step.half()
+    assert all(len(span) == 1 for span in step.spans)
+    assert step.half() == step
+    assert not step.after(step)
+
+
+settings = st.builds(Limits, st.integers(1, 1_000_000), st.floats(0.01, 1000), st.integers(1, 1 << 30))
+
+
+@given(st.data(), settings, st.floats(0, 10_000), st.integers(0, 1 << 34))
 def test_the_next_limit_stays_in_bounds_and_halves_or_doubles_at_most(
-    data: st.DataObject, limits: Limits, seconds: float
+    data: st.DataObject, limits: Limits, seconds: float, size: int
 ) -> None:
     limit = data.draw(st.integers(1, limits.records))
     offsets = data.draw(st.integers(0, limit))
-    adapted = adapt(limit, offsets, seconds, limits)
+    adapted = adapt(limit, offsets, seconds, size, limits)
     assert max(1, limit // 2) <= adapted <= min(limits.records, limit * 2)
 
 
-@given(st.integers(1, 1_000_000), st.integers(1, 1_000_000), st.floats(0.1, 100), st.floats(1, 1_000_000))
-def test_the_limit_converges_on_what_fits_into_the_time(first: int, records: int, seconds: float, rate: float) -> None:
-    """With a steady rate and enough to read, the limit settles at rate * seconds, or at the most allowed."""
-    limits = Limits(records, seconds)
+@given(
+    st.integers(1, 1_000_000),
+    st.integers(1, 1_000_000),
+    st.floats(0.1, 100),
+    st.floats(1, 1_000_000),
+    st.integers(1, 10_000),
+    st.integers(1, 1 << 30),
+)
+def test_the_limit_converges_on_what_fits_into_time_and_memory(
+    first: int, records: int, seconds: float, rate: float, width: int, memory: int
+) -> None:
+    """With a steady rate and enough to read, the limit settles where the tighter of the two is used up."""
+    limits = Limits(records, seconds, memory)
     limit = min(first, records)
     for _ in range(64):
-        limit = adapt(limit, limit, limit / rate, limits)
-    wanted = max(1.0, min(float(records), rate * seconds))
+        limit = adapt(limit, limit, limit / rate, limit * width, limits)
+    wanted = max(1.0, min(float(records), rate * seconds, memory / width))
     assert wanted * 0.5 - 1 <= limit <= wanted + 1
 
 
-def test_a_batch_that_took_no_time_at_all_doubles_the_limit() -> None:
-    assert adapt(10, 10, 5e-324, Limits(1000, 30.0)) == 20
+def test_a_batch_that_took_no_time_and_no_memory_at_all_doubles_the_limit() -> None:
+    assert adapt(10, 10, 5e-324, 0, Limits(1000, 30.0)) == 20
+
+
+def test_a_batch_that_was_too_large_for_the_memory_makes_the_next_one_smaller() -> None:
+    limits = Limits(1000, 30.0, memory=1_000)
+    assert adapt(100, 100, 1.0, 1_250, limits) == 80
+    assert adapt(100, 100, 1.0, 1_000_000, limits) == 50
+    assert adapt(100, 100, 1.0, 1_000, limits) == 100
 
 
 def test_a_small_batch_says_nothing_about_the_limit() -> None:
-    assert adapt(1000, 499, 1e9, Limits(1000, 1.0)) == 1000
-    assert adapt(1000, 500, 1e9, Limits(1000, 1.0)) == 500
+    assert adapt(1000, 499, 1e9, 0, Limits(1000, 1.0)) == 1000
+    assert adapt(1000, 500, 1e9, 0, Limits(1000, 1.0)) == 500
 
 
-@pytest.mark.parametrize(("records", "seconds"), [(0, 1.0), (-1, 1.0), (1, 0.0), (1, -1.0)])
-def test_limits_are_positive(records: int, seconds: float) -> None:
+@pytest.mark.parametrize(("records", "seconds", "memory"), [(0, 1, 1), (-1, 1, 1), (1, 0, 1), (1, -1, 1), (1, 1, 0)])
+def test_limits_are_positive(records: int, seconds: float, memory: int) -> None:
     with pytest.raises(BadInput, match="limits must be positive"):
-        Limits(records, seconds)
+        Limits(records, seconds, memory)
 
 
 def test_a_position_of_the_same_topic_and_cluster_is_accepted() -> None:

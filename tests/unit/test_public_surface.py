@@ -11,6 +11,7 @@ from tallymark import errors
 
 def test_the_public_names_are_these() -> None:
     assert tallymark.__all__ == [
+        "Budget",
         "Bytes",
         "Json",
         "Kafka",

@@ -1,9 +1,11 @@
-"""Of several rows for a key the newest is kept, as a plain model of the rule would keep it."""
+"""Of several rows for a key one is kept, as a plain model of the rule would keep it, however the batches are cut."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -12,28 +14,53 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.errors import BadInput
-from tallymark.shape import OFFSET, PARTITION, PROVENANCE, TIMESTAMP, TOPIC, TableSpec, finish, newest
+from tallymark.shape import (
+    DELETED,
+    HIDDEN,
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    TOMBSTONE,
+    TOPIC,
+    Changes,
+    Refusal,
+    TableSpec,
+    finish,
+    null_keys,
+    origin,
+    table_schema,
+    visible,
+    without,
+)
+from tallymark.spans import Partition
 from tests.unit.strategies import NOON
 
 UPSERT = TableSpec("orders", ("id",), "upsert")
 BY_TWO = TableSpec("orders", ("id", "shop"), "upsert")
+IGNORE = TableSpec("orders", ("id",), "ignore")
+VERSIONED = TableSpec("orders", ("id",), "upsert", version="version")
+DELETING = TableSpec("orders", ("id",), "upsert", delete="tombstone")
+BATCH = "run-1"
 SCHEMA = pa.schema(
     [
         ("id", pa.int64()),
         ("shop", pa.string()),
+        ("version", pa.int64()),
         ("name", pa.string()),
         (TOPIC, pa.string()),
         (PARTITION, pa.int32()),
         (OFFSET, pa.int64()),
         (TIMESTAMP, pa.timestamp("us", "UTC")),
+        (DELETED, pa.bool_()),
     ]
 )
 Row = dict[str, Any]
+Key = tuple[Any, ...]
 
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[Row]:
-    """Records of a few partitions in any order, with clocks that run as they like."""
+    """Records of a few partitions in any order, with clocks and versions that run as they like."""
     places = draw(
         st.lists(
             st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 2), st.integers(0, 30)), unique=True, max_size=25
@@ -43,45 +70,89 @@ def rows(draw: st.DrawFn) -> list[Row]:
         {
             "id": draw(st.integers(0, 3)),
             "shop": draw(st.sampled_from(["x", "y", ""])),
+            "version": draw(st.none() | st.integers(0, 3)),
             "name": f"{topic}{partition}-{offset}",
             TOPIC: topic,
             PARTITION: partition,
             OFFSET: offset,
             TIMESTAMP: NOON + timedelta(milliseconds=draw(st.integers(0, 4))),
+            DELETED: draw(st.sampled_from([False, False, True, None])),
         }
         for topic, partition, offset in places
     ]
 
 
-def model(key: tuple[str, ...], rows: list[Row]) -> dict[tuple[Any, ...], set[str]]:
-    """Per key the highest offset within each partition; between partitions the latest timestamp, then the offset.
+@st.composite
+def ordered_rows(draw: st.DrawFn) -> list[Row]:
+    """The same, with every key in a partition of its own, in the order in which they are read."""
+    found = sorted(draw(rows()), key=lambda row: (row[OFFSET], row[TOPIC], row[PARTITION]))
+    return [{**row, "id": f"{row[TOPIC]}{row[PARTITION]}-{row['id']}"} for row in found]
 
-    Two partitions may tie in both: then either will do.
+
+def table(rows: Sequence[Row], schema: pa.Schema = SCHEMA) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema)
+
+
+def record(*, offset: int = 0, partition: int = 0, time: datetime = NOON, **columns: object) -> Row:
+    return {"shop": "x", TOPIC: "a", PARTITION: partition, OFFSET: offset, TIMESTAMP: time, **columns}
+
+
+def names(spec: TableSpec, rows: Sequence[Row]) -> list[str]:
+    found: list[str] = finish(spec, table(rows), BATCH).puts["name"].to_pylist()
+    return found
+
+
+# Which row is kept
+
+
+def rank(spec: TableSpec, row: Row, *parts: str) -> tuple[Any, ...]:
+    """What makes a row newer: the version first, where there is one, and NULL is the oldest."""
+    version = (row["version"] is not None, row["version"] or 0) if spec.version else ()
+    return (*version, *(row[part] for part in parts))
+
+
+def model(spec: TableSpec, rows: list[Row]) -> dict[Key, set[str]]:
+    """Per key the newest offset within each partition; between partitions the latest timestamp, then the offset.
+
+    Two partitions may tie in all: then either will do.
     """
-    last: dict[tuple[Any, ...], Row] = {}
+    choose = min if spec.write == "ignore" else max
+    by_place: dict[Key, list[Row]] = {}
     for row in rows:
-        place = (*(row[name] for name in key), row[TOPIC], row[PARTITION])
-        if place not in last or last[place][OFFSET] < row[OFFSET]:
-            last[place] = row
-    best: dict[tuple[Any, ...], list[Row]] = {}
-    for row in last.values():
-        best.setdefault(tuple(row[name] for name in key), []).append(row)
+        by_place.setdefault((*(row[name] for name in spec.key), row[TOPIC], row[PARTITION]), []).append(row)
+    by_key: dict[Key, list[Row]] = {}
+    for place, found in by_place.items():
+        by_key.setdefault(place[:-2], []).append(choose(found, key=lambda row: rank(spec, row, OFFSET)))
     winners = {}
-    for values, candidates in best.items():
-        rank = max((row[TIMESTAMP], row[OFFSET]) for row in candidates)
-        winners[values] = {row["name"] for row in candidates if (row[TIMESTAMP], row[OFFSET]) == rank}
+    for key, candidates in by_key.items():
+        best = choose(rank(spec, row, TIMESTAMP, OFFSET) for row in candidates)
+        winners[key] = {row["name"] for row in candidates if rank(spec, row, TIMESTAMP, OFFSET) == best}
     return winners
 
 
-@given(rows(), st.sampled_from([UPSERT, BY_TWO]), st.integers(1, 5))
-def test_the_newest_row_of_each_key_is_the_one_the_rule_names(rows: list[Row], spec: TableSpec, chunk: int) -> None:
-    batches = pa.Table.from_pylist(rows, SCHEMA).to_batches(chunk)
-    kept = newest(spec, pa.Table.from_batches(batches, SCHEMA)).to_pylist()
-    keys = [tuple(row[name] for name in spec.key) for row in kept]
-    expected = model(spec.key, rows)
-    assert keys == sorted(expected), "one row for each key, sorted by key"
-    assert all(row["name"] in expected[key] for key, row in zip(keys, kept, strict=True))
+@given(rows(), st.sampled_from([UPSERT, BY_TWO, IGNORE, VERSIONED]), st.integers(1, 5))
+def test_the_row_kept_of_each_key_is_the_one_the_rule_names(rows: list[Row], spec: TableSpec, chunk: int) -> None:
+    chunks = pa.Table.from_batches(table(rows).to_batches(chunk), SCHEMA)
+    changes = finish(spec, chunks, BATCH)
+    for part in (changes.puts, changes.deletes):
+        keys = [tuple(row[name] for name in spec.key) for row in part.to_pylist()]
+        assert keys == sorted(keys), "sorted by key"
+    kept = [*changes.puts.to_pylist(), *changes.deletes.to_pylist()]
+    found = {tuple(row[name] for name in spec.key): row["name"] for row in kept}
+    expected = model(spec, rows)
+    assert len(found) == len(kept) == len(changes), "one row for each key"
+    assert found.keys() == expected.keys()
+    assert all(name in expected[key] for key, name in found.items())
     assert all(row in rows for row in kept), "rows are kept whole"
+
+
+@given(rows())
+def test_deletes_are_set_apart_and_nothing_else_is(rows: list[Row]) -> None:
+    for spec in (UPSERT, TableSpec("orders")):
+        changes = finish(spec, table(rows), BATCH)
+        assert all(row[DELETED] for row in changes.deletes.to_pylist())
+        assert not any(row[DELETED] for row in changes.puts.to_pylist())
+    assert len(finish(TableSpec("orders"), table(rows), BATCH)) == len(rows)
 
 
 @pytest.mark.parametrize(
@@ -96,66 +167,207 @@ def test_the_newest_row_of_each_key_is_the_one_the_rule_names(rows: list[Row], s
         (pa.string(), "", "a"),
     ],
 )
-def test_keys_may_have_any_type_that_a_database_can_index(kind: pa.DataType, low: object, high: object) -> None:
-    schema = SCHEMA.set(0, pa.field("id", kind))
-    rows = [
-        record(id=value, name=name, offset=n) for n, (value, name) in enumerate([(high, "a"), (low, "b"), (high, "c")])
-    ]
-    kept = newest(UPSERT, pa.Table.from_pylist(rows, schema)).to_pylist()
+def test_keys_and_versions_may_have_any_type_that_has_an_order(kind: pa.DataType, low: object, high: object) -> None:
+    schema = SCHEMA.set(0, pa.field("id", kind)).set(2, pa.field("version", kind))
+    values = [(high, "a"), (low, "b"), (high, "c")]
+    by_key = [record(id=value, version=low, name=name, offset=n) for n, (value, name) in enumerate(values)]
+    kept = finish(VERSIONED, table(by_key, schema), BATCH).puts.to_pylist()
     assert [(row["id"], row["name"]) for row in kept] == [(low, "b"), (high, "c")]
-
-
-def record(*, offset: int = 0, partition: int = 0, time: datetime = NOON, **columns: object) -> Row:
-    return {"shop": "x", TOPIC: "a", PARTITION: partition, OFFSET: offset, TIMESTAMP: time, **columns}
+    by_version = [
+        record(id=low, version=value, name=name, offset=n) for n, (value, name) in enumerate([(high, "new"), *values])
+    ]
+    assert finish(VERSIONED, table(by_version[:3], schema), BATCH).puts["name"].to_pylist() == ["a"]
 
 
 def test_within_a_partition_the_offset_decides_whatever_the_clock_says() -> None:
     earlier = NOON - timedelta(hours=1)
     rows = [record(id=1, name="old", offset=5), record(id=1, name="new", offset=6, time=earlier)]
-    assert newest(UPSERT, pa.Table.from_pylist(rows, SCHEMA))["name"].to_pylist() == ["new"]
+    assert names(UPSERT, rows) == ["new"]
+    assert names(IGNORE, rows) == ["old"]
 
 
 def test_between_partitions_the_timestamp_decides_whatever_the_offset_says() -> None:
     later = NOON + timedelta(milliseconds=1)
     rows = [record(id=1, name="new", offset=0, time=later), record(id=1, name="old", offset=99, partition=1)]
-    assert newest(UPSERT, pa.Table.from_pylist(rows, SCHEMA))["name"].to_pylist() == ["new"]
+    assert names(UPSERT, rows) == ["new"]
+    assert names(IGNORE, rows) == ["old"]
 
 
-def test_a_row_without_a_key_is_refused() -> None:
-    rows = pa.Table.from_pylist([record(id=None, name="a"), record(id=1, name="b")], SCHEMA)
+def test_the_version_decides_whatever_record_is_newer() -> None:
+    rows = [record(id=1, name=name, version=v, offset=n) for n, (name, v) in enumerate([("a", 2), ("b", 2), ("c", 1)])]
+    assert names(VERSIONED, rows) == ["b"], "among equals the newer record"
+    assert names(VERSIONED, [*rows, record(id=1, name="d", version=None, offset=9)]) == ["b"], "NULL is older than all"
+    unversioned = [record(id=1, name=name, version=None, offset=n) for n, name in enumerate("ab")]
+    assert names(VERSIONED, unversioned) == ["b"]
+
+
+def test_a_delete_that_is_newer_hides_the_row_and_a_newer_row_hides_the_delete() -> None:
+    put, gone = record(id=1, name="put", offset=1), record(id=1, offset=2) | {DELETED: True}
+    changes = finish(DELETING, table([put, gone]), BATCH)
+    assert (changes.puts.num_rows, changes.deletes["id"].to_pylist()) == (0, [1])
+    changes = finish(DELETING, table([put | {OFFSET: 3}, gone]), BATCH)
+    assert (changes.puts["name"].to_pylist(), changes.deletes.num_rows) == (["put"], 0)
+
+
+# However the batches are cut
+
+
+def apply(spec: TableSpec, state: dict[Key, Row], changes: Changes) -> None:
+    """What a store does, by the documented rule."""
+
+    def gives_way(key: Key, incoming: Row) -> bool:
+        if spec.version is None or key not in state or state[key][spec.version] is None:
+            return True
+        return incoming[spec.version] is not None and bool(incoming[spec.version] >= state[key][spec.version])
+
+    for row in changes.deletes.to_pylist():
+        if gives_way(key := tuple(row[name] for name in spec.key), row):
+            state.pop(key, None)
+    for row in changes.puts.to_pylist():
+        key = tuple(row[name] for name in spec.key)
+        if (spec.write == "ignore" and key not in state) or (spec.write == "upsert" and gives_way(key, row)):
+            state[key] = row
+
+
+def after(spec: TableSpec, rows: Sequence[Row], cuts: Sequence[int]) -> dict[Key, Row]:
+    schema = SCHEMA.set(0, pa.field("id", pa.string()))
+    state: dict[Key, Row] = {}
+    for start, stop in pairwise([0, *sorted(cuts), len(rows)]):
+        apply(spec, state, finish(spec, table(rows[start:stop], schema), BATCH))
+    return state
+
+
+@given(
+    ordered_rows(),
+    st.sampled_from([UPSERT, BY_TWO, IGNORE, VERSIONED, DELETING]),
+    st.lists(st.integers(0, 25), max_size=5),
+)
+def test_it_makes_no_difference_how_records_are_cut_into_batches(
+    rows: list[Row], spec: TableSpec, cuts: list[int]
+) -> None:
+    """For keys that stay in their partition, and deletes without a version: what is deleted leaves none behind."""
+    if spec.delete is None:
+        rows = [row | {DELETED: False} for row in rows]
+    cuts = [min(cut, len(rows)) for cut in cuts]
+    assert after(spec, rows, cuts) == after(spec, rows, []) == after(spec, rows, list(range(len(rows))))
+
+
+@given(rows(), st.lists(st.integers(0, 25), max_size=5))
+def test_with_distinct_versions_even_keys_that_move_between_partitions_end_the_same(
+    rows: list[Row], cuts: list[int]
+) -> None:
+    rows = [row | {"id": str(row["id"]), "version": n, DELETED: False} for n, row in enumerate(rows)]
+    rows.sort(key=lambda row: row[TIMESTAMP])
+    assert after(VERSIONED, rows, [min(cut, len(rows)) for cut in cuts]) == after(VERSIONED, rows, [])
+
+
+# Dead records
+
+
+@given(rows(), st.data())
+def test_without_takes_all_rows_of_those_records_and_no_others(rows: list[Row], data: st.DataObject) -> None:
+    places = [(Partition(row[TOPIC], row[PARTITION]), row[OFFSET]) for row in rows]
+    strangers = [(Partition("a", 0), 31), (Partition("c", 0), 0)]
+    dead = data.draw(st.sets(st.sampled_from([*places, *strangers])))
+    twice = [*rows, *rows]
+    kept = without(table(twice), dead).to_pylist()
+    assert kept == [row for row, place in zip(twice, [*places, *places], strict=True) if place not in dead]
+
+
+def test_rows_that_do_not_say_where_they_came_from_stay() -> None:
+    merged = pa.table({"id": [1, 2]})
+    assert without(merged, {(Partition("a", 0), 0)}) is merged
+
+
+@given(rows())
+def test_records_without_a_key_are_refused_and_named(rows: list[Row]) -> None:
+    rows = [row | {"id": row["id"] or None, "shop": row["shop"] or None} for row in rows]
+    found = null_keys(BY_TWO, table(rows))
+    for name in BY_TWO.key:
+        error = f"key column {name} is NULL; filter such records out, or set delete='tombstone' if they are tombstones"
+        assert [refusal for refusal in found if refusal.error == error] == [
+            Refusal(Partition(row[TOPIC], row[PARTITION]), row[OFFSET], "orders", error)
+            for row in rows
+            if row[name] is None
+        ]
+    assert len(found) == sum((row["id"] is None) + (row["shop"] is None) for row in rows)
+    assert null_keys(TableSpec("orders"), table(rows)) == []
+
+
+def test_merged_rows_without_a_key_can_not_be_set_aside() -> None:
     with pytest.raises(BadInput, match="table orders: 1 rows have no id, which is their key; filter them out"):
-        newest(UPSERT, rows)
+        null_keys(UPSERT, pa.table({"id": pa.array([None, 1], pa.int64())}))
+
+
+# Columns
+
+
+def test_hidden_columns_stay_until_the_rows_are_written() -> None:
+    rows = table([record(id=1, name=name, offset=n) for n, name in enumerate("abc")])
+    puts = finish(TableSpec("orders"), rows, BATCH).puts
+    assert [origin(puts, at) for at in range(3)] == [(Partition("a", 0), offset) for offset in range(3)]
+    assert visible(puts).column_names == ["id", "shop", "version", "name"]
+    assert not set(HIDDEN) & set(visible(puts).column_names)
+    assert len(finish(UPSERT, SCHEMA.empty_table(), BATCH)) == 0
+
+
+@given(rows(), st.sampled_from(["append", "upsert", "ignore"]))
+def test_provenance_says_which_record_of_which_batch_wrote_a_row(rows: list[Row], write: Any) -> None:
+    spec = TableSpec("orders", () if write == "append" else ("id",), write, provenance=True)
+    changes = finish(spec, table(rows), BATCH)
+    for row in [*changes.puts.to_pylist(), *changes.deletes.to_pylist()]:
+        assert (row["tallymark_topic"], row["tallymark_partition"]) == (row[TOPIC], row[PARTITION])
+        assert (row["tallymark_offset"], row["tallymark_batch"]) == (row[OFFSET], BATCH)
+    plain = pa.schema([field for field in SCHEMA if field.name not in HIDDEN])
+    assert visible(changes.puts).schema == table_schema(spec, plain), "the table has the columns that the rows have"
+
+
+def test_provenance_needs_rows_of_single_records_and_names_of_its_own() -> None:
+    spec = TableSpec("orders", provenance=True)
+    with pytest.raises(BadInput, match=r"table orders: provenance=True needs .* this one merges records; leave it out"):
+        finish(spec, pa.table({"id": [1]}), BATCH)
+    with pytest.raises(BadInput, match="its function returns tallymark_offset, which provenance=True adds; rename it"):
+        table_schema(spec, pa.schema([("tallymark_offset", pa.int64())]))
+    assert table_schema(UPSERT, SCHEMA) is SCHEMA
 
 
 @given(st.lists(st.integers(0, 20), max_size=12))
-def test_without_provenance_only_distinct_keys_are_accepted(ids: list[int]) -> None:
+def test_rows_of_merged_records_need_distinct_keys(ids: list[int]) -> None:
     rows = pa.table({"id": pa.array(ids, pa.int64())})
     if len(set(ids)) == len(ids):
-        assert newest(UPSERT, rows)["id"].to_pylist() == sorted(ids)
+        assert finish(UPSERT, rows, BATCH).puts["id"].to_pylist() == sorted(ids)
     else:
         with pytest.raises(BadInput, match=r"several rows have the same id .* aggregate to one row per key"):
-            newest(UPSERT, rows)
+            finish(UPSERT, rows, BATCH)
 
 
-def test_finished_rows_have_no_hidden_columns_and_an_append_keeps_all_of_them() -> None:
-    rows = pa.Table.from_pylist([record(id=1, name=name, offset=n) for n, name in enumerate("abc")], SCHEMA)
-    assert finish(UPSERT, rows).to_pylist() == [{"id": 1, "shop": "x", "name": "c"}]
-    assert finish(TableSpec("orders"), rows)["name"].to_pylist() == ["a", "b", "c"]
-    assert not set(PROVENANCE) & set(finish(TableSpec("orders"), rows).column_names)
-    assert finish(UPSERT, SCHEMA.empty_table()).num_rows == 0
+# Tables that can't work
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("settings", "words"),
     [
-        (("t", (), "replace"), r"table t: write='replace' is not known; write append or upsert"),
-        (("t", (), "upsert"), r"table t: an upsert needs key="),
-        (("t", ("id",), "append"), r"table t: append takes no key="),
-        (("tallymark_positions", (), "append"), r"belong to the ledger; choose another"),
-        (("Tallymark_x", (), "append"), r"belong to the ledger"),
-        (("", (), "append"), r"a table needs a name"),
+        ({"write": "replace"}, r"table t: write='replace' is not known; write append, upsert, ignore"),
+        ({"write": "upsert"}, r"table t: upsert needs key=, the column or columns that identify a row"),
+        ({"write": "ignore"}, r"table t: ignore needs key="),
+        ({"key": ("id",)}, r"table t: append takes no key=; use write='upsert'"),
+        ({"version": "v"}, r"table t: version= needs write='upsert'"),
+        ({"key": ("id",), "write": "ignore", "version": "v"}, r"table t: version= needs write='upsert'"),
+        ({"key": ("id", "v"), "write": "upsert", "version": "v"}, r"table t: version= can't be part of the key"),
+        ({"delete": "tombstone"}, r"table t: delete= needs write='upsert': rows are deleted by their key"),
+        ({"key": ("id",), "write": "ignore", "delete": "tombstone"}, r"table t: delete= needs write='upsert'"),
+        ({"key": ("id",), "write": "upsert", "delete": ""}, r"table t: delete= needs 'tombstone' or a condition"),
+        ({"name": "tallymark_positions"}, r"belong to the ledger; choose another"),
+        ({"name": "Tallymark_x"}, r"belong to the ledger"),
+        ({"name": ""}, r"a table needs a name"),
     ],
 )
-def test_a_table_that_can_not_work_is_refused_at_once(arguments: tuple[Any, ...], words: str) -> None:
+def test_a_table_that_can_not_work_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=words):
-        TableSpec(*arguments)
+        TableSpec(**{"name": "t", **settings})
+
+
+def test_a_tombstone_is_a_condition_like_any_other() -> None:
+    assert DELETING.deletes == TOMBSTONE
+    assert TableSpec("t", ("id",), "upsert", delete="value.op = 'd'").deletes == "value.op = 'd'"
+    assert UPSERT.deletes is None

@@ -6,14 +6,16 @@ import sqlite3
 from pathlib import Path
 
 import psycopg
+import pyarrow as pa
 import pymysql
 import pytest
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from tallymark.errors import AccessDenied, BadInput, TallymarkError, Unreachable
+from tallymark.errors import AccessDenied, BadInput, DataRefused, TableChanged, TallymarkError, Unreachable
+from tallymark.stores.columns import hexed
 from tallymark.stores.failures import translate, translated
-from tallymark.stores.store import Store
+from tallymark.stores.opening import open_store
 
 SECRET = "s3cr3t-w0rd"
 STORE = "postgresql://shop@db/shop"
@@ -52,9 +54,14 @@ class WithState(psycopg.Error):
         (WithState('database "shop" does not exist', "3D000"), BadInput),
         (pymysql.err.OperationalError(1049, "Unknown database 'shop'"), BadInput),
         (sqlite3.OperationalError("unable to open database file"), BadInput),
-        (WithState("value too long for type character varying(3)", "22001"), TallymarkError),
-        (pymysql.err.DataError(1406, "Data too long for column 'name' at row 1"), TallymarkError),
-        (sqlite3.IntegrityError("NOT NULL constraint failed: orders.id"), TallymarkError),
+        (WithState("could not extend file: No space left on device", "53100"), Unreachable),
+        (WithState("out of memory", "53200"), Unreachable),
+        (WithState("canceling statement due to lock timeout", "55P03"), Unreachable),
+        (pymysql.err.OperationalError(1021, "Disk full (/tmp); waiting for someone to free some space"), Unreachable),
+        (pymysql.err.OperationalError(1030, "Got error 28 from storage engine"), Unreachable),
+        (pymysql.err.OperationalError(3024, "maximum statement execution time exceeded"), Unreachable),
+        (sqlite3.OperationalError("disk I/O error"), Unreachable),
+        (WithState("syntax error", "42601"), TallymarkError),
     ],
 )
 def test_a_database_error_becomes_the_one_that_says_what_to_do(error: Exception, kind: type[TallymarkError]) -> None:
@@ -63,6 +70,47 @@ def test_a_database_error_becomes_the_one_that_says_what_to_do(error: Exception,
     assert ours.transient == (kind is Unreachable)
     assert str(ours).startswith(STORE)
     assert "\n" not in str(ours)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (WithState('invalid input syntax for type integer: "permission denied"', "22P02"), DataRefused),
+        (WithState("duplicate key value\nDETAIL:  Key (id)=(1) already exists.", "23505"), DataRefused),
+        (WithState("index row size 2712 exceeds maximum", "54000"), DataRefused),
+        (WithState("no such table", "P0001"), DataRefused),
+        (psycopg.DataError("PostgreSQL text fields cannot contain NUL (0x00) bytes"), DataRefused),
+        (pymysql.err.DataError(1406, "Data too long for column 'name' at row 1"), DataRefused),
+        (pymysql.err.IntegrityError(1062, "Duplicate entry 'connection refused' for key 'PRIMARY'"), DataRefused),
+        (pymysql.err.OperationalError(3140, "Invalid JSON text"), DataRefused),
+        (pymysql.err.OperationalError(3819, "Check constraint 'c' is violated."), DataRefused),
+        (pymysql.err.ProgrammingError("nan can not be used with MySQL"), DataRefused),
+        (sqlite3.IntegrityError("NOT NULL constraint failed: orders.id"), DataRefused),
+        (sqlite3.DataError("string or blob too big"), DataRefused),
+        (WithState('column "x" is of type bigint but expression is of type text', "42804"), TableChanged),
+        (pymysql.err.OperationalError(1412, "Table definition has changed, please retry transaction"), TableChanged),
+        (sqlite3.OperationalError("table orders has no column named x"), TableChanged),
+    ],
+)
+def test_what_is_wrong_with_rows_and_tables_is_said_in_the_databases_words(
+    error: Exception, kind: type[TallymarkError]
+) -> None:
+    ours = translate(wrapped(error), STORE)
+    assert type(ours) is kind
+    assert not ours.transient
+    assert STORE not in str(ours)
+    assert "\n" not in str(ours)
+
+
+def test_bytes_become_hexadecimal_whatever_part_of_the_buffers_they_are() -> None:
+    values = [b"", None, b"\x00\xff", b"abc", None]
+    whole = pa.array(values, pa.binary())
+    for start in range(len(values)):
+        column = pa.chunked_array([whole.slice(start), whole.slice(0, start), pa.array([None], pa.binary())])
+        expected = [*values[start:], *values[:start], None]
+        assert hexed(column, "\\x").to_pylist() == [
+            None if value is None else "\\x" + value.hex() for value in expected
+        ]
 
 
 def test_a_connection_that_is_gone_is_transient_whatever_it_said() -> None:
@@ -86,16 +134,16 @@ def test_errors_of_other_kinds_are_left_alone() -> None:
         raise ZeroDivisionError
 
 
-@pytest.mark.parametrize("url", ["oracle://host/shop", "redis://host", "shop.db", "", "://", "postgresql+asyncpg//x"])
+@pytest.mark.parametrize("url", ["oracle://host/shop", "shop.db", "", "://", "postgresql+asyncpg//x"])
 def test_a_url_of_no_known_database_is_refused_with_a_way_out(url: str) -> None:
     with pytest.raises(BadInput, match=r"tallymark knows .*postgresql|write it like postgresql://"):
-        Store(url)
+        open_store(url)
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///"])
 def test_a_database_that_forgets_is_no_store(url: str) -> None:
     with pytest.raises(BadInput, match=r"write sqlite:///name\.db"):
-        Store(url)
+        open_store(url)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +157,7 @@ def test_a_database_that_forgets_is_no_store(url: str) -> None:
     ],
 )
 def test_a_password_is_in_no_name_and_no_error(url: str) -> None:
-    store = Store(url)
+    store = open_store(url)
     assert SECRET not in store.name
     assert "localhost:1/shop" in store.name
     with pytest.raises(TallymarkError) as caught:
@@ -120,12 +168,12 @@ def test_a_password_is_in_no_name_and_no_error(url: str) -> None:
 @pytest.mark.parametrize("url", [f"oracle://shop:{SECRET}@db/shop", f"postgresql://shop:{SECRET}@db:port/shop"])
 def test_a_password_is_not_in_the_refusal_of_its_url(url: str) -> None:
     with pytest.raises(BadInput) as caught:
-        Store(url)
+        open_store(url)
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
 
 
 def test_looking_at_a_store_that_is_not_there_does_not_make_one(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="check that its directory exists"):
-        Store(f"sqlite:///{tmp_path}/missing/store.db").ping()
+        open_store(f"sqlite:///{tmp_path}/missing/store.db").ping()
     assert not (tmp_path / "missing").exists()

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tallymark.cli import demo, run, sandbox, status
+from tallymark.cli import demo, groups, run, sandbox, status
 from tallymark.cli.logs import configure
 from tallymark.errors import TallymarkError
 
@@ -23,6 +23,10 @@ app.command("run", epilog="Example: tallymark run orders.py --until caught-up")(
 app.command("status", epilog="Example: tallymark status --store sqlite:///shop.db --brokers localhost:9092")(
     status.status
 )
+app.command("pause", epilog='Example: tallymark pause orders-to-shop --reason "maintenance" --store sqlite:///shop.db')(
+    groups.pause
+)
+app.command("resume", epilog="Example: tallymark resume orders-to-shop --store sqlite:///shop.db")(groups.resume)
 app.command("demo", epilog="Example: tallymark demo --store postgresql://localhost/demo --json")(demo.demo)
 app.add_typer(sandbox.app, name="sandbox")
 

@@ -15,10 +15,9 @@ from rich.console import Console
 from tallymark.cli.load import load_pipeline
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.errors import BadInput, UnknownTopic
-from tallymark.ledger.read import read_group
 from tallymark.membership import Brokers
-from tallymark.spans import OUTCOMES, Log, Partition, Position
-from tallymark.stores.store import Store
+from tallymark.spans import OUTCOMES, GroupState, Log, Partition, Position
+from tallymark.stores.opening import open_store
 
 Group = Annotated[str | None, typer.Argument(help="Only this group.")]
 StoreUrl = Annotated[
@@ -47,6 +46,7 @@ class Line:
     group: str
     position: Position
     log: Log | None
+    state: GroupState | None = None
 
     @property
     def lag(self) -> int | None:
@@ -65,6 +65,8 @@ class Line:
         position, owner = self.position, self.position.owner
         return {
             "group": self.group,
+            "desired_state": self.state.desired if self.state else None,
+            "reason": self.state.reason if self.state else None,
             "topic": position.partition.topic,
             "partition": position.partition.number,
             "current_offset": position.next_offset,
@@ -105,7 +107,8 @@ def status(
     """Show positions, lag and tallies. Works while the pipeline runs and while it does not."""
     if file is not None:
         pipeline = load_pipeline(file)
-        group, store, brokers = group or pipeline.group, store or pipeline.store_url, brokers or pipeline.source.brokers
+        group, store = group or pipeline.group, store or pipeline.ledger_url
+        brokers = brokers or pipeline.source.brokers
     if store is None:
         raise BadInput("status needs --store (or TALLYMARK_STORE), or --file with a pipeline")
     lines = _lines(group, store, brokers)
@@ -116,17 +119,17 @@ def status(
 
 
 def _lines(group: str | None, store_url: str, brokers: str | None) -> list[Line]:
-    store = Store(store_url)
+    store = open_store(store_url)
     try:
         if not store.has_ledger():
             raise BadInput(f"{store.name} has no ledger: no pipeline has run into it yet")
-        with store.look() as connection:
-            groups = read_group(connection, group)
+        groups = store.positions(group)
+        states = {name: store.state(name) for name in groups}
     finally:
         store.close()
     if group is not None and not groups:
         raise BadInput(f"group {group} has no position in {store.name}; tallymark status without a group lists all")
-    found = [Line(name, position, None) for name, positions in groups.items() for position in positions]
+    found = [Line(name, position, None, states[name]) for name, positions in groups.items() for position in positions]
     return _with_logs(found, Brokers(brokers)) if brokers else found
 
 
@@ -152,6 +155,10 @@ def _print(lines: list[Line], brokers: str | None) -> None:
         print_table(table)
     else:
         out.print("no group has a position yet")
+    for group, state in {line.group: line.state for line in lines}.items():
+        if state is not None and state.paused:
+            said = f"{group} is paused since {state.since:%Y-%m-%d %H:%M:%S} UTC by {state.by}: {state.reason}"
+            out.print(said, style="yellow", highlight=False, markup=False, soft_wrap=True)
     if lines and not brokers:
         out.print("lag needs Kafka: add --brokers", style="dim")
 

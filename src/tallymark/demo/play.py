@@ -26,7 +26,7 @@ from tallymark.jars import fetch
 from tallymark.sandbox import Sandbox
 from tallymark.spans import OUTCOMES, Tally
 from tallymark.steps import Step
-from tallymark.stores.store import Store
+from tallymark.stores.opening import open_sql
 
 KILLS = (Step.STAGED, Step.WRITTEN, Step.COMMITTED)
 """What the run is doing when it is killed: with rows in memory, inside the transaction, right after the commit."""
@@ -62,7 +62,7 @@ class Play:
             settings = Settings(
                 brokers, f"orders-{name}", store_url, f"demo-{name}", f"demo_orders_{name}", self.records // BATCHES
             )
-            store = Store(store_url)
+            store = open_sql(store_url)
             store.ping()
             create_topic(brokers, settings.topic)
             produce_orders(brokers, settings.topic, self.records, stage.produced)

@@ -13,7 +13,7 @@ from sqlalchemy import text
 from tallymark.errors import TallymarkError
 from tallymark.ledger.read import read_group
 from tallymark.spans import Position, Tally
-from tallymark.stores.store import Store
+from tallymark.stores.sql import SqlStore
 
 PATIENCE = 120
 Record = tuple[int, int]
@@ -60,7 +60,7 @@ class Verdict:
         return sum(getattr(partition, name) for partition in self.partitions)
 
 
-def judge(brokers: str, topic: str, store: Store, group: str, table: str, kills: int, seconds: float) -> Verdict:
+def judge(brokers: str, topic: str, store: SqlStore, group: str, table: str, kills: int, seconds: float) -> Verdict:
     kafka = committed_records(brokers, topic)
     rows, letters = _rows(store, table), _letters(store, group)
     held = Counter(rows) + Counter(letters)
@@ -111,20 +111,20 @@ def committed_records(brokers: str, topic: str) -> set[Record]:
     return found
 
 
-def _rows(store: Store, table: str) -> list[Record]:
+def _rows(store: SqlStore, table: str) -> list[Record]:
     return _records(store, f"SELECT partition_id, record_offset FROM {table}", {})
 
 
-def _letters(store: Store, group: str) -> list[Record]:
+def _letters(store: SqlStore, group: str) -> list[Record]:
     sql = "SELECT partition_id, record_offset FROM tallymark_dead_letters WHERE group_name = :group_name"
     return _records(store, sql, {"group_name": group})
 
 
-def _records(store: Store, sql: str, parameters: dict[str, str]) -> list[Record]:
+def _records(store: SqlStore, sql: str, parameters: dict[str, str]) -> list[Record]:
     with store.look() as connection:
         return [(row[0], row[1]) for row in connection.execute(text(sql), parameters)]
 
 
-def _positions(store: Store, group: str) -> list[Position]:
+def _positions(store: SqlStore, group: str) -> list[Position]:
     with store.look() as connection:
         return read_group(connection, group).get(group, [])

@@ -7,45 +7,43 @@ knows. It comes last in the transaction, so that a stuck loser holds no lock tha
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, func, insert, update
 
-from tallymark.errors import CommitRefused, Fenced, PositionMoved
+from tallymark.errors import CommitRefused
+from tallymark.fence import Advance, Entry, Note, explain_refusal
+from tallymark.ledger.groups import write_state
 from tallymark.ledger.read import read_positions
 from tallymark.ledger.statements import key_condition, key_parameters
 from tallymark.ledger.tables import batches, dead_letters, exceptions, positions
 from tallymark.read import DeadLetter
-from tallymark.spans import OUTCOMES, Partition, Position, Span, Tally
+from tallymark.spans import OUTCOMES, GroupState
 
 
-@dataclass(frozen=True)
-class Advance:
-    """One partition's step within a commit: compare with start and epoch, set stop and add the tally."""
-
-    partition: Partition
-    start: int
-    stop: int
-    epoch: int
-    tally: Tally
-    record_time: datetime | None
-
-    def __post_init__(self) -> None:
-        if self.tally.total != self.stop - self.start:
-            raise ValueError(f"{self.partition}: {self.tally} does not account for {self.start}..{self.stop}")
-
-
-def check_fence(connection: Connection, group: str, advances: Sequence[Advance]) -> None:
+def check_fence(connection: Connection, entry: Entry) -> None:
     """Fail early, before any work, when the commit can't succeed any more. The decision itself is ``advance``'s."""
-    found = read_positions(connection, group, [step.partition for step in advances])
-    if error := explain_refusal(found, advances):
+    found = read_positions(connection, entry.group, [step.partition for step in entry.advances])
+    if error := explain_refusal(found, entry.advances):
         raise error
 
 
-def advance(connection: Connection, group: str, advances: Sequence[Advance], now: datetime) -> None:
+def record(connection: Connection, entry: Entry) -> None:
+    """Dead letters, notes and a line of history: all that stands beside the positions."""
+    if entry.dead_letters:
+        most = _most_bytes(connection)
+        connection.execute(insert(dead_letters), [_letter(entry, letter, most) for letter in entry.dead_letters])
+    record_notes(connection, entry.group, entry.notes, entry.now, entry.batch)
+    connection.execute(insert(batches), _batch(entry))
+    if entry.pause is not None:
+        write_state(connection, entry.group, GroupState("paused", entry.pause, "budget", entry.now))
+
+
+def advance(connection: Connection, entry: Entry) -> None:
     """Compare and set: move every position from start to stop, or raise and leave the rollback to the caller."""
     values = {name: positions.c[name] + bindparam(f"_{name}") for name in OUTCOMES}
     values |= {"next_offset": bindparam("_stop"), "updated_at": bindparam("_now")}
@@ -60,115 +58,71 @@ def advance(connection: Connection, group: str, advances: Sequence[Advance], now
         )
         .values(**values)
     )
-    parameters = [_advance_parameters(group, step, now) for step in sorted(advances, key=lambda step: step.partition)]
-    moved = connection.execute(statement, parameters).rowcount
-    if moved != len(parameters):
-        raise CommitRefused(f"group {group}: {len(parameters) - moved} of {len(parameters)} positions had moved")
+    steps = sorted(entry.advances, key=lambda step: step.partition)
+    moved = connection.execute(statement, [_advance_parameters(entry, step) for step in steps]).rowcount
+    if moved != len(steps):
+        raise CommitRefused(f"group {entry.group}: {len(steps) - moved} of {len(steps)} positions had moved")
 
 
-def explain_refusal(found: Mapping[Partition, Position], advances: Sequence[Advance]) -> CommitRefused | None:
-    """Why the positions found would refuse these steps: fenced by whom, ahead or behind. None if they would not."""
-    for step in advances:
-        position = found.get(step.partition)
-        if position is None or position.epoch != step.epoch:
-            return explain_loss(step.partition, step.epoch, position)
-        if position.next_offset > step.start:
-            return PositionMoved(
-                f"{step.partition}: the ledger is ahead of this batch, at {position.next_offset} "
-                f"instead of {step.start}; the span was committed already: start again to go on from there"
-            )
-        if position.next_offset < step.start:
-            return PositionMoved(
-                f"{step.partition}: the ledger is behind this batch, at {position.next_offset} "
-                f"instead of {step.start}; the position was set back meanwhile: start again to go on from there"
-            )
-    return None
-
-
-def explain_loss(partition: Partition, epoch: int, position: Position | None) -> CommitRefused:
-    """Why a claim of this epoch holds no more: who has the partition now."""
-    if position is None:
-        return PositionMoved(f"{partition}: the position is gone from the ledger; was the group deleted?")
-    holder = f"{position.owner}" if position.owner else "another owner, which has left since"
-    return Fenced(
-        f"{partition} was claimed by {holder} (epoch {position.epoch}, ours was {epoch}); "
-        "this run has written nothing since and ends here"
-    )
-
-
-def record_batch(
-    connection: Connection,
-    group: str,
-    batch: str,
-    advances: Sequence[Advance],
-    rows: Mapping[str, int],
-    started: datetime,
-    now: datetime,
+def record_notes(
+    connection: Connection, group: str, notes: Sequence[Note], now: datetime, batch: str | None = None
 ) -> None:
-    """One line of history for this commit."""
-    spans = [[str(step.partition.topic), step.partition.number, step.start, step.stop] for step in advances]
-    tally = Tally.sum(step.tally for step in advances)
-    values = {"group_name": group, "batch": batch, "started_at": started, "committed_at": now}
-    values |= {name: getattr(tally, name) for name in OUTCOMES}
-    values |= {"table_rows": json.dumps(dict(rows)), "spans": json.dumps(spans)}
-    connection.execute(insert(batches), values)
-
-
-def record_dead_letters(
-    connection: Connection, group: str, batch: str, letters: Sequence[DeadLetter], now: datetime
-) -> None:
-    """Keep what could not be applied, with the reason."""
-    if letters:
-        connection.execute(insert(dead_letters), [_letter(group, batch, letter, now) for letter in letters])
-
-
-def record_exceptions(
-    connection: Connection,
-    group: str,
-    kind: str,
-    spans: Iterable[Span],
-    reason: str,
-    now: datetime,
-    batch: str | None = None,
-) -> None:
-    """Write down spans that are not in the tables, or will be there again: kind is skip, loss or reset."""
-    shared = {"group_name": group, "kind": kind, "reason": reason, "batch": batch, "recorded_at": now}
+    """Write down spans that are not in the tables, or will be there again."""
+    shared = {"group_name": group, "batch": batch, "recorded_at": now}
     rows = [
         shared
-        | {"topic": span.partition.topic, "partition_id": span.partition.number}
-        | {"start_offset": span.start, "stop_offset": span.stop}
-        for span in spans
+        | {"topic": note.span.partition.topic, "partition_id": note.span.partition.number}
+        | {"start_offset": note.span.start, "stop_offset": note.span.stop, "kind": note.kind, "reason": note.reason}
+        for note in notes
     ]
     if rows:
         connection.execute(insert(exceptions), rows)
 
 
-def prune_batches(connection: Connection, group: str, now: datetime, keep: timedelta) -> None:
-    """Forget history older than ``keep``. Positions, tallies, exceptions and dead letters stay."""
-    connection.execute(delete(batches).where(batches.c.group_name == group, batches.c.committed_at < now - keep))
+def prune_batches(connection: Connection, group: str, before: datetime) -> None:
+    """Forget older history. Positions, tallies, exceptions and dead letters stay."""
+    connection.execute(delete(batches).where(batches.c.group_name == group, batches.c.committed_at < before))
 
 
-def _advance_parameters(group: str, step: Advance, now: datetime) -> dict[str, Any]:
+def _batch(entry: Entry) -> dict[str, Any]:
+    spans = [[step.partition.topic, step.partition.number, step.start, step.stop] for step in entry.advances]
+    values = {"group_name": entry.group, "batch": entry.batch, "started_at": entry.started, "committed_at": entry.now}
+    values |= {name: getattr(entry.tally, name) for name in OUTCOMES}
+    return values | {"table_rows": json.dumps(dict(entry.rows)), "spans": json.dumps(spans)}
+
+
+def _advance_parameters(entry: Entry, step: Advance) -> dict[str, Any]:
     tally = {f"_{name}": getattr(step.tally, name) for name in OUTCOMES}
     moved = {"_start": step.start, "_stop": step.stop, "_epoch": step.epoch}
-    return key_parameters(group, step.partition) | moved | tally | {"_record_time": step.record_time, "_now": now}
+    times = {"_record_time": step.record_time, "_now": entry.now}
+    return key_parameters(entry.group, step.partition) | moved | tally | times
 
 
-def _letter(group: str, batch: str, letter: DeadLetter, now: datetime) -> dict[str, Any]:
-    headers = [[name, value.hex() if value is not None else None] for name, value in letter.headers]
+def _most_bytes(connection: Connection) -> int:
+    """The largest value that fits into a statement. MySQL cuts the connection of who sends more."""
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        return sys.maxsize
+    # Sent as text a value may take twice its bytes.
+    return int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()) // 2 - 64 * 1024
+
+
+def _letter(entry: Entry, letter: DeadLetter, most: int) -> dict[str, Any]:
+    if letter.value is not None and len(letter.value) > most:
+        words = f"{letter.error}; its {len(letter.value)} bytes are more than the database takes, and only in Kafka"
+        letter = replace(letter, value=None, error=words)
     return {
-        "group_name": group,
+        "group_name": entry.group,
         "topic": letter.partition.topic,
         "partition_id": letter.partition.number,
         "record_offset": letter.offset,
         "record_time": letter.record_time,
         "record_key": letter.key,
         "record_value": letter.value,
-        "headers": json.dumps(headers) if headers else None,
+        "headers": letter.headers_as_json(),
         "table_name": letter.table,
         # PostgreSQL's text can't hold a NUL, which an error may quote from the record.
         "error": letter.error.replace("\0", "\\0"),
         "state": "dead",
-        "batch": batch,
-        "recorded_at": now,
+        "batch": entry.batch,
+        "recorded_at": entry.now,
     }

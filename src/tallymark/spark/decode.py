@@ -30,6 +30,9 @@ FIRST_MOMENT, LAST_MOMENT = "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"
 """What both databases and Python can hold of Spark's 300,000 years."""
 JSON_NAMES = {list: "an array", str: "a string", bool: "a boolean", float: "a number", type(None): "null"}
 
+SIZE = "_tallymark_size"
+"""The bytes of key and value, before decoding."""
+
 RECORD = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """The columns that a table's function sees."""
 
@@ -53,7 +56,7 @@ class Decoder:
     def __init__(self, source: Json | Bytes) -> None:
         passed = [F.col(name) for name in RECORD]
         if isinstance(source, Bytes):
-            self._steps = [[*passed, F.lit(None).cast("binary").alias(RAW)]]
+            self._steps = [[*passed, F.lit(None).cast("binary").alias(RAW), _size()]]
             return
         schema = parse_schema(source)
         others = [F.col(name) for name in RECORD if name != "value"]
@@ -68,6 +71,7 @@ class Decoder:
                 F.when(F.col(FITS), F.col(FIELDS)).alias("value"),
                 F.when(~F.col(FITS), F.col("value")).alias(RAW),
                 *others,
+                _size(),
             ],
         ]
 
@@ -75,6 +79,10 @@ class Decoder:
         for columns in self._steps:
             raw = raw.select(*columns)
         return raw
+
+
+def _size() -> Column:
+    return sum((F.coalesce(F.length(name), F.lit(0)) for name in ("key", "value")), F.lit(0)).alias(SIZE)
 
 
 def _parsed_json(schema: T.StructType) -> Column:

@@ -24,6 +24,15 @@ _BROKER_MARKS = (
 )
 
 
+class FunctionFailed(BadInput):
+    """A table's function failed on the data, not on the schema."""
+
+    def __init__(self, table: str, words: str) -> None:
+        super().__init__(f"table {table}: its function failed on the data: {words}")
+        self.table = table
+        self.words = words
+
+
 @contextmanager
 def explained(brokers: str, table: str | None = None) -> Iterator[None]:
     """Raise Spark's errors inside the block as ours, named after the table whose function was at work."""
@@ -38,7 +47,7 @@ def _explain(error: Exception, brokers: str, table: str | None) -> TallymarkErro
     if any(mark in everything for mark in _BROKER_MARKS):
         return Unreachable(f"Spark could not read from the brokers at {brokers}: {_root_cause(error)}")
     if table is not None:
-        return BadInput(f"table {table}: its function failed on the data: {_user_words(error)}")
+        return FunctionFailed(table, _user_words(error))
     return ReadFailed(f"Spark failed to read a batch: {_root_cause(error)}")
 
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from sqlalchemy import (
     JSON,
+    REAL,
     BigInteger,
     Boolean,
     Column,
     Date,
     DateTime,
     Double,
-    Float,
     Integer,
     LargeBinary,
     Numeric,
@@ -40,16 +40,14 @@ _SIMPLE: list[tuple[Any, Any]] = [
     (pa.types.is_int16, SmallInteger()),
     (pa.types.is_int32, Integer()),
     (pa.types.is_int64, BigInteger()),
-    (pa.types.is_float32, Float().with_variant(mysql.FLOAT(), "mysql", "mariadb")),
+    (pa.types.is_float32, REAL().with_variant(mysql.FLOAT(), "mysql", "mariadb")),
     (pa.types.is_float64, Double().with_variant(mysql.DOUBLE(asdecimal=False), "mysql", "mariadb")),
     (pa.types.is_date, Date()),
-    (pa.types.is_binary, LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")),
-    (pa.types.is_large_binary, LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")),
 ]
 
 
-def column_type(field: pa.Field, *, in_key: bool) -> TypeEngine[Any]:
-    """The column type for an Arrow field. Keys on MySQL need a bounded, case-sensitive string."""
+def column_type(field: pa.Field, *, in_key: bool, collation: str = "utf8mb4_bin") -> TypeEngine[Any]:
+    """The column type for an Arrow field. Keys on MySQL need a bounded string, and a collation that tells all apart."""
     kind = field.type
     if is_json(field):
         return JSON()
@@ -62,21 +60,31 @@ def column_type(field: pa.Field, *, in_key: bool) -> TypeEngine[Any]:
         return Numeric(kind.precision, kind.scale).with_variant(Text(), "sqlite")
     if pa.types.is_timestamp(kind):
         return DateTime(timezone=kind.tz is not None).with_variant(mysql.DATETIME(fsp=6), "mysql", "mariadb")
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return _string_type(in_key=in_key)
+    if is_binary(kind):
+        return LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb")
+    if is_text(kind):
+        return _string_type(in_key, collation)
     raise BadInput(f"column {field.name}: {kind} has no column type; cast it or leave it out")
+
+
+def is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def is_json(field: pa.Field) -> bool:
     return bool(field.metadata and JSON_MARK in field.metadata)
 
 
-def columns_for(schema: pa.Schema, key: tuple[str, ...]) -> list[Column[Any]]:
-    """The columns of a new table, with the key as its primary key."""
+def columns_for(schema: pa.Schema, key: tuple[str, ...], collation: str = "utf8mb4_bin") -> list[Column[Any]]:
+    """The columns of a new table, with the key as its primary key. Only MySQL looks at the collation of keys."""
     return [
         Column(
             field.name,
-            column_type(field, in_key=field.name in key),
+            column_type(field, in_key=field.name in key, collation=collation if field.name in key else "utf8mb4_bin"),
             primary_key=field.name in key,
             nullable=field.name not in key,
             autoincrement=False,
@@ -91,8 +99,26 @@ def python_rows(rows: pa.Table, dialect: str) -> Iterator[tuple[Any, ...]]:
     return zip(*columns, strict=True)
 
 
-def _string_type(*, in_key: bool) -> TypeEngine[str]:
-    exact = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
+def hexed(column: pa.ChunkedArray, prefix: str = "") -> pa.ChunkedArray:
+    """Bytes as hexadecimal text, each chunk in one go."""
+    digits = pa.chunked_array([_hexed(chunk) for chunk in column.chunks if len(chunk)], pa.large_string())
+    before, between = (pa.scalar(mark, pa.large_string()) for mark in (prefix, ""))
+    return pc.binary_join_element_wise(before, digits, between)
+
+
+def _hexed(chunk: pa.Array) -> pa.Array:
+    chunk = chunk.cast(pa.large_binary())
+    _, offsets, data = chunk.buffers()
+    ends = pa.Array.from_buffers(pa.int64(), len(chunk) + 1, [None, offsets], offset=chunk.offset)
+    start, stop = ends[0].as_py(), ends[-1].as_py()
+    digits = pa.py_buffer(memoryview(data or b"")[start:stop].hex().encode())
+    places = pc.multiply(pc.subtract(ends, start), 2)
+    text = pa.Array.from_buffers(pa.large_string(), len(chunk), [None, places.buffers()[1], digits])
+    return pc.if_else(chunk.is_valid(), text, None)
+
+
+def _string_type(in_key: bool, collation: str) -> TypeEngine[str]:
+    exact = {"charset": "utf8mb4", "collation": collation}
     if in_key:
         return (
             String(255).with_variant(mysql.VARCHAR(255, **exact), "mysql", "mariadb").with_variant(Text(), "postgresql")

@@ -1,7 +1,7 @@
 """What a kind of database has to tell us: how to connect, and the statements that write rows.
 
-A batch's rows reach ``append`` and ``upsert`` as Arrow, inside the transaction that also moves the positions.
-The default road is the driver's ``executemany``; a database with a bulk road of its own overrides the two.
+A batch's rows reach ``put`` and ``delete`` as Arrow, inside the transaction that also moves the positions. The plain
+road is the driver's ``executemany``; a database with a bulk road of its own takes that one.
 """
 
 from __future__ import annotations
@@ -11,10 +11,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import Connection, Engine, Table, bindparam, create_engine, insert
+from sqlalchemy import (
+    BindParameter,
+    ColumnElement,
+    Connection,
+    Delete,
+    Engine,
+    Select,
+    String,
+    Table,
+    bindparam,
+    collate,
+    create_engine,
+    or_,
+)
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL
 from sqlalchemy.sql.dml import Insert
 
+from tallymark.errors import DataRefused
 from tallymark.shape import TableSpec
 from tallymark.stores.columns import python_rows
 
@@ -28,6 +43,8 @@ class Dialect(ABC):
     name: str
     driver: str
     extra: str | None = None
+    stages = False
+    """Whether executors can reach the database and write to it in parallel."""
 
     def engine(self, url: URL) -> Engine:
         return create_engine(url.set(drivername=self.driver), pool_pre_ping=True, **self.engine_options())
@@ -40,21 +57,64 @@ class Dialect(ABC):
     ) -> None:
         """Refuse a table that would take these columns, and not keep our promise on this kind of database."""
 
-    def append(self, connection: Connection, table: Table, rows: pa.Table) -> None:
-        self._execute_many(connection, insert(table), rows)
+    def check_constraints(self, connection: Connection) -> None:  # noqa: B027
+        """Have constraints checked now and from now on: a deferred one would fail in COMMIT, which blames no row."""
 
     @abstractmethod
-    def upsert(self, connection: Connection, table: Table, rows: pa.Table, key: Sequence[str]) -> None:
-        """Insert, or overwrite the other columns where the key is there. Keys are distinct and come sorted."""
+    def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
+        """Write rows as ``spec.write`` says. Where there is a key, each occurs once, and they come sorted."""
 
-    def _execute_many(self, connection: Connection, statement: Insert, rows: pa.Table, suffix: str = "") -> None:
-        names = {f"_tallymark_{number}": name for number, name in enumerate(rows.column_names)}
-        values = {name: bindparam(place, type_=statement.table.c[name].type) for place, name in names.items()}
-        compiled = statement.values(values).compile(connection)
-        # The statement names the columns in the table's order, whatever the order of the rows.
-        ordered = rows.select([names[place] for place in compiled.positiontup or ()])
-        # The driver's own executemany: SQLAlchemy's would build a dict for every row.
-        connection.exec_driver_sql(f"{compiled}{suffix}", list(python_rows(ordered, self.name)))
+    @abstractmethod
+    def delete(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
+        """Delete rows by key. ``rows`` has the key columns and, where the spec names one, the version column."""
+
+    def promote(
+        self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str], rows: Select[Any]
+    ) -> None:
+        """Write staged rows as ``spec.write`` says. Where there is a key, each occurs once."""
+        raise NotImplementedError
+
+    def _execute_many(
+        self, connection: Connection, statement: Insert | Delete, rows: pa.Table, suffix: str = ""
+    ) -> None:
+        """Run a statement, whose parameters are ``places`` of these rows, once for each of them."""
+        compiled = statement.compile(connection)
+        # The statement names the columns in an order of its own.
+        columns = {place.key: name for name, place in places(statement.table, rows).items()}
+        ordered = rows.select([columns[place] for place in compiled.positiontup or ()])
+        try:
+            # The driver's own executemany: SQLAlchemy's would build a dict for every row.
+            connection.exec_driver_sql(f"{compiled}{suffix}", list(python_rows(ordered, self.name)))
+        except (UnicodeEncodeError, OverflowError) as error:
+            raise DataRefused(str(error)) from error
+
+
+def places(table: Any, rows: pa.Table) -> dict[str, BindParameter[Any]]:
+    """A parameter for each column of the rows, whatever its name."""
+    return {
+        name: bindparam(f"_tallymark_{number}", type_=table.c[name].type)
+        for number, name in enumerate(rows.column_names)
+    }
+
+
+def resolved(
+    statement: postgresql.Insert | sqlite.Insert, spec: TableSpec, columns: Sequence[str], bytewise: str
+) -> Insert:
+    """The insert, with what becomes of a row whose key is there already."""
+    others = not_in_key(columns, spec.key)
+    if spec.write == "append":
+        return statement
+    if spec.write == "ignore" or not others:
+        return statement.on_conflict_do_nothing(index_elements=list(spec.key))
+    overwritten = {column: statement.excluded[column] for column in others}
+    newer = at_most(statement.table, spec, statement.excluded[spec.version], bytewise) if spec.version else None
+    return statement.on_conflict_do_update(index_elements=list(spec.key), set_=overwritten, where=newer)
+
+
+def at_most(table: Any, spec: TableSpec, version: ColumnElement[Any], bytewise: str) -> ColumnElement[bool]:
+    """Whether the row that is there gives way to this version. Text is compared by its bytes, as within a batch."""
+    there = table.c[spec.version]
+    return or_(there.is_(None), (collate(there, bytewise) if isinstance(there.type, String) else there) <= version)
 
 
 def not_in_key(columns: Sequence[str], key: Sequence[str]) -> list[str]:

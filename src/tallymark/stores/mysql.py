@@ -1,26 +1,47 @@
-"""MySQL 8+ and MariaDB 10.6+, by PyMySQL."""
+"""MySQL 8+ and MariaDB 10.6+, by PyMySQL: many rows go by LOAD DATA LOCAL, few by INSERT."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import reduce
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import Connection, Engine, Table, event, insert, text
+import pyarrow.compute as pc
+from sqlalchemy import Connection, Engine, Select, String, Table, event, insert, text
 from sqlalchemy.engine import URL
 
-from tallymark.errors import TableMismatch
+from tallymark.errors import DataRefused, TableMismatch
 from tallymark.shape import TableSpec
-from tallymark.stores.dialects import Dialect, not_in_key
+from tallymark.stores.columns import is_binary, is_text, python_rows
+from tallymark.stores.dialects import Dialect, not_in_key, places
+from tallymark.stores.load import LoadIsOff, load, load_aside
 from tallymark.stores.targets import unique_keys
+
+log = logging.getLogger(__name__)
+
+MANY = 1_000
+"""From so many rows on LOAD DATA is faster. With fewer the server names the row that it refuses."""
+DELETED_AT_ONCE = 500
+REST = 64 * 1024
+"""Room for what else is in a packet besides a row's texts and bytes."""
+ESCAPED = "[\\x00\\n\\r\\x1a\"'\\\\]"
+"""What the driver puts a backslash before."""
 
 
 class Mysql(Dialect):
     name = "mysql"
     driver = "mysql+pymysql"
     extra = "mysql"
+    stages = True
+
+    def __init__(self) -> None:
+        self._may_load = True
+        self._packet: int | None = None
 
     def engine(self, url: URL) -> Engine:
+        url = url if "local_infile" in url.query else url.update_query_dict({"local_infile": "1"})
         engine = super().engine(url.update_query_dict({"charset": "utf8mb4"}))
         event.listen(engine, "connect", _on_connect)
         return engine
@@ -39,19 +60,96 @@ class Mysql(Dialect):
                 f"table {table.name} uses the engine {engine}, which has no transactions; "
                 f"ALTER TABLE {table.name} ENGINE = InnoDB makes it fit for exactly once"
             )
-        for unique in unique_keys(table) if spec.write == "upsert" else ():
+        for unique in unique_keys(table) if spec.write != "append" else ():
             if unique != set(spec.key) and unique <= set(columns):
                 raise TableMismatch(
                     f"table {table.name}: besides ({', '.join(spec.key)}) it has a unique key on "
-                    f"({', '.join(sorted(unique))}), and an upsert that meets it would overwrite another row; drop it"
+                    f"({', '.join(sorted(unique))}), and an {spec.write} that meets it would take another row for "
+                    "its own; drop it"
                 )
 
-    def upsert(self, connection: Connection, table: Table, rows: pa.Table, key: Sequence[str]) -> None:
-        # VALUES(col) rather than a row alias: MariaDB does not know the alias. SQLAlchemy would quote it twice.
+    def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
+        self._check_sizes(connection, rows)
+        suffix = _on_duplicate(connection, table, spec, rows.column_names)
+        if rows.num_rows >= MANY and self._may_load:
+            try:
+                (load_aside if suffix else load)(connection, table, rows, suffix)
+                return
+            except LoadIsOff as error:
+                self._may_load = False
+                log.info("LOAD DATA LOCAL is off (%s), rows go by INSERT", error)
+        self._execute_many(connection, insert(table).values(places(table, rows)), rows, suffix)
+
+    def promote(
+        self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str], rows: Select[Any]
+    ) -> None:
+        statement = insert(table).from_select(list(columns), rows)
+        compiled = statement.compile(connection, compile_kwargs={"render_postcompile": True})
+        values = tuple(compiled.params[place] for place in compiled.positiontup or ())
+        connection.exec_driver_sql(f"{compiled}{_on_duplicate(connection, table, spec, columns)}", values)
+
+    def delete(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
         quote = connection.dialect.identifier_preparer.quote
-        overwrite = [quote(column) for column in not_in_key(rows.column_names, key) or key[:1]]
-        suffix = ", ".join(f"{column} = VALUES({column})" for column in overwrite)
-        self._execute_many(connection, insert(table), rows, f" ON DUPLICATE KEY UPDATE {suffix}")
+        given = {name: f"{quote(name)} = %s" for name in spec.key}
+        if spec.version:
+            there = _bytewise(table, spec.version, quote(spec.version))
+            given[spec.version] = f"({quote(spec.version)} IS NULL OR {there} <= %s)"
+        one = f"({' AND '.join(given.values())})"
+        identified = list(python_rows(rows.select(list(given)), self.name))
+        for start in range(0, len(identified), DELETED_AT_ONCE):
+            some = identified[start : start + DELETED_AT_ONCE]
+            # Not (a, b) IN (...), which has no place for a version.
+            statement = f"DELETE FROM {quote(table.name)} WHERE {' OR '.join([one] * len(some))}"
+            connection.exec_driver_sql(statement, tuple(value for row in some for value in row))
+
+    def _check_sizes(self, connection: Connection, rows: pa.Table) -> None:
+        """Refuse a row that is larger than a packet: the server would cut the connection, as if it were broken."""
+        texts = [column for column in rows.columns if is_text(column.type) or is_binary(column.type)]
+        if not texts:
+            return
+        if self._packet is None:
+            self._packet = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
+        largest = _largest(texts, escaped=False)
+        # Counting what has to be escaped is slow, and at worst it doubles the size.
+        if 2 * largest + REST > self._packet:
+            largest = _largest(texts, escaped=True)
+        if largest + REST > self._packet:
+            raise DataRefused(
+                f"the row has {largest} bytes, and the server takes {self._packet} at once (max_allowed_packet)"
+            )
+
+
+def _largest(texts: Sequence[pa.ChunkedArray], *, escaped: bool) -> int:
+    """The bytes of the largest row."""
+    sizes = [pc.fill_null(pc.binary_length(column).cast(pa.int64()), 0) for column in texts]
+    if escaped:
+        marks = [pc.count_substring_regex(column, pattern=ESCAPED).cast(pa.int64()) for column in texts]
+        sizes += [pc.fill_null(mark, 0) for mark in marks]
+    return int(pc.max(reduce(pc.add, sizes)).as_py() or 0)
+
+
+def _on_duplicate(connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str]) -> str:
+    """What becomes of a row whose key is there already; the version goes last, as the others are compared with it."""
+    if spec.write == "append":
+        return ""
+    quote = connection.dialect.identifier_preparer.quote
+    there = {name: f"{quote(table.name)}.{quote(name)}" for name in columns}
+    # VALUES(col) rather than a row alias: MariaDB does not know the alias.
+    given = {name: f"VALUES({quote(name)})" for name in columns}
+    others = sorted(not_in_key(columns, spec.key), key=lambda name: name == spec.version)
+    if spec.write == "ignore" or not others:
+        # Not INSERT IGNORE, which forgives every other error too.
+        others, given = [spec.key[0]], there
+    elif spec.version:
+        version = _bytewise(table, spec.version, there[spec.version])
+        newer = f"{there[spec.version]} IS NULL OR {given[spec.version]} >= {version}"
+        given = {name: f"IF({newer}, {given[name]}, {there[name]})" for name in columns}
+    return f" ON DUPLICATE KEY UPDATE {', '.join(f'{quote(name)} = {given[name]}' for name in others)}"
+
+
+def _bytewise(table: Table, name: str, expression: str) -> str:
+    """Text is compared by its bytes, as within a batch."""
+    return f"CAST({expression} AS BINARY)" if isinstance(table.c[name].type, String) else expression
 
 
 def _on_connect(connection: Any, _: Any) -> None:

@@ -1,32 +1,38 @@
-"""PostgreSQL, by psycopg: rows go by COPY, upserts by COPY into a temporary table and one merge."""
+"""PostgreSQL, by psycopg: rows go by COPY; where keys decide, by COPY into a temporary table and one statement."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-from sqlalchemy import Connection, Engine, Table, event, select, table
+from sqlalchemy import Connection, Engine, Select, Table, TableClause, delete, event, select, table
 from sqlalchemy import column as sql_column
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.sql.dml import Insert
 
 from tallymark.errors import TallymarkError
-from tallymark.stores.dialects import Dialect, not_in_key
+from tallymark.shape import TableSpec
+from tallymark.stores import pgcopy
+from tallymark.stores.columns import hexed, is_binary
+from tallymark.stores.dialects import Dialect, at_most, resolved
 
 # A server that vanished without a word is noticed within a minute.
 CONNECT = {"connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3}
 INCOMING = "tallymark_incoming"
-"""The temporary table that upserts come through; it is gone with the transaction."""
+"""The temporary table that rows with a key come through; it is gone with the transaction."""
+BYTEWISE = "C"
+PIECE_ROWS, PIECE_BYTES = 10_000, 16 << 20
+"""What COPY sends at once: the server works on it while we make the next piece."""
 
 
 class Postgresql(Dialect):
     name = "postgresql"
     driver = "postgresql+psycopg"
     extra = "postgresql"
+    stages = True
 
     def engine(self, url: URL) -> Engine:
         engine = super().engine(url)
@@ -36,16 +42,29 @@ class Postgresql(Dialect):
     def engine_options(self) -> dict[str, Any]:
         return super().engine_options() | {"connect_args": CONNECT}
 
-    def append(self, connection: Connection, table: Table, rows: pa.Table) -> None:
-        _copy(connection, _quoted(table.name), rows)
+    def check_constraints(self, connection: Connection) -> None:
+        connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
 
-    def upsert(self, connection: Connection, table: Table, rows: pa.Table, key: Sequence[str]) -> None:
-        columns = ", ".join(map(_quoted, rows.column_names))
-        empty = f"SELECT {columns} FROM {_quoted(table.name)} WITH NO DATA"
-        incoming = f"CREATE TEMPORARY TABLE {INCOMING} ON COMMIT DROP AS {empty}"
-        connection.exec_driver_sql(incoming.replace("%", "%%"))
-        _copy(connection, INCOMING, rows)
-        connection.execute(_upsert(table, rows.column_names, key))
+    def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
+        if spec.write == "append":
+            _copy(connection, _quoted(table.name), rows, table)
+            return
+        incoming = _copy_aside(connection, table, rows)
+        self.promote(connection, table, spec, rows.column_names, select(incoming))
+        connection.exec_driver_sql(f"DROP TABLE {INCOMING}")
+
+    def promote(
+        self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str], rows: Select[Any]
+    ) -> None:
+        statement = postgresql.insert(table).from_select(list(columns), rows)
+        connection.execute(resolved(statement, spec, columns, BYTEWISE))
+
+    def delete(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
+        incoming = _copy_aside(connection, table, rows)
+        statement = delete(table).where(*(table.c[name] == incoming.c[name] for name in spec.key))
+        if spec.version:
+            statement = statement.where(at_most(table, spec, incoming.c[spec.version], BYTEWISE))
+        connection.execute(statement)
         connection.exec_driver_sql(f"DROP TABLE {INCOMING}")
 
 
@@ -57,18 +76,13 @@ def _on_connect(connection: Any, _: Any) -> None:
     connection.commit()
 
 
-def _upsert(table: Table, columns: Sequence[str], key: Sequence[str]) -> Insert:
-    statement = postgresql.insert(table).from_select(list(columns), _incoming(columns))
-    others = not_in_key(columns, key)
-    if not others:
-        return statement.on_conflict_do_nothing(index_elements=list(key))
-    return statement.on_conflict_do_update(
-        index_elements=list(key), set_={column: statement.excluded[column] for column in others}
-    )
-
-
-def _incoming(columns: Sequence[str]) -> Any:
-    return select(*(sql_column(name) for name in columns)).select_from(table(INCOMING))
+def _copy_aside(connection: Connection, target: Table, rows: pa.Table) -> TableClause:
+    columns = ", ".join(map(_quoted, rows.column_names))
+    empty = f"SELECT {columns} FROM {_quoted(target.name)} WITH NO DATA"
+    incoming = f"CREATE TEMPORARY TABLE {INCOMING} ON COMMIT DROP AS {empty}"
+    connection.exec_driver_sql(incoming.replace("%", "%%"))
+    _copy(connection, INCOMING, rows, target)
+    return table(INCOMING, *(sql_column(name, target.c[name].type) for name in rows.column_names))
 
 
 def _quoted(name: str) -> str:
@@ -76,15 +90,20 @@ def _quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def _copy(connection: Connection, target: str, rows: pa.Table) -> None:
+def _copy(connection: Connection, target: str, rows: pa.Table, like: Table) -> None:
+    """COPY rows to a table whose columns are of the types of this one."""
     import psycopg
 
     driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
-    statement = f"COPY {target} ({', '.join(map(_quoted, rows.column_names))}) FROM STDIN (FORMAT csv)"
+    encoders = pgcopy.forms(like, rows.column_names)
+    pieces = _binary(rows, encoders) if encoders else _csv(rows)
+    form = "binary" if encoders else "csv"
+    statement = f"COPY {target} ({', '.join(map(_quoted, rows.column_names))}) FROM STDIN (FORMAT {form})"
     try:
         with driver.cursor() as cursor:
             with cursor.copy(statement.encode()) as copy:
-                copy.write(_csv(rows))
+                for piece in pieces:
+                    copy.write(piece)
             taken = cursor.rowcount
     except psycopg.Error as error:
         raise DBAPIError.instance(statement, None, error, psycopg.Error, dialect=connection.dialect) from error
@@ -92,17 +111,35 @@ def _copy(connection: Connection, target: str, rows: pa.Table) -> None:
         raise TallymarkError(f"{target} took {taken} of {rows.num_rows} rows; the transaction is rolled back")
 
 
-def _csv(rows: pa.Table) -> memoryview:
+def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
+    """Rows in pieces that are worth a message, and that fit the memory however large they are."""
+    most = max(1, min(PIECE_ROWS, rows.num_rows * PIECE_BYTES // max(1, rows.nbytes)))
+    return (rows.slice(start, most) for start in range(0, rows.num_rows, most))
+
+
+def _binary(rows: pa.Table, encoders: Sequence[pgcopy.Form]) -> Iterator[bytes | memoryview]:
+    yield pgcopy.START
+    for piece in _pieces(rows):
+        yield pgcopy.encode(piece, encoders)
+    yield pgcopy.END
+
+
+def _csv(rows: pa.Table) -> Iterator[bytes | memoryview]:
     """The rows as CSV: NULL is an empty field, an empty string a quoted one."""
-    sink = pa.BufferOutputStream()
-    printable = pa.table([_printable(column) for column in rows.columns], names=rows.column_names)
     # Up to PostgreSQL 17 a line of nothing but an unquoted backslash and point ends the data.
     style = "all_valid" if rows.num_columns == 1 else "needed"
-    pa_csv.write_csv(printable, sink, pa_csv.WriteOptions(include_header=False, quoting_style=style))
-    return memoryview(sink.getvalue())
+    for piece in _pieces(rows):
+        sink = pa.BufferOutputStream()
+        columns = [_printable(column) for column in piece.columns]
+        printable = pa.table(columns, names=[str(number) for number in range(rows.num_columns)])
+        pa_csv.write_csv(printable, sink, pa_csv.WriteOptions(include_header=False, quoting_style=style))
+        yield memoryview(sink.getvalue())
 
 
 def _printable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        return pa.chunked_array([["\\x" + value.hex() if value is not None else None for value in column.to_pylist()]])
+    if is_binary(column.type):
+        return hexed(column, "\\x")
+    if pa.types.is_timestamp(column.type):
+        # Without its zone, as the session is in UTC: Arrow needs ten times as long to print one.
+        return column.cast(pa.timestamp("us"))
     return column.cast(pa.string()) if pa.types.is_decimal(column.type) else column

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import Connection, Engine, Table, event
+import pyarrow.compute as pc
+from sqlalchemy import Connection, Engine, Table, delete, event
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import URL
-from sqlalchemy.sql.dml import Insert
 
-from tallymark.errors import BadInput
-from tallymark.stores.dialects import READ_ONLY, Dialect, not_in_key
+from tallymark.errors import BadInput, DataRefused
+from tallymark.shape import TableSpec
+from tallymark.stores.dialects import READ_ONLY, Dialect, at_most, places, resolved
 
 LOCK_WAIT = 30.0
 """Seconds that a writer waits for another one."""
+BYTEWISE = "BINARY"
 
 
 class Sqlite(Dialect):
@@ -33,18 +34,24 @@ class Sqlite(Dialect):
     def engine_options(self) -> dict[str, Any]:
         return {"connect_args": {"timeout": LOCK_WAIT}}
 
-    def upsert(self, connection: Connection, table: Table, rows: pa.Table, key: Sequence[str]) -> None:
-        self._execute_many(connection, _upsert(table, rows.column_names, key), rows)
+    def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
+        _check_numbers(rows)
+        statement = resolved(sqlite.insert(table), spec, rows.column_names, BYTEWISE).values(places(table, rows))
+        self._execute_many(connection, statement, rows)
+
+    def delete(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
+        given = places(table, rows)
+        statement = delete(table).where(*(table.c[name] == given[name] for name in spec.key))
+        if spec.version:
+            statement = statement.where(at_most(table, spec, given[spec.version], BYTEWISE))
+        self._execute_many(connection, statement, rows)
 
 
-def _upsert(table: Table, columns: Sequence[str], key: Sequence[str]) -> Insert:
-    statement = sqlite.insert(table)
-    others = not_in_key(columns, key)
-    if not others:
-        return statement.on_conflict_do_nothing(index_elements=list(key))
-    return statement.on_conflict_do_update(
-        index_elements=list(key), set_={column: statement.excluded[column] for column in others}
-    )
+def _check_numbers(rows: pa.Table) -> None:
+    """SQLite would store NaN as NULL, silently."""
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
+            raise DataRefused(f"column {name} is NaN, which SQLite does not have")
 
 
 def _on_connect(connection: Any, _: Any) -> None:

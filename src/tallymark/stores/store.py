@@ -1,141 +1,131 @@
-"""The destination: one database that holds the user's tables and the ledger, reached by one URL."""
+"""What the loop knows of a destination: a contract that databases with SQL and Redis keep alike.
+
+A store holds the user's tables, the ledger, or both. ``apply`` is the one call that writes: what it is given becomes
+visible at once, or not at all. Errors are ours (``errors.py``): ``Unreachable`` means that the same call may succeed
+later, and that its outcome is unknown.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
-from typing import TypeVar
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 
 import pyarrow as pa
-from sqlalchemy import Connection, Table, text
-from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError
 
-from tallymark.errors import BadInput
-from tallymark.ledger.create import create_ledger, ledger_version
-from tallymark.shape import TableSpec
-from tallymark.stores.dialects import READ_ONLY, Dialect
-from tallymark.stores.failures import translated
-from tallymark.stores.mysql import Mysql
-from tallymark.stores.postgresql import Postgresql
-from tallymark.stores.sqlite import Sqlite
-from tallymark.stores.targets import create_table, existing_table
-
-T = TypeVar("T")
-
-DIALECTS: dict[str, type[Dialect]] = {
-    "sqlite": Sqlite,
-    "postgresql": Postgresql,
-    "postgres": Postgresql,
-    "mysql": Mysql,
-    "mariadb": Mysql,
-}
+from tallymark.errors import TallymarkError
+from tallymark.fence import Claim, Decide, Entry
+from tallymark.shape import Changes, Refusal, TableSpec
+from tallymark.spans import GroupState, Owner, Partition, Position, Tally
+from tallymark.steps import Step
+from tallymark.stores.staging import Stages
 
 
-class Store:
-    """Rows and offsets in one place, so that one transaction can hold both."""
+class RowsRefused(TallymarkError):
+    """Nothing was written: these records are why. Without them the same call may succeed."""
 
-    def __init__(self, url: str) -> None:
-        parsed = _parse(url)
-        self.dialect = DIALECTS[parsed.get_backend_name()]()
-        self.name = _without_secrets(parsed)
-        self._tables: dict[str, Table] = {}
-        try:
-            self.engine = self.dialect.engine(parsed)
-        except ModuleNotFoundError as error:
-            raise BadInput(
-                f"{self.name} needs {error.name}, which is not installed: pip install 'tallymark[{self.dialect.extra}]'"
-            ) from None
+    def __init__(self, refusals: Sequence[Refusal]) -> None:
+        super().__init__(f"{len(refusals)} records were refused, the first by table {refusals[0].table}")
+        self.refusals = refusals
 
-    @contextmanager
-    def transaction(self) -> Iterator[Connection]:
-        """A transaction that commits at the end of the block, or not at all."""
-        with translated(self.name), self.engine.begin() as connection:
-            yield connection
 
-    @contextmanager
-    def look(self) -> Iterator[Connection]:
-        """A connection for reading; it waits for no writer."""
-        with translated(self.name), self.engine.connect() as connection:
-            yield connection.execution_options(**{READ_ONLY: True})
+class Store(ABC):
+    """One destination, named by a URL."""
 
+    name: str
+    """The URL without secrets, for messages."""
+    most_records: int | None = None
+    """The most records that one commit can take, if there is such a limit."""
+
+    @abstractmethod
     def ping(self) -> None:
-        """Raise what keeps us from using the database, if anything does."""
-        with self.look() as connection:
-            connection.execute(text("SELECT 1"))
+        """Raise what keeps us from using it, if anything does."""
 
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of all connections."""
+
+    @abstractmethod
+    def has_ledger(self) -> bool: ...
+
+    @abstractmethod
     def create_ledger(self) -> None:
-        """Make the ledger if there is none. Two processes may do this at once: the slower one finds it made."""
-        with translated(self.name):
-            _second_chance(partial(self._in_transaction, create_ledger))
+        """Make the ledger if there is none. Two processes may do this at once."""
 
-    def has_ledger(self) -> bool:
-        with self.look() as connection:
-            return ledger_version(connection) is not None
+    @abstractmethod
+    def positions(self, group: str | None = None) -> dict[str, list[Position]]:
+        """All positions, of one group or of every group, in order."""
 
+    @abstractmethod
+    def state(self, group: str) -> GroupState | None:
+        """What the group is meant to do; None if nobody has heard of it."""
+
+    @abstractmethod
+    def set_state(self, group: str, state: GroupState) -> None: ...
+
+    @abstractmethod
+    def recent(self, group: str, since: datetime) -> Tally:
+        """What became of the records of all batches since then."""
+
+    @abstractmethod
+    def prune(self, group: str, before: datetime) -> None:
+        """Forget older history. Positions, tallies, exceptions and dead letters stay."""
+
+    @abstractmethod
+    def claim(
+        self,
+        group: str,
+        owner: Owner,
+        partitions: Collection[Partition],
+        decide: Decide,
+        held: Mapping[Partition, Claim],
+    ) -> dict[Partition, Claim]:
+        """Take over these partitions, atomically: raise their epochs, name the owner, and do what ``decide`` wishes.
+
+        Whoever held them is fenced. Raises if any of ``held``, what the caller has already, was taken away from it.
+        """
+
+    @abstractmethod
+    def reclaim(self, group: str, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
+        """Raise the epoch of what is still ours and read where it stands; raise if any of it is not ours any more.
+
+        Settles what became of a commit whose answer was lost: it happened, or it never will.
+        """
+
+    @abstractmethod
+    def release(self, group: str, claims: Iterable[Claim]) -> None:
+        """Let go of partitions that are still ours: they have no owner, and their positions stay."""
+
+    @abstractmethod
     def check_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
         """Refuse tables that exist and do not fit. Nothing is created."""
-        with self.look() as connection:
-            for spec in specs:
-                self._existing_table(connection, spec, schemas[spec.name])
 
+    @abstractmethod
     def create_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
-        """Create the tables that are absent, and check the others."""
-        for spec in specs:
-            work = partial(self._in_transaction, self._create_table, spec, schemas[spec.name])
-            with translated(self.name):
-                _second_chance(work)
+        """Create and evolve tables as their specs allow, and check the others."""
 
-    def write(self, connection: Connection, spec: TableSpec, rows: pa.Table) -> None:
-        """Put finished rows into a table, as part of the caller's transaction."""
-        if not rows.num_rows:
-            return
-        if spec.write == "upsert":
-            self.dialect.upsert(connection, self._tables[spec.name], rows, spec.key)
-        else:
-            self.dialect.append(connection, self._tables[spec.name], rows)
+    @abstractmethod
+    def try_out(self, changes: Sequence[Changes], refusals: int = sys.maxsize) -> None:
+        """Raise what ``apply`` would have to say about these rows, and write nothing."""
 
-    def close(self) -> None:
-        self.engine.dispose()
+    def stages(self, group: str, run: str) -> Stages | None:  # noqa: ARG002
+        """Where executors can stage rows for this run, if the store can do that."""
+        return None
 
-    def _create_table(self, connection: Connection, spec: TableSpec, schema: pa.Schema) -> None:
-        found = self._existing_table(connection, spec, schema)
-        self._tables[spec.name] = create_table(connection, spec, schema) if found is None else found
+    def clear_stages(self, group: str, run: str, *, own: bool) -> None:  # noqa: B027
+        """Remove what this run of the group has staged and not committed, or what all other runs have left."""
 
-    def _existing_table(self, connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table | None:
-        table = existing_table(connection, spec, schema)
-        if table is not None:
-            self.dialect.check_table(connection, table, spec, schema.names)
-        return table
+    @abstractmethod
+    def apply(
+        self,
+        changes: Sequence[Changes],
+        entry: Entry | None,
+        on_step: Callable[[Step], None] = lambda _: None,
+        refusals: int = sys.maxsize,
+    ) -> None:
+        """Write rows, ledger or both in one transaction, and move the positions last.
 
-    def _in_transaction(self, work: Callable[..., T], *arguments: object) -> T:
-        with self.engine.begin() as connection:
-            return work(connection, *arguments)
-
-
-def _second_chance(work: Callable[[], None]) -> None:
-    """Looking for a table and creating it is not atomic: the loser of a race fails, and finds it at the next try."""
-    for pause in (0.1, 0.5):
-        try:
-            return work()
-        except DBAPIError:
-            time.sleep(pause)
-    return work()
-
-
-def _parse(url: str) -> URL:
-    try:
-        parsed = make_url(url)
-    except (ArgumentError, ValueError):
-        raise BadInput("the store URL can't be read; write it like postgresql://user@host/database") from None
-    if parsed.get_backend_name() not in DIALECTS:
-        known = ", ".join(sorted(DIALECTS))
-        raise BadInput(f"no store for {parsed.get_backend_name()}:// URLs; tallymark knows {known}")
-    return parsed
-
-
-def _without_secrets(url: URL) -> str:
-    """The URL for messages: no password, and no query, which may hold one too."""
-    return url.set(query={}).render_as_string(hide_password=True)
+        Raises ``RowsRefused`` with the records that a table can't take, ``CommitRefused`` when a position is not where
+        ``entry`` has it, and writes nothing in either case. Looking for the records ends after so many ``refusals``.
+        """

@@ -8,6 +8,7 @@ import pyarrow as pa
 from sqlalchemy import Column, Connection, MetaData, Table, UniqueConstraint, inspect
 from sqlalchemy import types as sql
 from sqlalchemy.dialects import mysql
+from sqlalchemy.schema import CreateColumn
 
 from tallymark.errors import TableMismatch
 from tallymark.shape import TableSpec
@@ -36,6 +37,8 @@ _FITS = {
     "binary": {"binary"},
     "string": {"string"},
 }
+_UNORDERED = ("boolean", "json", "binary")
+MYSQL_SCALE = 30
 _INTEGER_BITS: list[tuple[type[Any], int]] = [
     (mysql.TINYINT, 8),
     (sql.SmallInteger, 16),
@@ -46,38 +49,95 @@ _INTEGER_BITS: list[tuple[type[Any], int]] = [
 
 
 def existing_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table | None:
-    """The table that will take rows of this schema, if it is there; refused if it can't take them."""
-    for name in spec.key:
-        if name not in schema.names:
-            raise TableMismatch(
-                f"table {spec.name}: the key column {name} is not in the rows, which have {', '.join(schema.names)}"
-            )
+    """The table that will take rows of this schema, if it is there or may be made; refused if it can't take them.
+
+    Changes nothing. Columns that the table lacks are no complaint where ``evolve_table`` will add them.
+    """
+    dialect = connection.dialect.name
+    _check_names(spec, schema)
+    _check_version(spec, schema, dialect)
+    _check_decimals(spec, schema, dialect)
     if not inspect(connection).has_table(spec.name):
+        columns_for(schema, spec.key)
+        if not spec.create:
+            raise TableMismatch(f"table {spec.name} does not exist, and create=False; create it, or leave that out")
         return None
     table = Table(spec.name, MetaData(), autoload_with=connection)
-    _check_columns(table, schema, connection.dialect.name)
+    _check_columns(table, spec, schema, dialect)
     _check_required(table, schema)
-    if spec.write == "upsert":
+    if spec.write != "append":
         _check_key(table, spec)
     return table
 
 
 def create_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table:
     """Make the table. On MySQL that ends the transaction it stands in: tables are made before the first batch."""
-    table = Table(spec.name, MetaData(), *columns_for(schema, spec.key), mysql_engine="InnoDB", mysql_charset="utf8mb4")
+    columns = columns_for(schema, spec.key, _exact_collation(connection))
+    table = Table(spec.name, MetaData(), *columns, mysql_engine="InnoDB", mysql_charset="utf8mb4")
     table.create(connection)
     return table
 
 
-def _check_columns(table: Table, schema: pa.Schema, dialect: str) -> None:
+def evolve_table(connection: Connection, table: Table, spec: TableSpec, schema: pa.Schema) -> Table:
+    """The table with the columns that it lacked, where the spec allows. On MySQL each ends the transaction."""
+    missing = [field for field in schema if field.name not in table.c]
+    if not missing:
+        return table
+    name = connection.dialect.identifier_preparer.format_table(table)
+    for column in columns_for(pa.schema(missing), ()):
+        definition = CreateColumn(column).compile(dialect=connection.dialect)
+        connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
+    return Table(spec.name, MetaData(), autoload_with=connection)
+
+
+def _exact_collation(connection: Connection) -> str:
+    """The collation of keys on MySQL: for utf8mb4_bin a space at the end makes no difference."""
+    return "utf8mb4_nopad_bin" if getattr(connection.dialect, "is_mariadb", False) else "utf8mb4_0900_bin"
+
+
+def _check_names(spec: TableSpec, schema: pa.Schema) -> None:
+    needed = {**dict.fromkeys(spec.key, "key"), **({spec.version: "version"} if spec.version else {})}
+    for name, role in needed.items():
+        if name not in schema.names:
+            raise TableMismatch(
+                f"table {spec.name}: the {role} column {name} is not in the rows, which have {', '.join(schema.names)}"
+            )
+
+
+def _check_version(spec: TableSpec, schema: pa.Schema, dialect: str) -> None:
+    if spec.version is None:
+        return
+    field = schema.field(spec.version)
+    family = _family(column_type(field, in_key=False))
+    if family in _UNORDERED:
+        raise TableMismatch(f"table {spec.name}: version {field.name} is {_spark_like(field)}, which has no order")
+    if family == "decimal" and dialect == "sqlite":
+        raise TableMismatch(
+            f"table {spec.name}: version {field.name} is {field.type}, which SQLite keeps as text and can't compare; "
+            "cast it to BIGINT or TIMESTAMP"
+        )
+
+
+def _check_decimals(spec: TableSpec, schema: pa.Schema, dialect: str) -> None:
+    for field in schema if dialect in ("mysql", "mariadb") else ():
+        if pa.types.is_decimal(field.type) and field.type.scale > MYSQL_SCALE:
+            raise TableMismatch(
+                f"table {spec.name}: column {field.name} is {field.type}, and MySQL has {MYSQL_SCALE} digits after the "
+                "point at most; cast it"
+            )
+
+
+def _check_columns(table: Table, spec: TableSpec, schema: pa.Schema, dialect: str) -> None:
     for field in schema:
+        wanted = column_type(field, in_key=False)
         column = table.c.get(field.name)
         if column is None:
+            if spec.evolve:
+                continue
             raise TableMismatch(
-                f"table {table.name} has no column {field.name} for the rows' {_spark_like(field)}; "
-                f"add the column, or leave it out of the table's function"
+                f"table {table.name} has no column {field.name} for the rows' {_spark_like(field)}; add the column, "
+                "have it added with evolve=True, or leave it out of the table's function"
             )
-        wanted = column_type(field, in_key=False)
         if dialect != "sqlite" and not _fits(wanted, column.type):
             raise TableMismatch(
                 f"table {table.name}: column {field.name} is {column.type} and can't hold the rows' "
@@ -98,7 +158,8 @@ def _check_key(table: Table, spec: TableSpec) -> None:
     if set(spec.key) not in unique_keys(table):
         key = ", ".join(spec.key)
         raise TableMismatch(
-            f"table {table.name} has no primary key or unique index on ({key}), which the upsert needs; create one"
+            f"table {table.name} has no primary key or unique index on ({key}), which the {spec.write} needs; "
+            "create one"
         )
 
 

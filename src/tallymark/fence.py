@@ -1,0 +1,160 @@
+"""Who may move a position, and how far: claims, advances, and why a commit is refused. Pure.
+
+A claim raises the epoch of a partition and names its owner; whoever held it before is fenced from then on. An advance
+is compare-and-set: it moves a position only if the offset and the epoch are still those that its owner knows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from tallymark.errors import CommitRefused, Fenced, PositionMoved
+from tallymark.read import DeadLetter
+from tallymark.spans import Partition, Position, Span, Tally
+
+
+@dataclass(frozen=True)
+class FirstClaim:
+    """Where a partition that has no position yet starts, and which topic of which cluster it is."""
+
+    offset: int
+    topic_id: str
+    cluster_id: str
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A partition that is sent somewhere else than its saved position, and why."""
+
+    offset: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What whoever claims wants, having seen the saved positions."""
+
+    first: Mapping[Partition, FirstClaim]
+    restarts: Mapping[Partition, Restart] = field(default_factory=dict)
+
+
+Decide = Callable[[Sequence[Position]], Wish]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to move one partition, until somebody raises the epoch. The position is as it was when claimed."""
+
+    partition: Partition
+    epoch: int
+    position: Position
+
+    @classmethod
+    def after(cls, position: Position) -> Claim:
+        """The claim that raises this position's epoch."""
+        epoch = position.epoch + 1
+        return cls(position.partition, epoch, replace(position, epoch=epoch))
+
+    def held_in(self, position: Position) -> bool:
+        """Whether it still names our owner. Its epoch may be higher, by a reclaim whose answer never reached us."""
+        owner, found = self.position.owner, position.owner
+        return owner is not None and found is not None and owner.run == found.run
+
+
+@dataclass(frozen=True)
+class Advance:
+    """One partition's step within a commit: compare with start and epoch, set stop and add the tally."""
+
+    partition: Partition
+    start: int
+    stop: int
+    epoch: int
+    tally: Tally
+    record_time: datetime | None
+
+    def __post_init__(self) -> None:
+        if self.tally.total != self.stop - self.start:
+            raise ValueError(f"{self.partition}: {self.tally} does not account for {self.start}..{self.stop}")
+
+
+@dataclass(frozen=True)
+class Note:
+    """A span that is not in the tables, or will be there again: kind is skip, loss or reset."""
+
+    kind: str
+    span: Span
+    reason: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What one commit writes to the ledger: the steps of its positions, and all that explains them.
+
+    ``pause`` is set when this commit has used up the group's budget: the group pauses with it, for this reason.
+    """
+
+    group: str
+    batch: str
+    started: datetime
+    now: datetime
+    advances: Sequence[Advance]
+    rows: Mapping[str, int] = field(default_factory=dict)
+    dead_letters: Sequence[DeadLetter] = ()
+    notes: Sequence[Note] = ()
+    pause: str | None = None
+
+    @property
+    def tally(self) -> Tally:
+        return Tally.sum(step.tally for step in self.advances)
+
+
+def restarted(position: Position, to: Restart, now: datetime) -> tuple[Position, Note | None]:
+    """The position somewhere else, and the note that says so: ahead is a skip, back begins a new tally."""
+    if to.offset >= position.next_offset:
+        span, kind = Span(position.partition, position.next_offset, to.offset), "skip"
+        tally, first = position.tally + Tally(skipped=len(span)), position.first_offset
+    else:
+        span, kind = Span(position.partition, to.offset, position.next_offset), "reset"
+        tally, first = Tally(), to.offset
+    moved = replace(position, next_offset=to.offset, first_offset=first, tally=tally, updated_at=now)
+    return moved, Note(kind, span, to.reason) if len(span) else None
+
+
+def check_held(claims: Mapping[Partition, Claim], found: Mapping[Partition, Position]) -> None:
+    """Raise, naming the new owner, if another one has claimed any of these partitions."""
+    for partition, held in sorted(claims.items()):
+        position = found.get(partition)
+        if position is None or not held.held_in(position):
+            raise explain_loss(partition, held.epoch, position)
+
+
+def explain_refusal(found: Mapping[Partition, Position], advances: Sequence[Advance]) -> CommitRefused | None:
+    """Why the positions found would refuse these steps: fenced by whom, ahead or behind. None if they would not."""
+    for step in advances:
+        position = found.get(step.partition)
+        if position is None or position.epoch != step.epoch:
+            return explain_loss(step.partition, step.epoch, position)
+        if position.next_offset > step.start:
+            return PositionMoved(
+                f"{step.partition}: the ledger is ahead of this batch, at {position.next_offset} "
+                f"instead of {step.start}; the span was committed already: start again to go on from there"
+            )
+        if position.next_offset < step.start:
+            return PositionMoved(
+                f"{step.partition}: the ledger is behind this batch, at {position.next_offset} "
+                f"instead of {step.start}; the position was set back meanwhile: start again to go on from there"
+            )
+    return None
+
+
+def explain_loss(partition: Partition, epoch: int, position: Position | None) -> CommitRefused:
+    """Why a claim of this epoch holds no more: who has the partition now."""
+    if position is None:
+        return PositionMoved(f"{partition}: the position is gone from the ledger; was the group deleted?")
+    holder = f"{position.owner}" if position.owner else "another owner, which has left since"
+    return Fenced(
+        f"{partition} was claimed by {holder} (epoch {position.epoch}, ours was {epoch}); "
+        "this run has written nothing since and ends here"
+    )

@@ -1,0 +1,53 @@
+"""The executors' road: a large batch goes from the tasks straight to staging tables, and never through the driver."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812
+
+from tallymark.errors import BatchTooLarge
+from tallymark.shape import OFFSET, PARTITION, PROVENANCE, TIMESTAMP, TOPIC, Staged, TableSpec, table_schema
+from tallymark.stores.staging import Stages
+
+REPORT = "attempt STRING, rows BIGINT, refused STRING"
+
+
+def can_stage() -> bool:
+    """Whether Spark has what it wants for mapInArrow, whether it is used or not."""
+    return importlib.util.find_spec("pandas") is not None
+
+
+def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, batch: str) -> Staged:
+    """Write rows, with their hidden columns, to a staging table. Only the tasks' reports come back."""
+    if spec.deletes is not None:
+        raise BatchTooLarge(f"table {spec.name} deletes rows, which goes through the driver")
+    if spec.write != "append":
+        rows = one_per_key(spec, rows)
+    if spec.provenance:
+        origin = [F.col(TOPIC), F.col(PARTITION), F.col(OFFSET), F.lit(batch)]
+        rows = rows.withColumns(dict(zip(PROVENANCE, origin, strict=True)))
+    wanted = table_schema(spec, schema)
+    loader = stages.open(wanted)
+    reports = rows.select(*(F.col(f"`{name}`") for name in wanted.names)).mapInArrow(loader, REPORT)
+    return loader.staged(reports.toArrow())
+
+
+def one_per_key(spec: TableSpec, rows: DataFrame) -> DataFrame:
+    """Of each key the newest row, or the oldest where the first one in stays: shape.finish, spread over executors."""
+    if OFFSET not in rows.columns:
+        raise BatchTooLarge(f"table {spec.name} merges records, whose keys are checked on the driver")
+    oldest_first = spec.write == "ignore"
+
+    def order(name: str) -> Column:
+        return F.col(name).asc() if oldest_first else F.col(name).desc()
+
+    version = [F.col(f"`{spec.version}`").desc_nulls_last()] if spec.version else []
+    key = [F.col(f"`{name}`") for name in spec.key]
+    in_partition = Window.partitionBy(*key, TOPIC, PARTITION).orderBy(*version, order(OFFSET))
+    among_partitions = Window.partitionBy(*key).orderBy(*version, order(TIMESTAMP), order(OFFSET))
+    for window in (in_partition, among_partitions):
+        rows = rows.withColumn("_tallymark_rank", F.row_number().over(window)).where("_tallymark_rank = 1")
+    return rows

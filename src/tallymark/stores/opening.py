@@ -1,0 +1,40 @@
+"""From a URL to its store."""
+
+from __future__ import annotations
+
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from tallymark.errors import BadInput
+from tallymark.stores.sql import DIALECTS, SqlStore
+from tallymark.stores.store import Store
+
+REDIS = ("redis", "rediss", "redis+cluster", "valkey")
+
+
+def open_store(url: str) -> Store:
+    """The store behind a URL. Nothing is connected yet."""
+    parsed = _parse(url)
+    if parsed.drivername in REDIS:
+        from tallymark.stores.redis.store import RedisStore
+
+        return RedisStore(url)
+    if parsed.get_backend_name() not in DIALECTS:
+        known = ", ".join(sorted([*DIALECTS, "redis"]))
+        raise BadInput(f"no store for {parsed.get_backend_name()}:// URLs; tallymark knows {known}")
+    return SqlStore(parsed)
+
+
+def open_sql(url: str) -> SqlStore:
+    """The same for whoever needs SQL."""
+    store = open_store(url)
+    if not isinstance(store, SqlStore):
+        raise BadInput(f"{store.name}: this needs a database with SQL, such as sqlite:///name.db")
+    return store
+
+
+def _parse(url: str) -> URL:
+    try:
+        return make_url(url)
+    except (ArgumentError, ValueError):
+        raise BadInput("the store URL can't be read; write it like postgresql://user@host/database") from None

@@ -1,0 +1,142 @@
+-- One commit, whole: see script.py for what the arguments are, and why nothing may fail after the first write.
+local argument, key = 0, 0
+local function take() argument = argument + 1; return ARGV[argument] end
+local function count() return tonumber(take()) end
+local function take_key() key = key + 1; return KEYS[key] end
+local null, only_try = take(), take()
+
+local HOLDS = {
+  HSET = 'hash', HSETNX = 'hash', HDEL = 'hash', RPUSH = 'list', SADD = 'set',
+  ZADD = 'zset', ZREMRANGEBYSCORE = 'zset', ZREMRANGEBYRANK = 'zset',
+}
+local OTHERS = {'HGET', 'HGETALL', 'TYPE', 'EXISTS', 'GET', 'SET', 'DEL'}
+
+-- 1. What has to hold: key, field, value.
+for _ = 1, count() do
+  local name, field, value = take_key(), take(), take()
+  if (redis.call('HGET', name, field) or '') ~= value then return {'moved', name, field} end
+end
+
+-- 2. What could fail: keys of another type, and commands that this user may not call.
+local tables, wrong = {}, {}
+for _ = 1, count() do
+  local rows = {write = take(), kind = take(), version = count(), compare = take(), where = take(), start = take()}
+  rows.names = {}
+  for i = 1, count() do rows.names[i] = take() end
+  rows.count, rows.key, rows.argument = count(), key, argument
+  for i = 1, rows.count do
+    local found = redis.call('TYPE', take_key()).ok
+    if found ~= 'none' and found ~= rows.kind then wrong[#wrong + 1] = {#tables, i - 1, KEYS[key], found} end
+  end
+  argument = argument + rows.count * #rows.names
+  tables[#tables + 1] = rows
+end
+if #wrong > 0 then return {'wrong', wrong} end
+if only_try == '1' then return {'done', {}} end
+
+local commands = {}
+for _ = 1, count() do
+  local command = {}
+  for i = 1, count() do command[i] = take() end
+  local name = take_key()
+  local found = redis.call('TYPE', name).ok
+  if found ~= 'none' and found ~= HOLDS[command[1]] then return {'broken', name, found} end
+  table.insert(command, 2, name)
+  commands[#commands + 1] = command
+end
+
+if redis.acl_check_cmd and #tables + #commands > 0 then
+  for command in pairs(HOLDS) do
+    if not redis.acl_check_cmd(command, KEYS[1]) then return {'denied', command} end
+  end
+  for _, command in ipairs(OTHERS) do
+    if not redis.acl_check_cmd(command, KEYS[1]) then return {'denied', command} end
+  end
+end
+
+-- Of two texts, which comes first by its bytes: the server's locale must not decide.
+local function before(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = a:byte(i), b:byte(i)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+
+local function less(a, b)
+  local sign_a, whole_a, part_a = a:match('^(%-?)0*(%d*)%.?(%d*)$')
+  local sign_b, whole_b, part_b = b:match('^(%-?)0*(%d*)%.?(%d*)$')
+  if whole_a and whole_b and #part_a == #part_b then
+    -- Digit by digit: a Lua number would round beyond 2^53.
+    if sign_a ~= sign_b then return sign_a == '-' end
+    if sign_a == '-' then whole_a, part_a, whole_b, part_b = whole_b, part_b, whole_a, part_a end
+    if #whole_a ~= #whole_b then return #whole_a < #whole_b end
+    return before(whole_a .. part_a, whole_b .. part_b)
+  end
+  local x, y = tonumber(a), tonumber(b)
+  if x and y then return x < y end
+  return before(a, b)
+end
+
+-- The version of the row that is there. Ours is the first member of the object; others may have written another.
+local function stored(rows, name)
+  if rows.kind == 'hash' then return redis.call('HGET', name, rows.where) end
+  local text = redis.call('GET', name)
+  if not text then return false end
+  local at = #rows.start + 1
+  if text:sub(1, at - 1) == rows.start then
+    local plain = text:match('^"([^"\\]*)"', at) or text:match('^(%-?[%d.]+)[,}]', at)
+    if plain then return plain end
+  end
+  local fine, object = pcall(cjson.decode, text)
+  local found = fine and type(object) == 'table' and object[rows.where]
+  local kind = type(found)
+  return (kind == 'string' or kind == 'number' or found == true) and tostring(found)
+end
+
+local function stays(rows, name, at)
+  if rows.write == 'ignore' then return redis.call('EXISTS', name) == 1 end
+  if rows.version == 0 then return false end
+  local old, new = stored(rows, name), ARGV[at + rows.version]
+  if not old then return false end
+  if new == null then return true end
+  if rows.compare == 'number' then return less(new, old) end
+  return before(new, old)
+end
+
+local function put_hash(rows, name, at)
+  local put, gone = {}, {}
+  for i = 1, #rows.names do
+    local value = ARGV[at + i]
+    if value == null then
+      gone[#gone + 1] = rows.names[i]
+    else
+      put[#put + 1] = rows.names[i]
+      put[#put + 1] = value
+    end
+  end
+  if #put > 0 then redis.call('HSET', name, unpack(put)) end
+  if #gone > 0 then redis.call('HDEL', name, unpack(gone)) end
+end
+
+-- 3. The rows.
+for _, rows in ipairs(tables) do
+  for i = 1, rows.count do
+    local name, at = KEYS[rows.key + i], rows.argument + (i - 1) * #rows.names
+    if not stays(rows, name, at) then
+      if rows.write == 'delete' then
+        redis.call('DEL', name)
+      elseif rows.kind == 'hash' then
+        put_hash(rows, name, at)
+      else
+        redis.call('SET', name, ARGV[at + 1])
+      end
+    end
+  end
+end
+
+-- 4. The ledger, and then how it reads.
+for _, command in ipairs(commands) do redis.call(unpack(command)) end
+local found = {}
+for i = 1, count() do found[i] = redis.call('HGETALL', take_key()) end
+return {'done', found}

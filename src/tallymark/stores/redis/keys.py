@@ -1,0 +1,63 @@
+"""How keys are called. All start with the store's tag in braces, which keeps them in one slot of a cluster:
+
+{shop}:orders:42                            a row, by the parts of its key
+{shop}:clicks:web-0-17                      a row without a key: topic, partition and offset of its record
+{shop}:tallymark:position:<group>:web:0     the ledger
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tallymark.spans import Partition
+
+LEDGER = "tallymark"
+
+
+def escaped(part: object) -> str:
+    """A part of a key, with nothing in it that could pass for the end of a part."""
+    return str(part).replace("%", "%25").replace(":", "%3A")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The names of one store's keys."""
+
+    tag: str
+
+    def table(self, name: str) -> str:
+        """What all rows of a table start with."""
+        return f"{{{self.tag}}}:{escaped(name)}:"
+
+    def position(self, group: str, partition: Partition) -> str:
+        return self._ledger("position", group, partition.topic, partition.number)
+
+    def positions(self, group: str) -> str:
+        """The set of the keys of all positions of a group."""
+        return self._ledger("positions", group)
+
+    def group(self, group: str) -> str:
+        return self._ledger("group", group)
+
+    def groups(self) -> str:
+        """The set of all groups, by name."""
+        return self._ledger("groups")
+
+    def batches(self, group: str) -> str:
+        return self._ledger("batches", group)
+
+    def exceptions(self, group: str) -> str:
+        return self._ledger("exceptions", group)
+
+    def letter(self, group: str, partition: Partition, offset: int, batch: str) -> str:
+        return self._ledger("letter", group, partition.topic, partition.number, offset, batch)
+
+    def letters(self, group: str) -> str:
+        """The keys of all dead letters of a group, by time."""
+        return self._ledger("letters", group)
+
+    def schema(self) -> str:
+        return self._ledger("schema")
+
+    def _ledger(self, *parts: object) -> str:
+        return self.table(LEDGER) + ":".join(map(escaped, parts))

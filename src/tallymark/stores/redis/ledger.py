@@ -1,0 +1,244 @@
+"""The ledger in Redis: the same meaning and the same fields as in SQL, as work for the script.
+
+    position:<group>:<topic>:<partition>                  a hash; ``positions:<group>`` is the set of their keys
+    group:<group>                                         a hash: running or paused; ``groups`` is the set of all groups
+    batches:<group>                                       a sorted set of JSON objects, by time in microseconds
+    exceptions:<group>                                    a list of JSON objects: skips, losses, resets
+    letter:<group>:<topic>:<partition>:<offset>:<batch>   a hash; ``letters:<group>`` has their keys, by time
+    schema                                                a hash: the version of all this
+
+Positions are computed here and set by the script, which expects the epoch and the offset that they were computed from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from typing import Any
+
+from tallymark.fence import Claim, Decide, Entry, FirstClaim, Note, check_held, restarted
+from tallymark.read import DeadLetter
+from tallymark.spans import OUTCOMES, GroupState, Owner, Partition, Position, Tally
+from tallymark.stores.redis.keys import Keys
+from tallymark.stores.redis.script import Work
+
+VERSION = 1
+KEEP_BATCHES = 100_000
+"""History is memory here: some 30 MB for each group, whatever the loop wants to keep."""
+OWNERSHIP = ("epoch", "owner", "owner_host", "owned_since")
+PLACE = ("next_offset", "first_offset", *OUTCOMES, "record_time", "updated_at")
+
+
+def claim(
+    keys: Keys,
+    group: str,
+    owner: Owner,
+    partitions: Collection[Partition],
+    decide: Decide,
+    held: Mapping[Partition, Claim],
+    found: Mapping[Partition, Position],
+) -> Work:
+    """Raise the epochs, name the owner, do what ``decide`` wishes, and read the positions as they are then."""
+    wish, work = decide([found[partition] for partition in sorted(found)]), Work()
+    check_held(held, found)
+    for partition in held:
+        work.expect(keys.position(group, partition), "owner", owner.run)
+    _register(work, keys, group, owner)
+    for partition in sorted({*partitions, *wish.first}):
+        old, wanted = found.get(partition), partition in partitions
+        if old is None and partition in wish.first:
+            _insert(work, keys, group, owner, partition, wish.first[partition], wanted=wanted)
+        elif old is not None and wanted:
+            new = replace(old, epoch=old.epoch + 1, owner=owner)
+            names: Sequence[str] = OWNERSHIP
+            if partition in wish.restarts:
+                # Elsewhere the offset may move until the script runs: whoever moves it has not been fenced before.
+                work.expect(keys.position(group, partition), "next_offset", old.next_offset)
+                new, note = restarted(new, wish.restarts[partition], owner.since)
+                names = (*OWNERSHIP, *PLACE)
+                _note(work, keys, group, [note] if note else [], owner.since)
+            _move(work, keys, group, old, new, names)
+    work.reads = [keys.position(group, one) for one in sorted(partitions) if one in found or one in wish.first]
+    return work
+
+
+def reclaim(keys: Keys, group: str, claims: Mapping[Partition, Claim], found: Mapping[Partition, Position]) -> Work:
+    """Raise the epoch of what is still ours: a commit that arrives after this is refused."""
+    check_held(claims, found)
+    work = Work(reads=[keys.position(group, partition) for partition in claims])
+    for partition in claims:
+        old = found[partition]
+        _move(work, keys, group, old, replace(old, epoch=old.epoch + 1), ("epoch",))
+    return work
+
+
+def release(keys: Keys, group: str, claims: Iterable[Claim], found: Mapping[Partition, Position]) -> Work:
+    """No owner for those that still have our epoch."""
+    work = Work()
+    for held in claims:
+        old = found.get(held.partition)
+        if old is not None and old.epoch == held.epoch:
+            _move(work, keys, group, old, replace(old, owner=None), OWNERSHIP)
+    return work
+
+
+def commit(keys: Keys, entry: Entry, found: Mapping[Partition, Position]) -> Work:
+    """Move the positions from start to stop, with all that explains it."""
+    work = Work()
+    for step in entry.advances:
+        old = found[step.partition]
+        new = replace(old, next_offset=step.stop, tally=old.tally + step.tally, updated_at=entry.now)
+        # A span without records says nothing about freshness: the time of the last record stays.
+        new = replace(new, record_time=step.record_time or old.record_time)
+        work.expect(keys.position(entry.group, step.partition), "next_offset", step.start)
+        _move(work, keys, entry.group, replace(old, epoch=step.epoch), new, PLACE)
+    for letter in entry.dead_letters:
+        key = keys.letter(entry.group, letter.partition, letter.offset, entry.batch)
+        work.put(key, _letter(entry, letter))
+        work.call("ZADD", keys.letters(entry.group), _score(entry.now), key)
+    _note(work, keys, entry.group, entry.notes, entry.now, entry.batch)
+    if any(step.stop > step.start for step in entry.advances):
+        work.call("ZADD", keys.batches(entry.group), _score(entry.now), _batch(entry))
+        work.call("ZREMRANGEBYRANK", keys.batches(entry.group), 0, -KEEP_BATCHES - 1)
+    if entry.pause is not None:
+        set_state(work, keys, entry.group, GroupState("paused", entry.pause, "budget", entry.now))
+    return work
+
+
+def set_state(work: Work, keys: Keys, group: str, state: GroupState) -> None:
+    fields = {"group_name": group, "desired_state": state.desired, "reason": state.reason}
+    work.put(keys.group(group), fields | {"changed_by": state.by, "changed_at": _text(state.since)})
+    work.call("SADD", keys.groups(), group)
+
+
+def prune(keys: Keys, group: str, before: datetime) -> Work:
+    work = Work()
+    work.call("ZREMRANGEBYSCORE", keys.batches(group), "-inf", f"({_score(before)}")
+    return work
+
+
+def state(fields: Mapping[str, str]) -> GroupState | None:
+    if not fields:
+        return None
+    since = _time(fields["changed_at"])
+    return GroupState(fields["desired_state"], fields.get("reason"), fields.get("changed_by"), since)
+
+
+def recent(client: Any, keys: Keys, group: str, since: datetime) -> Tally:
+    lines = client.zrangebyscore(keys.batches(group), _score(since), "+inf")
+    return Tally.sum(Tally(*(line[name] for name in OUTCOMES)) for line in map(json.loads, lines))
+
+
+def position(fields: Mapping[str, str]) -> Position:
+    owner = None
+    if "owner" in fields:
+        owner = Owner(fields["owner"], fields["owner_host"], _time(fields["owned_since"]))
+    return Position(
+        partition=Partition(fields["topic"], int(fields["partition_id"])),
+        next_offset=int(fields["next_offset"]),
+        first_offset=int(fields["first_offset"]),
+        topic_id=fields["topic_id"],
+        cluster_id=fields["cluster_id"],
+        epoch=int(fields["epoch"]),
+        owner=owner,
+        tally=Tally(*(int(fields[name]) for name in OUTCOMES)),
+        record_time=_time(fields["record_time"]) if "record_time" in fields else None,
+        updated_at=_time(fields["updated_at"]),
+    )
+
+
+def _fields(group: str, position: Position) -> dict[str, str | int | None]:
+    owner = position.owner
+    return {
+        "group_name": group,
+        "topic": position.partition.topic,
+        "partition_id": position.partition.number,
+        "next_offset": position.next_offset,
+        "first_offset": position.first_offset,
+        **{name: getattr(position.tally, name) for name in OUTCOMES},
+        "record_time": _text(position.record_time) if position.record_time else None,
+        "epoch": position.epoch,
+        "owner": owner.run if owner else None,
+        "owner_host": owner.host if owner else None,
+        "owned_since": _text(owner.since) if owner else None,
+        "topic_id": position.topic_id,
+        "cluster_id": position.cluster_id,
+        "updated_at": _text(position.updated_at),
+    }
+
+
+def _move(work: Work, keys: Keys, group: str, old: Position, new: Position, names: Sequence[str]) -> None:
+    """Set these fields of a position if its epoch is still the old one."""
+    key, fields = keys.position(group, old.partition), _fields(group, new)
+    work.expect(key, "epoch", old.epoch)
+    work.put(key, {name: fields[name] for name in names})
+
+
+def _insert(
+    work: Work, keys: Keys, group: str, owner: Owner, partition: Partition, start: FirstClaim, *, wanted: bool
+) -> None:
+    key, holder = keys.position(group, partition), owner if wanted else None
+    new = Position(
+        partition, start.offset, start.offset, start.topic_id, start.cluster_id, int(wanted), holder, Tally(), None,
+        owner.since,
+    )  # fmt: skip
+    work.expect(key, "epoch", "")
+    work.put(key, _fields(group, new))
+    work.call("SADD", keys.positions(group), key)
+
+
+def _register(work: Work, keys: Keys, group: str, owner: Owner) -> None:
+    work.call("SADD", keys.groups(), group)
+    fields = {"desired_state": "running", "group_name": group, "changed_by": owner.host}
+    for name, value in (fields | {"changed_at": _text(owner.since)}).items():
+        work.call("HSETNX", keys.group(group), name, value)
+
+
+def _note(work: Work, keys: Keys, group: str, notes: Iterable[Note], now: datetime, batch: str | None = None) -> None:
+    for note in notes:
+        where = {"topic": note.span.partition.topic, "partition_id": note.span.partition.number}
+        span = {"start_offset": note.span.start, "stop_offset": note.span.stop}
+        why = {"kind": note.kind, "reason": note.reason, "batch": batch, "recorded_at": _text(now)}
+        work.call("RPUSH", keys.exceptions(group), json.dumps(where | span | why, ensure_ascii=False))
+
+
+def _batch(entry: Entry) -> str:
+    line: dict[str, Any] = {"batch": entry.batch, "started_at": _text(entry.started), "committed_at": _text(entry.now)}
+    line |= {name: getattr(entry.tally, name) for name in OUTCOMES}
+    line["table_rows"] = dict(entry.rows)
+    line["spans"] = [[step.partition.topic, step.partition.number, step.start, step.stop] for step in entry.advances]
+    return json.dumps(line, ensure_ascii=False)
+
+
+def _letter(entry: Entry, letter: DeadLetter) -> dict[str, str | bytes | int | None]:
+    return {
+        "group_name": entry.group,
+        "topic": letter.partition.topic,
+        "partition_id": letter.partition.number,
+        "record_offset": letter.offset,
+        "record_time": _text(letter.record_time) if letter.record_time else None,
+        "record_key": letter.key,
+        "record_value": letter.value,
+        "headers": letter.headers_as_json(),
+        "table_name": letter.table,
+        "error": letter.error,
+        "state": "dead",
+        "batch": entry.batch,
+        "recorded_at": _text(entry.now),
+    }
+
+
+def _text(time: datetime) -> str:
+    return time.astimezone(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=timezone.utc)
+
+
+def _score(time: datetime) -> int:
+    """Microseconds: few enough for the double that a sorted set keeps."""
+    since = time - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

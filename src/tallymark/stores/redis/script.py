@@ -1,0 +1,108 @@
+"""The one script that writes, and what it is given.
+
+A Redis script runs alone: nobody sees half of it, and one that comes late finds what the one before it has left. But it
+is not rolled back when a command fails in the middle. So everything that can fail is looked at before the first write:
+
+1. expectations: fields of the ledger that must be as the caller has read them
+2. the type of every key that is to be written, and the user's right to call every command
+3. the rows, and 4. the commands of the ledger, none of which can fail any more
+
+What the server itself may refuse, it refuses no later than at a script's first write: that memory is full, that it is a
+replica, that it can't write to its disk. All keys are declared, so that a cluster and the user's key patterns are
+checked before the script starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from tallymark.stores.redis.cells import Cell
+
+SOURCE = Path(__file__).with_name("commit.lua").read_text()
+SHA = hashlib.sha1(SOURCE.encode()).hexdigest()
+MOST_ARGUMENTS = 1024 * 1024
+"""What servers before Redis 7 take in one command."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of one table that are written alike. ``columns`` are the cells as the script takes them.
+
+    ``version`` is the number of the column among them that decides which row is newer, counted from 1, or 0.
+    """
+
+    write: str
+    kind: str
+    keys: Sequence[str]
+    names: Sequence[str]
+    columns: Sequence[Sequence[Cell | None]]
+    version: int = 0
+    compare: str = ""
+    where: str = ""
+    start: str = ""
+
+    @property
+    def header(self) -> list[Any]:
+        about = [self.write, self.kind, self.version, self.compare, self.where, self.start]
+        return [*about, len(self.names), *self.names, len(self.keys)]
+
+
+@dataclass
+class Work:
+    """What one run of the script is to do: expectations, rows, commands of the ledger, hashes to read at the end."""
+
+    expected: list[tuple[str, str, str]] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    commands: list[tuple[Any, ...]] = field(default_factory=list)
+    reads: list[str] = field(default_factory=list)
+    only_try: bool = False
+
+    def expect(self, key: str, name: str, value: object) -> None:
+        """Do all of this only if the field has this value; '' if it must not be there."""
+        self.expected.append((key, name, str(value)))
+
+    def call(self, command: str, key: str, *arguments: object) -> None:
+        self.commands.append((command, key, *arguments))
+
+    def put(self, key: str, fields: Mapping[str, Cell | int | None]) -> None:
+        """Set the fields of a hash; those that are None are removed."""
+        present = {name: value for name, value in fields.items() if value is not None}
+        self.call("HSET", key, *chain.from_iterable(present.items()))
+        if len(present) < len(fields):
+            self.call("HDEL", key, *(fields.keys() - present.keys()))
+
+    def keys(self) -> list[str]:
+        rows = chain.from_iterable(block.keys for block in self.blocks)
+        return [*(key for key, _, _ in self.expected), *rows, *(command[1] for command in self.commands), *self.reads]
+
+    def arguments(self) -> list[Any]:
+        # NULL is a text that nothing in these rows can be.
+        null = uuid.uuid4().hex
+        found: list[Any] = [null, int(self.only_try), len(self.expected)]
+        found += chain.from_iterable((name, value) for _, name, value in self.expected)
+        found.append(len(self.blocks))
+        for block in self.blocks:
+            found += block.header
+            cells: Iterable[Cell | None] = chain.from_iterable(zip(*block.columns, strict=True))
+            found += [null if cell is None else cell for cell in cells]
+        found.append(len(self.commands))
+        for command, _, *rest in self.commands:
+            found += [1 + len(rest), command, *rest]
+        return [*found, len(self.reads)]
+
+
+def run(client: Any, keys: Sequence[str], arguments: Sequence[Any]) -> list[Any]:
+    """Run it by its fingerprint; whole, if the server does not know it yet."""
+    from redis.exceptions import NoScriptError
+
+    try:
+        answer: list[Any] = client.execute_command("EVALSHA", SHA, len(keys), *keys, *arguments)
+    except NoScriptError:
+        answer = client.execute_command("EVAL", SOURCE, len(keys), *keys, *arguments)
+    return answer

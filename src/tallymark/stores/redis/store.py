@@ -1,0 +1,269 @@
+"""Redis or Valkey as the destination: the user's rows and the ledger, by one script for each commit.
+
+All keys of a store share the tag of its URL, and with it one slot: in a cluster a store lives on one node. Pipelines
+with different tags spread over the nodes.
+
+What a server that crashes has lost depends on its append-only file. A script is one entry there, and one in the stream
+to the replicas: rows and positions are lost together, and the records are read again.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from tallymark.errors import AccessDenied, BadInput, BatchTooLarge, CommitRefused, TallymarkError, Unreachable
+from tallymark.fence import Claim, Decide, Entry, explain_refusal
+from tallymark.shape import Changes, TableSpec, table_schema
+from tallymark.spans import GroupState, Owner, Partition, Position, Tally
+from tallymark.steps import Step
+from tallymark.stores.columns import is_json
+from tallymark.stores.redis import ledger, rows, script
+from tallymark.stores.redis.address import Address
+from tallymark.stores.redis.failures import translated
+from tallymark.stores.redis.keys import Keys
+from tallymark.stores.redis.script import Work
+from tallymark.stores.store import RowsRefused, Store
+
+log = logging.getLogger(__name__)
+
+PAUSES = (0.0, *(0.002 * 2**n for n in range(10)))
+"""Before a claim is tried again because somebody else's came first."""
+
+
+class RedisStore(Store):
+    """Rows and offsets on one server, so that one script can write both."""
+
+    most_records = 10_000
+    """The script for so many rows of five columns holds up everybody else on the server for some 0.1 s."""
+
+    def __init__(self, url: str) -> None:
+        self._address = Address.parse(url)
+        self._address.driver()
+        self.name = self._address.name
+        self._keys = Keys(self._address.tag)
+        self._json: dict[str, set[str]] = {}
+
+    @cached_property
+    def _client(self) -> Any:
+        return self._address.client()
+
+    def ping(self) -> None:
+        with translated(self.name):
+            self._client.ping()
+
+    def close(self) -> None:
+        if "_client" in self.__dict__:
+            self._client.close()
+            del self._client
+
+    def has_ledger(self) -> bool:
+        return self._version() is not None
+
+    def create_ledger(self) -> None:
+        self._check_eviction()
+        key, work = self._keys.schema(), Work()
+        work.expect(key, "version", "")
+        work.put(key, {"version": ledger.VERSION, "applied_at": datetime.now(timezone.utc).isoformat()})
+        found = self._version()
+        if found is None and self._run(work) is None:
+            found = self._version()
+        if found is not None and found > ledger.VERSION:
+            raise BadInput(f"the ledger has version {found}, this tallymark knows {ledger.VERSION}: upgrade tallymark")
+
+    def positions(self, group: str | None = None) -> dict[str, list[Position]]:
+        with translated(self.name):
+            groups = [group] if group is not None else _texts(self._client.smembers(self._keys.groups()))
+        found = {name: self._positions(name) for name in sorted(groups)}
+        return {name: [held[partition] for partition in sorted(held)] for name, held in found.items() if held}
+
+    def state(self, group: str) -> GroupState | None:
+        return ledger.state(self._hashes([self._keys.group(group)])[0])
+
+    def set_state(self, group: str, state: GroupState) -> None:
+        work = Work()
+        ledger.set_state(work, self._keys, group, state)
+        self._run(work)
+
+    def recent(self, group: str, since: datetime) -> Tally:
+        with translated(self.name):
+            return ledger.recent(self._client, self._keys, group, since)
+
+    def prune(self, group: str, before: datetime) -> None:
+        self._run(ledger.prune(self._keys, group, before))
+
+    def claim(
+        self,
+        group: str,
+        owner: Owner,
+        partitions: Collection[Partition],
+        decide: Decide,
+        held: Mapping[Partition, Claim],
+    ) -> dict[Partition, Claim]:
+        def plan(found: Mapping[Partition, Position]) -> Work:
+            return ledger.claim(self._keys, group, owner, partitions, decide, held, found)
+
+        return self._settle(group, plan)
+
+    def reclaim(self, group: str, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
+        return self._settle(group, lambda found: ledger.reclaim(self._keys, group, claims, found))
+
+    def release(self, group: str, claims: Iterable[Claim]) -> None:
+        ours = list(claims)
+        self._settle(group, lambda found: ledger.release(self._keys, group, ours, found))
+
+    def check_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
+        for spec in specs:
+            rows.check_table(spec, table_schema(spec, schemas[spec.name]))
+
+    def create_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
+        self.check_tables(specs, schemas)
+        for spec in specs:
+            self._json[spec.name] = {field.name for field in schemas[spec.name] if is_json(field)}
+
+    def apply(
+        self,
+        changes: Sequence[Changes],
+        entry: Entry | None,
+        on_step: Callable[[Step], None] = lambda _: None,
+        refusals: int = sys.maxsize,
+    ) -> None:
+        work = self._commit(entry) if entry is not None else Work()
+        batch = entry.batch if entry is not None else uuid.uuid4().hex
+        divisible = entry is not None and any(step.stop - step.start > 1 for step in entry.advances)
+        answer = self._write(work, changes, batch, refusals, divisible, on_step)
+        if answer[0] == b"moved" and entry is not None:
+            found = self._positions(entry.group)
+            refusal = CommitRefused(f"group {entry.group}: {answer[1].decode()} had moved")
+            raise explain_refusal(found, entry.advances) or refusal
+
+    def try_out(self, changes: Sequence[Changes], refusals: int = sys.maxsize) -> None:
+        self._write(Work(only_try=True), changes, uuid.uuid4().hex, refusals, False, lambda _: None)
+
+    def _write(
+        self,
+        work: Work,
+        changes: Sequence[Changes],
+        batch: str,
+        refusals: int,
+        divisible: bool,
+        on_step: Callable[[Step], None],
+    ) -> list[Any]:
+        refused = [found for change in changes for found in rows.refused_rows(change, self._address.rows)]
+        if refused:
+            raise RowsRefused(refused[:refusals])
+        sources = self._add_rows(work, changes, batch)
+        if changes:
+            on_step(Step.WRITTEN)
+        if work.expected:
+            on_step(Step.MOVED)
+        answer = self._answer(work, divisible=divisible)
+        if answer[0] == b"wrong":
+            wrong = [(sources[block], at, key, kind) for block, at, key, kind in answer[1][:refusals]]
+            raise RowsRefused(
+                [
+                    rows.refusal(spec, table, at, f"key {key.decode()} holds a {kind.decode()}")
+                    for (spec, table), at, key, kind in wrong
+                ]
+            )
+        return answer
+
+    def _commit(self, entry: Entry) -> Work:
+        """The ledger's part, computed from the positions as they are. The decision itself is the script's."""
+        found = self._positions(entry.group, [step.partition for step in entry.advances])
+        if error := explain_refusal(found, entry.advances):
+            raise error
+        return ledger.commit(self._keys, entry, found)
+
+    def _add_rows(self, work: Work, changes: Sequence[Changes], batch: str) -> list[tuple[TableSpec, pa.Table]]:
+        sources = []
+        for change in changes:
+            spec = change.spec
+            prefix, already_json = self._keys.table(spec.name), self._json.get(spec.name, set())
+            for block, table in rows.blocks(change, self._address.rows, prefix, batch, already_json):
+                work.blocks.append(block)
+                sources.append((spec, table))
+        return sources
+
+    def _settle(self, group: str, plan: Callable[[Mapping[Partition, Position]], Work]) -> dict[Partition, Claim]:
+        """Read, plan and write, again and again until nobody else came between."""
+        for pause in PAUSES:
+            time.sleep(pause * random.random())
+            found = self._run(plan(self._positions(group)))
+            if found is not None:
+                positions = [ledger.position(fields) for fields in found if fields]
+                return {
+                    position.partition: Claim(position.partition, position.epoch, position) for position in positions
+                }
+        raise Unreachable(f"{self.name}: others kept claiming the partitions of group {group}; try again")
+
+    def _positions(self, group: str, partitions: Collection[Partition] | None = None) -> dict[Partition, Position]:
+        if partitions is None:
+            with translated(self.name):
+                keys = _texts(self._client.smembers(self._keys.positions(group)))
+        else:
+            keys = [self._keys.position(group, partition) for partition in partitions]
+        found = [ledger.position(fields) for fields in self._hashes(keys) if fields]
+        return {position.partition: position for position in found}
+
+    def _hashes(self, keys: Sequence[str]) -> list[dict[str, str]]:
+        """These hashes, all as they are at the same moment."""
+        return (self._run(Work(reads=list(keys))) or []) if keys else []
+
+    def _run(self, work: Work) -> list[dict[str, str]] | None:
+        """The hashes it has read; None if something was not as expected."""
+        answer = self._answer(work)
+        return [_fields(flat) for flat in answer[1]] if answer[0] == b"done" else None
+
+    def _answer(self, work: Work, *, divisible: bool = False) -> list[Any]:
+        keys, arguments = work.keys(), work.arguments()
+        if len(keys) + len(arguments) + 3 > script.MOST_ARGUMENTS:
+            raise (BatchTooLarge if divisible else BadInput)(
+                f"{self.name}: this batch takes {len(keys) + len(arguments)} arguments, and a Redis command takes "
+                f"{script.MOST_ARGUMENTS}: set limits.records lower"
+            )
+        with translated(self.name):
+            answer = script.run(self._client, keys, arguments)
+        if answer[0] == b"broken":
+            raise TallymarkError(
+                f"{self.name}: {answer[1].decode()} belongs to the ledger and holds a {answer[2].decode()}: "
+                "somebody else has written there; remove it or choose another tag"
+            )
+        if answer[0] == b"denied":
+            raise AccessDenied(f"{self.name}: the user may not call {answer[1].decode()}; nothing was written")
+        return answer
+
+    def _version(self) -> int | None:
+        version = self._hashes([self._keys.schema()])[0].get("version")
+        return int(version) if version is not None else None
+
+    def _check_eviction(self) -> None:
+        """A server that throws keys away when memory is short would throw away positions too."""
+        try:
+            with translated(self.name):
+                policy = self._client.info("memory").get("maxmemory_policy", "noeviction")
+        except AccessDenied:
+            log.info("maxmemory-policy unknown, the user may not call INFO store=%s", self.name)
+            return
+        if policy.startswith("allkeys"):
+            raise BadInput(
+                f"{self.name} throws away any key when memory is short (maxmemory-policy {policy}), positions among "
+                "them; set it to noeviction, or to volatile-ttl if others need room"
+            )
+
+
+def _texts(members: Iterable[bytes]) -> list[str]:
+    return sorted(member.decode() for member in members)
+
+
+def _fields(flat: Sequence[bytes]) -> dict[str, str]:
+    return {name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)}

@@ -1,0 +1,277 @@
+"""A database with SQL as the destination: the user's tables and the ledger, in the same transaction."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
+from typing import TypeVar
+
+import pyarrow as pa
+from sqlalchemy import Connection, Table, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
+
+from tallymark.errors import (
+    BadInput,
+    BatchTooLarge,
+    CommitRefused,
+    DataRefused,
+    TableChanged,
+    TallymarkError,
+    Unreachable,
+)
+from tallymark.fence import Claim, Decide, Entry, explain_refusal
+from tallymark.ledger.claim import claim, reclaim, release
+from tallymark.ledger.commit import advance, check_fence, prune_batches, record
+from tallymark.ledger.create import create_ledger, ledger_version
+from tallymark.ledger.groups import read_state, recent_tally, write_state
+from tallymark.ledger.read import read_group, read_positions
+from tallymark.shape import Changes, Refusal, TableSpec, table_schema
+from tallymark.spans import GroupState, Owner, Partition, Position, Tally
+from tallymark.steps import Step
+from tallymark.stores.dialects import READ_ONLY, Dialect
+from tallymark.stores.failures import translated
+from tallymark.stores.mysql import Mysql
+from tallymark.stores.postgresql import Postgresql
+from tallymark.stores.rows import refused_rows, write
+from tallymark.stores.sqlite import Sqlite
+from tallymark.stores.staging import Stages, clear_stages
+from tallymark.stores.store import RowsRefused, Store
+from tallymark.stores.targets import create_table, evolve_table, existing_table
+
+T = TypeVar("T")
+
+DIALECTS: dict[str, type[Dialect]] = {
+    "sqlite": Sqlite,
+    "postgresql": Postgresql,
+    "postgres": Postgresql,
+    "mysql": Mysql,
+    "mariadb": Mysql,
+}
+
+
+class SqlStore(Store):
+    """Rows and offsets in one database, so that one transaction can hold both."""
+
+    def __init__(self, url: URL) -> None:
+        self.dialect = DIALECTS[url.get_backend_name()]()
+        self.name = _without_secrets(url)
+        self._tables: dict[str, Table] = {}
+        self._schemas: Mapping[str, pa.Schema] = {}
+        try:
+            self.engine = self.dialect.engine(url)
+        except ModuleNotFoundError as error:
+            raise BadInput(
+                f"{self.name} needs {error.name}, which is not installed: pip install 'tallymark[{self.dialect.extra}]'"
+            ) from None
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """A transaction that commits at the end of the block, or not at all."""
+        with translated(self.name), self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _trial(self) -> Iterator[Connection]:
+        """A transaction that is rolled back at the end of the block."""
+        with translated(self.name), self.engine.connect() as connection, connection.begin() as trial:
+            yield connection
+            trial.rollback()
+
+    @contextmanager
+    def look(self) -> Iterator[Connection]:
+        """A connection for reading; it waits for no writer."""
+        with translated(self.name), self.engine.connect() as connection:
+            yield connection.execution_options(**{READ_ONLY: True})
+
+    def ping(self) -> None:
+        with self.look() as connection:
+            connection.execute(text("SELECT 1"))
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def has_ledger(self) -> bool:
+        with self.look() as connection:
+            return ledger_version(connection) is not None
+
+    def create_ledger(self) -> None:
+        with translated(self.name):
+            _second_chance(partial(self._in_transaction, create_ledger))
+
+    def positions(self, group: str | None = None) -> dict[str, list[Position]]:
+        with self.look() as connection:
+            return read_group(connection, group)
+
+    def state(self, group: str) -> GroupState | None:
+        with self.look() as connection:
+            return read_state(connection, group)
+
+    def set_state(self, group: str, state: GroupState) -> None:
+        with self.transaction() as connection:
+            write_state(connection, group, state)
+
+    def recent(self, group: str, since: datetime) -> Tally:
+        with self.look() as connection:
+            return recent_tally(connection, group, since)
+
+    def prune(self, group: str, before: datetime) -> None:
+        with self.transaction() as connection:
+            prune_batches(connection, group, before)
+
+    def claim(
+        self,
+        group: str,
+        owner: Owner,
+        partitions: Collection[Partition],
+        decide: Decide,
+        held: Mapping[Partition, Claim],
+    ) -> dict[Partition, Claim]:
+        with self.transaction() as connection:
+            return claim(connection, group, owner, partitions, decide, held)
+
+    def reclaim(self, group: str, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
+        with self.transaction() as connection:
+            return reclaim(connection, group, claims)
+
+    def release(self, group: str, claims: Iterable[Claim]) -> None:
+        with self.transaction() as connection:
+            release(connection, group, claims)
+
+    def check_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
+        with self.look() as connection:
+            for spec in specs:
+                self._existing_table(connection, spec, table_schema(spec, schemas[spec.name]))
+
+    def create_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
+        self._schemas = {**self._schemas, **schemas}
+        for spec in specs:
+            work = partial(self._in_transaction, self._create_table, spec, table_schema(spec, schemas[spec.name]))
+            with translated(self.name):
+                _second_chance(work)
+
+    def stages(self, group: str, run: str) -> Stages | None:
+        return Stages(self.engine, self.name, group, run) if self.dialect.stages else None
+
+    def clear_stages(self, group: str, run: str, *, own: bool) -> None:
+        if self.dialect.stages:
+            with translated(self.name):
+                clear_stages(self.engine, group, run, own=own)
+
+    def apply(
+        self,
+        changes: Sequence[Changes],
+        entry: Entry | None,
+        on_step: Callable[[Step], None] = lambda _: None,
+        refusals: int = sys.maxsize,
+    ) -> None:
+        try:
+            with self._blaming(changes, refusals), self.transaction() as connection:
+                self._apply(connection, changes, entry, on_step)
+        except CommitRefused as refused:
+            raise (entry and self._explained(entry)) or refused from refused
+
+    def try_out(self, changes: Sequence[Changes], refusals: int = sys.maxsize) -> None:
+        with self._blaming(changes, refusals), self._trial() as connection:
+            self._apply(connection, changes, None, lambda _: None)
+
+    @contextmanager
+    def _blaming(self, changes: Sequence[Changes], refusals: int) -> Iterator[None]:
+        """When rows are refused, find out which, or what has become of the table."""
+        try:
+            yield
+        except DataRefused as refused:
+            raise self._blamed(changes, refused, refusals) from refused
+        except TableChanged as changed:
+            raise self._rechecked([change.spec for change in changes], changed) from changed
+
+    def _apply(
+        self, connection: Connection, changes: Sequence[Changes], entry: Entry | None, on_step: Callable[[Step], None]
+    ) -> None:
+        if entry is not None:
+            check_fence(connection, entry)
+        for change in changes:
+            write(self.dialect, connection, self._tables[change.spec.name], change)
+        self.dialect.check_constraints(connection)
+        if entry is not None:
+            record(connection, entry)
+        if changes:
+            on_step(Step.WRITTEN)
+        if entry is not None:
+            advance(connection, entry)
+            on_step(Step.MOVED)
+
+    def _explained(self, entry: Entry) -> CommitRefused | None:
+        with self.look() as connection:
+            found = read_positions(connection, entry.group, [step.partition for step in entry.advances])
+        return explain_refusal(found, entry.advances)
+
+    def _blamed(self, changes: Sequence[Changes], refused: DataRefused, at_most: int) -> TallymarkError:
+        """Which records are at fault. That the table was altered meanwhile would be the better explanation."""
+        with self.look() as connection:
+            for change in changes:
+                self._look_again(connection, change.spec)
+        if any(change.staged for change in changes):
+            return BatchTooLarge(f"{self.name} refused a staged row ({refused}), which is found in smaller batches")
+        found: list[Refusal] = []
+        with self._trial() as connection:
+            self.dialect.check_constraints(connection)
+            for change in changes:
+                table = self._tables[change.spec.name]
+                found += refused_rows(self.dialect, connection, table, change, at_most - len(found))
+        return RowsRefused(found) if found else Unreachable(f"{self.name} refused rows, and then took them: {refused}")
+
+    def _rechecked(self, specs: Sequence[TableSpec], changed: TableChanged) -> TallymarkError:
+        """What is wrong with the tables now; or, if they fit again, an error that asks for another try."""
+        with self.look() as connection:
+            for spec in specs:
+                if not self._look_again(connection, spec):
+                    return TableChanged(
+                        f"table {spec.name} was dropped while the pipeline ran; start again to have it created anew, "
+                        "and reset the group if it is to be filled again from the start"
+                    )
+        self.create_tables(specs, self._schemas)
+        return Unreachable(f"{self.name}: a table was altered: {changed}")
+
+    def _look_again(self, connection: Connection, spec: TableSpec) -> bool:
+        """Whether the table is still there. Refused if it does not fit any more; its columns may have changed."""
+        table = self._existing_table(connection, spec, table_schema(spec, self._schemas[spec.name]))
+        if table is not None:
+            self._tables[spec.name] = table
+        return table is not None
+
+    def _create_table(self, connection: Connection, spec: TableSpec, schema: pa.Schema) -> None:
+        found = self._existing_table(connection, spec, schema)
+        if found is None:
+            self._tables[spec.name] = create_table(connection, spec, schema)
+        else:
+            self._tables[spec.name] = evolve_table(connection, found, spec, schema)
+
+    def _existing_table(self, connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table | None:
+        table = existing_table(connection, spec, schema)
+        if table is not None:
+            self.dialect.check_table(connection, table, spec, schema.names)
+        return table
+
+    def _in_transaction(self, work: Callable[..., T], *arguments: object) -> T:
+        with self.engine.begin() as connection:
+            return work(connection, *arguments)
+
+
+def _second_chance(work: Callable[[], None]) -> None:
+    """Looking for a table and creating it is not atomic: the loser of a race fails, and finds it at the next try."""
+    for pause in (0.1, 0.5):
+        try:
+            return work()
+        except DBAPIError:
+            time.sleep(pause)
+    return work()
+
+
+def _without_secrets(url: URL) -> str:
+    """The URL for messages: no password, and no query, which may hold one too."""
+    return url.set(query={}).render_as_string(hide_password=True)

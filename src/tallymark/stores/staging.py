@@ -1,0 +1,159 @@
+"""Staging: executors write a large batch to tables of its own, in parallel, and one transaction promotes the rows.
+
+Nobody sees staged rows. Every attempt of a task writes under an id of its own, and only the attempts that Spark reports
+as successful are promoted, so a task that is repeated, or that lingers, adds nothing. The name of a staging table says
+whose it is: the next owner of the group drops what a crashed run has left.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import Column, Connection, Engine, MetaData, Select, String, Table, func, inspect, select
+from sqlalchemy.exc import DBAPIError
+
+from tallymark.errors import BatchTooLarge, DataRefused
+from tallymark.shape import Staged, TableSpec
+from tallymark.stores.columns import columns_for
+from tallymark.stores.failures import translated
+
+log = logging.getLogger(__name__)
+
+PREFIX = "tallymark_stage"
+ATTEMPT = "tallymark_attempt"
+ROWS = TableSpec("stage")
+PIECE = 16 << 20
+"""Bytes that an executor holds and sends at once."""
+REPORT = pa.schema([("attempt", pa.string()), ("rows", pa.int64()), ("refused", pa.string())])
+"""What a task tells the driver: its attempt, how many rows it wrote, or why the database refused one."""
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Goes to the executors: writes what a task gets to a staging table, and reports."""
+
+    url: str = field(repr=False)
+    name: str
+    schema: pa.Schema
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        attempt, refused = uuid.uuid4().hex, None
+        rows = 0
+        try:
+            rows = self._load(batches, attempt)
+        except DataRefused as error:
+            refused = str(error)
+        yield pa.RecordBatch.from_pylist([{"attempt": attempt, "rows": rows, "refused": refused}], REPORT)
+
+    def _load(self, batches: Iterable[pa.RecordBatch], attempt: str) -> int:
+        from tallymark.stores.opening import open_sql
+
+        rows, table = 0, stage_table(self.name, columns_for(self.schema, ()))
+        store = open_sql(self.url)
+        try:
+            with store.transaction() as connection:
+                for piece in _pieces(batches):
+                    named = piece.cast(self.schema).append_column(ATTEMPT, pa.repeat(attempt, piece.num_rows))
+                    store.dialect.put(connection, table, ROWS, named)
+                    rows += piece.num_rows
+        finally:
+            store.close()
+        return rows
+
+    def staged(self, reports: pa.Table) -> Staged:
+        """The rows of all attempts that were reported."""
+        for refused in reports["refused"].drop_null().to_pylist():
+            raise BatchTooLarge(f"the database refused a staged row ({refused}), which is found in smaller batches")
+        written = {row["attempt"]: row["rows"] for row in reports.to_pylist() if row["rows"]}
+        return Staged(self.name, tuple(self.schema.names), tuple(written), sum(written.values()))
+
+
+class Stages:
+    """The staging tables of one run."""
+
+    def __init__(self, engine: Engine, store: str, group: str, run: str) -> None:
+        self._engine = engine
+        self._store = store
+        self._name = f"{_group_prefix(group)}{_run_prefix(run)}"
+        self._made = 0
+
+    def open(self, schema: pa.Schema) -> Loader:
+        """Make a staging table for rows of this schema."""
+        self._made += 1
+        loader = Loader(self._engine.url.render_as_string(hide_password=False), f"{self._name}{self._made}", schema)
+        with translated(self._store), self._engine.begin() as connection:
+            # Not in PostgreSQL's log: a staging table does not have to survive a crash, the batch is staged anew.
+            prefixes = ["UNLOGGED"] if connection.dialect.name == "postgresql" else []
+            stage_table(loader.name, columns_for(schema, ()), prefixes).create(connection)
+        return loader
+
+    def drop(self, names: Iterable[str]) -> None:
+        drop_tables(self._engine, names)
+
+
+def clear_stages(engine: Engine, group: str, run: str, *, own: bool) -> None:
+    """Drop the staging tables of this run of the group, or those that all other runs have left."""
+    with engine.connect() as connection:
+        names = [name for name in inspect(connection).get_table_names() if name.startswith(_group_prefix(group))]
+    ours = f"{_group_prefix(group)}{_run_prefix(run)}"
+    found = [name for name in names if name.startswith(ours) == own]
+    drop_tables(engine, found)
+    if found and not own:
+        log.info("removed staging tables of earlier runs group=%s tables=%d", group, len(found))
+
+
+def drop_tables(engine: Engine, names: Iterable[str]) -> None:
+    """Drop what can be dropped: a table that a lingering task still writes to is left to the next owner."""
+    for name in names:
+        try:
+            with engine.begin() as connection:
+                limit = {"postgresql": "SET LOCAL lock_timeout = '2s'"}.get(
+                    connection.dialect.name, "SET SESSION lock_wait_timeout = 2"
+                )
+                connection.exec_driver_sql(limit)
+                stage_table(name, ()).drop(connection, checkfirst=True)
+        except DBAPIError as error:
+            log.warning("could not remove a staging table table=%s error=%s", name, error.orig)
+
+
+def staged_rows(connection: Connection, staged: Staged, like: Table) -> Select[Any]:
+    """The rows to promote; refused if the database has lost any of them."""
+    source = stage_table(staged.name, [Column(name, like.c[name].type) for name in staged.columns])
+    ours = source.c[ATTEMPT].in_(staged.attempts)
+    found = connection.scalar(select(func.count()).select_from(source).where(ours))
+    if found != staged.rows:
+        raise BatchTooLarge(f"{found} of {staged.rows} staged rows are left; they have to be read again")
+    return select(*(source.c[name] for name in staged.columns)).where(ours)
+
+
+def stage_table(name: str, columns: Iterable[Column[Any]], prefixes: Iterable[str] = ()) -> Table:
+    attempt: Column[str] = Column(ATTEMPT, String(32), nullable=False)
+    options: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "prefixes": list(prefixes)}
+    return Table(name, MetaData(), *columns, attempt, **options)
+
+
+def _group_prefix(group: str) -> str:
+    # Short enough for every database, whatever the group is called.
+    return f"{PREFIX}_{zlib.crc32(group.encode()):08x}_"
+
+
+def _run_prefix(run: str) -> str:
+    return f"{run.replace('-', '_')}_"
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches put together to pieces that are worth a statement, and small enough to hold."""
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        held.append(batch)
+        if sum(part.nbytes for part in held) >= PIECE:
+            yield pa.Table.from_batches(held)
+            held = []
+    if held:
+        yield pa.Table.from_batches(held)

@@ -1,0 +1,200 @@
+"""What a crash costs where rows and positions are two transactions: exactly what the delivery allows, and no more."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from tallymark.commit import Delivery
+from tallymark.errors import BadInput
+from tallymark.steps import Step
+from tallymark.stores.opening import open_store
+from tests.support.crash import Plug, Run, make_loop, run_in_child
+from tests.support.kafka import Topics
+from tests.support.reader import PlainReader
+from tests.support.truth import (
+    Record,
+    Rows,
+    below,
+    check_accounts,
+    events,
+    expected_by_id,
+    expected_events,
+    history,
+    letters,
+    positions,
+    rows,
+    split,
+)
+
+PARTITIONS = 2
+DELIVERIES: tuple[Delivery, ...] = ("at-least-once", "at-most-once")
+PLACES = [
+    ("sqlite", "sqlite"),
+    ("postgresql", "postgresql"),
+    ("sqlite", "postgresql"),
+    ("mariadb", "redis"),
+    ("redis", "sqlite"),
+]
+"""Where the rows are, and where the ledger. The same name twice is the same database."""
+BETWEEN: dict[Delivery, set[Step]] = {
+    "at-least-once": {Step.HALFWAY, Step.MOVED},
+    "at-most-once": {Step.HALFWAY, Step.WRITTEN},
+}
+"""The steps at which the first transaction is through and the second is not: what comes first differs."""
+
+Committed = Mapping[Record, bytes | None]
+
+
+@pytest.fixture(scope="module")
+def topic(topics: Topics) -> str:
+    name = topics.create(PARTITIONS)
+    for partition in range(PARTITIONS):
+        good = [{"id": 10 * partition + number % 7, "version": number % 3} for number in range(20)]
+        topics.send_to(name, partition, [*good, b"garbage", {"id": 10 * partition, "op": "d"}])
+    return name
+
+
+@pytest.fixture(scope="module")
+def committed(topics: Topics, topic: str) -> Committed:
+    return topics.committed(topic)
+
+
+@pytest.fixture
+def place(database: Callable[[str], str], redis_url: str) -> Callable[[str], str]:
+    return lambda kind: redis_url if kind == "redis" else database(kind)
+
+
+def run_to(place: Callable[[str], str], where: tuple[str, str], delivery: Delivery, **run: str) -> Run:
+    store = place(where[0])
+    ledger = None if where[0] == where[1] else place(where[1])
+    return Run(store=store, ledger=ledger, delivery=delivery, records=12, **run)
+
+
+def ledger_of(run: Run) -> str:
+    return run.ledger or run.store
+
+
+def events_of(committed: Committed) -> Rows:
+    return expected_events(split(committed)[0])
+
+
+def last_batch(url: str, committed: Committed) -> Rows:
+    """The events of the batch that the ledger saw last."""
+    (spans, _), *_ = sorted(history(url, "spans", "committed_at"), key=lambda line: str(line[1]), reverse=True)
+    within = {(partition, at) for _, partition, start, stop in json.loads(spans) for at in range(start, stop)}
+    return events_of({at: value for at, value in committed.items() if at in within})
+
+
+def killed(run: Run, step: Step, committed: Committed) -> tuple[Rows, Rows]:
+    """Kill the second batch at this step. Returns the rows that are above the positions, and those missing below."""
+    assert run_in_child(run, Plug(step, 2)) == -9
+    there, covered = events(run.store), events_of(below(committed, positions(ledger_of(run))))
+    return there - covered, covered - there
+
+
+def finished(run: Run, committed: Committed) -> tuple[Rows, Rows]:
+    """Run to the end. Returns what is there too often, and what is missing."""
+    assert run_in_child(run) == 0
+    good, dead = split(committed)
+    assert letters(ledger_of(run)) == Counter(dead), "the ledger is exact in any case"
+    check_accounts(ledger_of(run))
+    there, wanted = events(run.store), expected_events(good)
+    return there - wanted, wanted - there
+
+
+@pytest.mark.parametrize("where", PLACES, ids="-".join)
+def test_at_least_once_repeats_the_rows_of_the_batch_that_was_halfway_and_loses_none(
+    where: tuple[str, str], place: Callable[[str], str], brokers: str, group: str, topic: str, committed: Committed
+) -> None:
+    run = run_to(place, where, "at-least-once", brokers=brokers, group=group, topic=topic)
+    ahead, missing = killed(run, Step.HALFWAY, committed)
+    assert not missing
+    assert ahead == halfway_batch(run, committed)
+    repeated, lost = finished(run, committed)
+    assert not lost
+    if where[0] == "redis":
+        # A row without a key is named by its record there: what is written again is the same row.
+        assert not repeated
+    else:
+        assert repeated == ahead
+    check_rows_by_key(run, committed)
+
+
+def halfway_batch(run: Run, committed: Committed) -> Rows:
+    """The events of the batch whose rows are there and whose name the history does not have."""
+    known = {name for (name,) in history(ledger_of(run), "batch")}
+    found = rows(run.store, "traced", "tallymark_batch", "tallymark_partition", "tallymark_offset")
+    (name,) = {name for name, _, _ in found} - known
+    assert name.endswith("-2")
+    within = {(partition, offset) for batch, partition, offset in found if batch == name}
+    return events_of({at: value for at, value in committed.items() if at in within})
+
+
+def check_rows_by_key(run: Run, committed: Committed) -> None:
+    """What has a key is the same as if nothing had been repeated."""
+    for table, expected in expected_by_id(split(committed)[0]).items():
+        columns = ("id", "record_offset", "version") if table == "versions" else ("id", "record_offset")
+        assert rows(run.store, table, *columns) == Counter(expected), table
+
+
+@pytest.mark.parametrize("where", PLACES, ids="-".join)
+def test_at_most_once_loses_the_rows_of_the_batch_that_was_halfway_and_repeats_none(
+    where: tuple[str, str], place: Callable[[str], str], brokers: str, group: str, topic: str, committed: Committed
+) -> None:
+    run = run_to(place, where, "at-most-once", brokers=brokers, group=group, topic=topic)
+    ahead, missing = killed(run, Step.HALFWAY, committed)
+    assert not ahead
+    assert missing == last_batch(ledger_of(run), committed)
+    assert missing
+    repeated, lost = finished(run, committed)
+    assert not repeated
+    assert lost == missing
+
+
+@pytest.mark.parametrize("step", [step for step in Step if step is not Step.HALFWAY], ids=lambda step: step.value)
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_a_kill_at_any_other_step_costs_nothing_or_the_same(
+    delivery: Delivery,
+    step: Step,
+    place: Callable[[str], str],
+    brokers: str,
+    group: str,
+    topic: str,
+    committed: Committed,
+) -> None:
+    run = run_to(place, ("sqlite", "postgresql"), delivery, brokers=brokers, group=group, topic=topic)
+    ahead, missing = killed(run, step, committed)
+    if step in (Step.PLANNED, Step.READ, Step.STAGED):
+        # The batch before may be anywhere on its way while this one is prepared.
+        assert not (missing if delivery == "at-least-once" else ahead)
+    else:
+        costs = step in BETWEEN[delivery]
+        assert bool(ahead) == (costs and delivery == "at-least-once")
+        assert bool(missing) == (costs and delivery == "at-most-once")
+    repeated, lost = finished(run, committed)
+    assert (repeated, lost) == (ahead, missing)
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+def test_without_a_crash_every_delivery_is_exact(
+    delivery: Delivery, place: Callable[[str], str], brokers: str, group: str, topic: str, committed: Committed
+) -> None:
+    run = run_to(place, ("postgresql", "redis"), delivery, brokers=brokers, group=group, topic=topic)
+    assert finished(run, committed) == (Counter(), Counter())
+    check_rows_by_key(run, committed)
+
+
+@pytest.mark.parametrize("where", [("sqlite", "postgresql"), ("postgresql", "redis")], ids="-".join)
+def test_exactly_once_with_a_ledger_elsewhere_is_refused_with_the_reason(
+    where: tuple[str, str], place: Callable[[str], str], brokers: str, group: str, topic: str
+) -> None:
+    run = run_to(place, where, "exactly-once", brokers=brokers, group=group, topic=topic)
+    store, reader = open_store(run.store), PlainReader(brokers)
+    with pytest.raises(BadInput, match=r"exactly once needs rows and ledger in one transaction, and .* can't share"):
+        make_loop(run, store, reader)
+    reader.close()
+    store.close()

@@ -1,0 +1,213 @@
+"""Write modes on Spark: what is in the table afterwards is what the records say, however they were cut into batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tallymark import Json, Kafka, Limits, Pipeline, Tally
+from tallymark.errors import BadInput
+from tests.support import databases, redis
+from tests.support.kafka import Topics
+from tests.support.pipelines import UNBALANCED
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+pytestmark = pytest.mark.usefixtures("spark")
+
+SCHEMA = Json("id BIGINT, name STRING, op STRING, v BIGINT")
+
+
+def keyed(records: DataFrame) -> DataFrame:
+    """A tombstone has no value: its key says which row is meant."""
+    return records.selectExpr("coalesce(value.id, cast(cast(key as string) as bigint)) AS id", "value.name")
+
+
+def make(brokers: str, topic: str, group: str, store: str, records: int = 3, **settings: Any) -> Pipeline:
+    return Pipeline(
+        group=group,
+        source=Kafka(brokers, topic, value=SCHEMA),
+        store=store,
+        limits=Limits(records=records),
+        **settings,
+    )
+
+
+def names(url: str, table: str = "orders") -> dict[int, Any]:
+    if url.startswith("redis"):
+        found = redis.dump(url, f"{table}:")
+        return {int(key): row.get(b"name", b"").decode() or None for key, row in found.items()}
+    return {int(str(key)): name for key, name in databases.query(url, f"SELECT id, name FROM {table}")}
+
+
+@pytest.fixture(params=[*databases.KINDS, "redis"])
+def any_url(request: pytest.FixtureRequest, database: Callable[[str], str], redis_url: str) -> str:
+    return redis_url if request.param == "redis" else database(request.param)
+
+
+@pytest.mark.parametrize("records", [2, 100], ids=["several batches", "one batch"])
+def test_tombstones_and_predicates_delete(records: int, brokers: str, topics: Topics, group: str, any_url: str) -> None:
+    topic = topics.create(1)
+    for number in (1, 2, 3, 4):
+        topics.send_to(topic, 0, [{"id": number, "name": f"n{number}"}], key=str(number))
+    topics.send_to(topic, 0, [None], key="1")
+    topics.send_to(topic, 0, [{"id": 2, "op": "d"}, {"id": 3, "op": "d"}, {"id": 3, "name": "again"}])
+    topics.send_to(topic, 0, [None], key="9")
+    pipeline = make(brokers, topic, group, any_url, records)
+    pipeline.table("orders", key="id", write="upsert", delete="tombstone")(keyed)
+    pipeline.table("marked", key="id", write="upsert", delete="value.op = 'd' OR value IS NULL")(keyed)
+
+    assert pipeline.run("caught-up") == Tally(applied=9)
+
+    assert names(any_url) == {2: None, 3: "again", 4: "n4"}
+    assert names(any_url, "marked") == {3: "again", 4: "n4"}
+
+
+@pytest.mark.parametrize("records", [1, 100], ids=["several batches", "one batch"])
+def test_an_older_version_never_overwrites_a_newer_one(
+    records: int, brokers: str, topics: Topics, group: str, any_url: str
+) -> None:
+    topic = topics.create(1)
+    values = [(1, "five", 5), (1, "three", 3), (2, "none", None), (2, "one", 1), (2, "nothing", None), (3, "a", 7)]
+    topics.send_to(topic, 0, [{"id": key, "name": name, "v": v} for key, name, v in [*values, (3, "b", 7)]])
+    pipeline = make(brokers, topic, group, any_url, records)
+
+    @pipeline.table("orders", key="id", write="upsert", version="v")
+    def orders(records: DataFrame) -> DataFrame:
+        return records.select("value.id", "value.name", "value.v")
+
+    @pipeline.table("firsts", key="id", write="ignore")
+    def firsts(records: DataFrame) -> DataFrame:
+        return records.select("value.id", "value.name")
+
+    assert pipeline.run("caught-up") == Tally(applied=7)
+    assert names(any_url) == {1: "five", 2: "one", 3: "b"}
+    assert names(any_url, "firsts") == {1: "five", 2: "none", 3: "a"}
+
+
+def test_provenance_says_which_record_wrote_a_row(brokers: str, topics: Topics, group: str, store_url: str) -> None:
+    topic = topics.create(2)
+    topics.send_to(topic, 1, [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}, {"id": 1, "name": "c"}])
+    pipeline = make(brokers, topic, group, store_url, 100)
+    pipeline.table("orders", key="id", write="upsert", provenance=True)(keyed)
+    pipeline.table("log", provenance=True)(keyed)
+    pipeline.run("caught-up")
+    columns = "id, tallymark_topic, tallymark_partition, tallymark_offset"
+    assert databases.query(store_url, f"SELECT {columns} FROM orders ORDER BY id") == [
+        (1, topic, 1, 2),
+        (2, topic, 1, 1),
+    ]
+    log = databases.query(store_url, f"SELECT {columns} FROM log ORDER BY tallymark_offset")
+    assert log == [(1, topic, 1, 0), (2, topic, 1, 1), (1, topic, 1, 2)]
+    joined = "SELECT count(*) FROM log JOIN tallymark_batches b ON b.batch = log.tallymark_batch"
+    assert databases.query(store_url, joined) == [(3,)]
+
+
+def test_what_needs_a_single_record_refuses_functions_that_merge_them(
+    brokers: str, topics: Topics, group: str, database: Callable[[str], str]
+) -> None:
+    topic, url = topics.create(1), database("sqlite")
+    topics.send_to(topic, 0, [{"id": 1, "name": "a"}])
+
+    def merged(records: DataFrame) -> DataFrame:
+        return records.groupBy("value.id").count()
+
+    deleting = make(brokers, topic, group, url)
+    deleting.table("counts", key="id", write="upsert", delete="tombstone")(merged)
+    with pytest.raises(BadInput, match="table counts: delete= needs a function that makes each row of a single record"):
+        deleting.run("caught-up")
+    wrong = make(brokers, topic, group, url)
+    wrong.table("orders", key="id", write="upsert", delete="nonsense = 1")(keyed)
+    with pytest.raises(BadInput, match="table orders: delete='nonsense = 1' can't be read"):
+        wrong.run("caught-up")
+
+
+# The executors' road
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_executors_stage_what_one_transaction_promotes(
+    kind: str,
+    brokers: str,
+    topics: Topics,
+    group: str,
+    database: Callable[[str], str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "tallymark")
+    topic, url = topics.create(3), database(kind)
+    topics.send(topic, [{"id": n % 40, "name": f"n{n}", "v": n} for n in range(120)], partitions=3)
+    topics.send(topic, [b"garbage"], partitions=1)
+    pipeline = make(brokers, topic, group, url, 60, road="executors")
+    pipeline.table("log", provenance=True)(keyed)
+
+    @pipeline.table("orders", key="id", write="upsert", version="v")
+    def orders(records: DataFrame) -> DataFrame:
+        return records.select("value.id", "value.name", "value.v")
+
+    assert pipeline.run("caught-up") == Tally(applied=120, dead=1)
+    assert caplog.text.count("road=executors") == 2
+    assert "smaller batches" not in caplog.text
+    assert names(url) == {n: f"n{n + 80}" for n in range(40)}
+    assert databases.query(url, "SELECT count(*), count(DISTINCT name) FROM log") == [(120, 120)]
+    assert databases.query(url, UNBALANCED) == []
+    assert not stages(url)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_staged_row_that_is_refused_is_found_in_smaller_batches(
+    kind: str,
+    brokers: str,
+    topics: Topics,
+    group: str,
+    database: Callable[[str], str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "tallymark")
+    topic, url = topics.create(2), database(kind)
+    databases.execute(url, "CREATE TABLE orders (id BIGINT, name VARCHAR(4))")
+    topics.send(topic, [{"id": n, "name": "too long" if n in (5, 30) else "ok"} for n in range(32)], partitions=2)
+    pipeline = make(brokers, topic, group, url, 100, road="executors")
+    pipeline.table("orders")(keyed)
+    assert pipeline.run("caught-up") == Tally(applied=30, dead=2)
+    assert "committing in parts" in caplog.text
+    assert names(url) == {n: "ok" for n in range(32) if n not in (5, 30)}
+    assert not stages(url)
+
+
+def test_what_a_crashed_run_has_staged_is_removed_by_the_next_owner(
+    brokers: str, topics: Topics, group: str, database: Callable[[str], str]
+) -> None:
+    from tallymark.stores.opening import open_sql
+
+    topic, url = topics.create(1), database("postgresql")
+    topics.send_to(topic, 0, [{"id": 1, "name": "a"}])
+    store = open_sql(url)
+    import pyarrow as pa
+
+    for owner in (group, "another-group"):
+        made = store.stages(owner, "4711-dead")
+        assert made is not None
+        made.open(pa.schema([("id", pa.int64())]))
+    assert len(stages(url)) == 2
+    pipeline = make(brokers, topic, group, url)
+    pipeline.table("orders")(keyed)
+    pipeline.run("caught-up")
+    assert len(stages(url)) == 1
+    store.close()
+
+
+def test_sqlite_is_no_place_to_stage(brokers: str, topics: Topics, group: str, database: Callable[[str], str]) -> None:
+    pipeline = make(brokers, topics.create(1), group, database("sqlite"), road="executors")
+    pipeline.table("orders")(keyed)
+    with pytest.raises(BadInput, match="road='executors': executors can't stage rows in sqlite"):
+        pipeline.run("caught-up")
+
+
+def stages(url: str) -> list[object]:
+    where = "'public'" if url.startswith("postgresql") else "DATABASE()"
+    query = f"SELECT table_name FROM information_schema.tables WHERE table_schema = {where}"
+    return [name for (name,) in databases.query(url, query) if str(name).startswith("tallymark_stage")]

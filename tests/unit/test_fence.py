@@ -1,0 +1,141 @@
+"""Who may move a position: claims, restarts, and the reason for every refusal."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallymark.errors import CommitRefused, Fenced, PositionMoved
+from tallymark.fence import (
+    Advance,
+    Claim,
+    Entry,
+    Note,
+    Restart,
+    check_held,
+    explain_loss,
+    explain_refusal,
+    restarted,
+)
+from tallymark.spans import Owner, Partition, Position, Span, Tally
+from tests.unit.strategies import NOON, position
+
+ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
+US, RIVAL = Owner("us", "here", NOON), Owner("rival", "there", NOON)
+small = st.integers(0, 30)
+
+
+def at(partition: Partition = ZERO, offset: int = 7, epoch: int = 1, owner: Owner | None = US) -> Position:
+    return replace(position(partition, offset), epoch=epoch, owner=owner)
+
+
+def step(partition: Partition = ZERO, start: int = 7, epoch: int = 1) -> Advance:
+    return Advance(partition, start, start + 3, epoch, Tally(applied=3), None)
+
+
+# Claims
+
+
+@given(st.integers(0, 2**40))
+def test_a_claim_raises_the_epoch_by_one_and_changes_nothing_else(epoch: int) -> None:
+    before = at(epoch=epoch)
+    claim = Claim.after(before)
+    assert (claim.partition, claim.epoch) == (ZERO, epoch + 1)
+    assert claim.position == replace(before, epoch=epoch + 1)
+
+
+@pytest.mark.parametrize(
+    ("found", "held"),
+    [
+        (at(), True),
+        (at(epoch=9), True),  # a reclaim of our own whose answer was lost
+        (at(owner=replace(US, host="elsewhere")), True),
+        (at(owner=RIVAL), False),
+        (at(owner=None), False),
+    ],
+)
+def test_a_claim_is_held_as_long_as_it_names_our_run(found: Position, held: bool) -> None:
+    claims = {ONE: Claim.after(at(ONE)), ZERO: Claim.after(at())}
+    assert claims[ZERO].held_in(found) is held
+    if held:
+        check_held(claims, {ZERO: found, ONE: at(ONE)})
+    else:
+        with pytest.raises(Fenced, match=r"orders\[0\] was claimed by"):
+            check_held(claims, {ZERO: found, ONE: at(ONE)})
+
+
+def test_a_claim_without_a_position_is_not_held() -> None:
+    assert not Claim.after(at(owner=None)).held_in(at(owner=None))
+    with pytest.raises(PositionMoved, match=r"orders\[0\]: the position is gone from the ledger; was the group"):
+        check_held({ZERO: Claim.after(at())}, {})
+    check_held({}, {})
+
+
+# Compare and set
+
+
+def test_an_advance_that_does_not_add_up_can_not_be_made() -> None:
+    with pytest.raises(ValueError, match=r"does not account for 0\.\.5"):
+        Advance(ZERO, 0, 5, 1, Tally(applied=4), None)
+
+
+@given(small, small, st.integers(1, 3), st.integers(1, 3))
+def test_a_step_is_refused_exactly_when_offset_or_epoch_differ(start: int, found: int, ours: int, epoch: int) -> None:
+    refusal = explain_refusal({ZERO: at(offset=found, epoch=epoch)}, [step(start=start, epoch=ours)])
+    assert (refusal is None) == (start == found and ours == epoch)
+    if refusal is not None:
+        assert type(refusal) is (Fenced if ours != epoch else PositionMoved)
+
+
+@pytest.mark.parametrize(
+    ("found", "kind", "words"),
+    [
+        (at(offset=9), PositionMoved, "orders[0]: the ledger is ahead of this batch, at 9 instead of 7; "),
+        (at(offset=5), PositionMoved, "orders[0]: the ledger is behind this batch, at 5 instead of 7; "),
+        (at(epoch=2, owner=RIVAL), Fenced, f"orders[0] was claimed by {RIVAL} (epoch 2, ours was 1); "),
+        (at(epoch=2, owner=None), Fenced, "orders[0] was claimed by another owner, which has left since (epoch 2"),
+        # That somebody else has it explains also why it moved.
+        (at(offset=9, epoch=2, owner=RIVAL), Fenced, "orders[0] was claimed by run rival on there since 2026-01-31"),
+    ],
+)
+def test_a_refusal_says_why(found: Position, kind: type[CommitRefused], words: str) -> None:
+    refusal = explain_refusal({ZERO: found, ONE: at(ONE)}, [step(ONE), step()])
+    assert type(refusal) is kind
+    assert str(refusal).startswith(words)
+
+
+def test_a_position_that_is_gone_refuses_its_step() -> None:
+    assert type(explain_refusal({ONE: at(ONE)}, [step(ONE), step()])) is PositionMoved
+    assert str(explain_loss(ZERO, 1, None)).startswith("orders[0]: the position is gone from the ledger")
+
+
+# Somewhere else
+
+
+@given(small, small, small, small)
+def test_a_restart_stays_balanced_and_writes_down_what_it_jumped(first: int, done: int, to: int, dead: int) -> None:
+    tally = Tally(applied=done, dead=dead)
+    before = replace(at(offset=first + done + dead), first_offset=first, tally=tally)
+    later = NOON + timedelta(minutes=1)
+    moved, note = restarted(before, Restart(to, "because"), later)
+    assert moved.balanced
+    assert (moved.next_offset, moved.updated_at, moved.epoch, moved.owner) == (to, later, before.epoch, before.owner)
+    if to == before.next_offset:
+        assert note is None
+        assert moved == replace(before, updated_at=later)
+    elif to > before.next_offset:
+        assert note == Note("skip", Span(ZERO, before.next_offset, to), "because")
+        assert moved.tally == tally + Tally(skipped=to - before.next_offset)
+        assert moved.first_offset == first
+    else:
+        assert note == Note("reset", Span(ZERO, to, before.next_offset), "because")
+        assert (moved.tally, moved.first_offset) == (Tally(), to)
+
+
+def test_the_tally_of_an_entry_is_that_of_its_steps() -> None:
+    lost = Advance(ONE, 0, 2, 1, Tally(lost=2), None)
+    assert Entry("shop", "b", NOON, NOON, [step(), lost]).tally == Tally(applied=3, lost=2)
