@@ -1,0 +1,73 @@
+"""Staged rows: only attempts that were reported are promoted, once, and what is lost on the way is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pytest
+
+from tallymark.errors import BatchTooLarge
+from tallymark.shape import Changes, TableSpec
+from tallymark.stores.sql import SqlStore
+from tallymark.stores.staging import Loader
+from tests.support.stores import PLAIN, ROWS, UPSERT, opened, plain, prepare, read
+
+GROUP, RUN = "shop", "4711-abc"
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def store(request: pytest.FixtureRequest, database: Callable[[str], str]) -> SqlStore:
+    made = opened(database(request.param))
+    made.create_ledger()
+    return made
+
+
+def attempt(loader: Loader, *rows: tuple[int, str | None]) -> pa.Table:
+    """What one attempt of a task reports."""
+    return pa.Table.from_batches(loader(plain(*rows).to_batches()))
+
+
+def opened_stage(store: SqlStore) -> Loader:
+    stages = store.stages(GROUP, RUN)
+    assert stages is not None
+    return stages.open(PLAIN)
+
+
+def promote(store: SqlStore, loader: Loader, reports: pa.Table, spec: TableSpec = ROWS) -> None:
+    empty = PLAIN.empty_table()
+    store.create_tables([spec], {"things": PLAIN})
+    store.apply([Changes(spec, empty, empty, loader.staged(reports))], None)
+
+
+def test_an_attempt_that_was_not_reported_adds_nothing(store: SqlStore) -> None:
+    loader = opened_stage(store)
+    attempt(loader, (1, "a zombie's"))
+    reports = pa.concat_tables([attempt(loader, (1, "a")), attempt(loader, (2, None)), attempt(loader)])
+    promote(store, loader, reports)
+    assert read(store, ROWS, PLAIN) == [(1, "a"), (2, None)]
+    store.close()
+
+
+def test_staged_rows_overwrite_by_key(store: SqlStore) -> None:
+    for name in ("old", "new"):
+        loader = opened_stage(store)
+        promote(store, loader, attempt(loader, (1, name), (2, name)), UPSERT)
+        store.clear_stages(GROUP, RUN, own=True)
+    assert read(store, UPSERT, PLAIN) == [(1, "new"), (2, "new")]
+    store.close()
+
+
+def test_staged_rows_that_are_gone_are_noticed_and_nothing_is_written(store: SqlStore) -> None:
+    loader = opened_stage(store)
+    reports = attempt(loader, (1, "a"), (2, "b"))
+    prepare(store, f"DELETE FROM {loader.name} WHERE id = 2")
+    with pytest.raises(BatchTooLarge, match="1 of 2 staged rows are left"):
+        promote(store, loader, reports)
+    assert read(store, ROWS, PLAIN) == []
+    store.close()
+
+
+def test_a_stage_never_shows_its_password(store: SqlStore) -> None:
+    assert "://" not in repr(opened_stage(store))
+    store.close()
