@@ -10,6 +10,7 @@ A connection that breaks leaves the outcome unknown until ``reclaim`` has asked 
 from __future__ import annotations
 
 import logging
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,7 @@ from datetime import datetime, timezone
 from typing import Literal, get_args
 
 from tallymark.budget import Budget
-from tallymark.errors import BadInput, CommitRefused, TallymarkError, Unreachable
+from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, TallymarkError, Unreachable
 from tallymark.fence import Advance, Claim, Entry, Note
 from tallymark.patience import patiently
 from tallymark.plan import Move, Plan
@@ -193,7 +194,7 @@ class Committer:
         def attempt() -> None:
             try:
                 self._write_rows(changes, watch)
-            except (Unreachable, RowsRefused) as error:
+            except (Unreachable, RowsRefused, BatchTooLarge) as error:
                 if not sent and isinstance(error, Unreachable):
                     raise
                 log.error("rows may be lost, as at-most-once allows group=%s error=%s", self._group, error)
@@ -226,7 +227,7 @@ class Committer:
     def _refusals_wanted(self) -> int:
         """How many refused records to look for in one go: one more than the budget allows is enough to fail."""
         allowed = self._budget.max_dead_per_batch
-        return 1_000_000 if allowed is None else allowed + 1
+        return sys.maxsize if allowed is None else allowed + 1
 
     def _refusing(self, batch: Batch, refusals: Sequence[Refusal]) -> Batch:
         distinct = {refusal.record: refusal for refusal in reversed(refusals)}

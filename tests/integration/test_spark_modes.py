@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tallymark import Json, Kafka, Limits, Pipeline, Tally
-from tallymark.errors import BadInput
+from tallymark.errors import BadInput, Unreachable
 from tests.support import databases, redis
 from tests.support.kafka import Topics
 from tests.support.pipelines import UNBALANCED
@@ -198,6 +199,26 @@ def test_what_a_crashed_run_has_staged_is_removed_by_the_next_owner(
     pipeline.run("caught-up")
     assert len(stages(url)) == 1
     store.close()
+
+
+def test_a_store_that_executors_can_not_reach_is_named_and_nothing_moves(
+    brokers: str, topics: Topics, group: str, database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tallymark.stores.staging import Stages
+
+    topic, url, opened = topics.create(1), database("postgresql"), Stages.open
+    topics.send_to(topic, 0, [{"id": n, "name": "a"} for n in range(4)])
+    nowhere = "postgresql://me:geheim@127.0.0.1:1/db"
+    monkeypatch.setattr(Stages, "open", lambda stages, schema: replace(opened(stages, schema), url=nowhere))
+    pipeline = make(brokers, topic, group, url, 100, road="executors", patience=0.5)
+    pipeline.table("orders")(keyed)
+    with pytest.raises(
+        Unreachable, match=r"an executor could not stage rows: postgresql://me:\*\*\*@127\.0\.0\.1:1"
+    ) as caught:
+        pipeline.run("caught-up")
+    assert "geheim" not in str(caught.value)
+    assert databases.query(url, "SELECT max(next_offset) FROM tallymark_positions") == [(0,)]
+    assert not stages(url)
 
 
 def test_sqlite_is_no_place_to_stage(brokers: str, topics: Topics, group: str, database: Callable[[str], str]) -> None:

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tallymark.errors import BadInput, BatchTooLarge, TooManyDead
+from tallymark.errors import BadInput, BatchTooLarge, TooManyDead, Unreachable
 from tallymark.read import DeadLetter, Reading, Seen
 from tallymark.shape import DELETED, HIDDEN, OFFSET, Refusal, Staged, TableSpec
 from tallymark.source import Kafka
@@ -156,6 +156,10 @@ class SparkReader:
                     staged[spec.name] = stage(self._stages, spec, rows, self.schemas()[spec.name], batch)
         except (FunctionFailed, BatchTooLarge) as error:
             self._stages.drop(table.name for table in staged.values())
+            # A task that could not reach the store looks like a function that failed.
+            _, unreachable, words = str(error).partition(f"{Unreachable.__module__}.{Unreachable.__name__}: ")
+            if unreachable:
+                raise Unreachable(f"an executor could not stage rows: {words}") from error
             raise BatchTooLarge(str(error)) from error
         return staged
 

@@ -11,6 +11,7 @@ import logging
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,14 +113,25 @@ def drop_tables(engine: Engine, names: Iterable[str]) -> None:
     """Drop what can be dropped: a table that a lingering task still writes to is left to the next owner."""
     for name in names:
         try:
-            with engine.begin() as connection:
-                limit = {"postgresql": "SET LOCAL lock_timeout = '2s'"}.get(
-                    connection.dialect.name, "SET SESSION lock_wait_timeout = 2"
-                )
-                connection.exec_driver_sql(limit)
+            with engine.begin() as connection, _impatient(connection):
                 stage_table(name, ()).drop(connection, checkfirst=True)
         except DBAPIError as error:
             log.warning("could not remove a staging table table=%s error=%s", name, error.orig)
+
+
+@contextmanager
+def _impatient(connection: Connection) -> Iterator[None]:
+    """Wait two seconds for a lock, and no more."""
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")
+        yield
+        return
+    connection.exec_driver_sql("SET SESSION lock_wait_timeout = 2")
+    try:
+        yield
+    finally:
+        # The connection goes back to the pool, and others wait as long as the server says.
+        connection.exec_driver_sql("SET SESSION lock_wait_timeout = DEFAULT")
 
 
 def staged_rows(connection: Connection, staged: Staged, like: Table) -> Select[Any]:
