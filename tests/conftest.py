@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,24 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ADDRESSES = "TALLYMARK_TEST_SERVERS"
+LONG = {
+    "test_a_run_killed_at_any_step_loses_and_repeats_nothing": "(mariadb|sqlite)-(planned|read|staged|done)",
+    "test_a_run_that_dies_at_every_batch_still_gets_to_the_end": "mariadb",
+    "test_a_kill_at_any_other_step_costs_nothing_or_the_same": "planned|read|staged|done",
+    "test_a_second_ctrl_c_leaves_at_once_and_nothing_is_half_done": "",
+    "test_whoever_looks_at_any_time_finds_rows_and_positions_in_agreement": "mariadb|sqlite",
+    "test_poison_of_five_kinds_becomes_dead_letters_and_the_rest_is_applied": "mariadb",
+    "test_a_staged_row_that_is_refused_is_found_in_smaller_batches": "mariadb",
+    "test_partitions_that_are_added_to_a_running_group_are_read_from_their_start": "mariadb|postgresql",
+    "test_every_committed_record_is_applied_once_or_is_dead": "mariadb",
+    "test_a_killed_broker_comes_back_with_its_address_identity_and_records": "",
+    "test_a_batch_with_too_many_dead_moves_nothing": "mariadb|sqlite",
+    "test_up_adds_what_is_missing_and_down_ends_all_but_kept_data": "",
+    "test_a_group_is_paused_with_a_reason_and_resumed": "redis",
+    "test_poison_on_redis": "",
+    "test_executors_stage_what_one_transaction_promotes": "mariadb",
+}
+"""Tests, or those of their cases, that are much like others and take long: ``make faults`` runs them."""
 _box: Sandbox | None = None
 
 
@@ -51,6 +70,9 @@ def pytest_unconfigure() -> None:
 
 def pytest_itemcollected(item: pytest.Item) -> None:
     # As early as this: xdist looks for the groups before any other hook could set them.
+    name, _, case = item.name.partition("[")
+    if name in LONG and re.search(LONG[name], case):
+        item.add_marker(pytest.mark.faults)
     if "spark" in getattr(item, "fixturenames", ()):
         item.add_marker(pytest.mark.xdist_group("spark"))
 

@@ -3,12 +3,42 @@
 Offsets live in the destination database and commit in the same transaction as the rows.
 """
 
+from tallymark.app import App
+from tallymark.batches import Batch
 from tallymark.budget import Budget
-from tallymark.errors import TallymarkError
+from tallymark.consume import Place
+from tallymark.consumer import Consumer
+from tallymark.errors import Fenced, Retry, TallymarkError
+from tallymark.membership import Group, Standalone
 from tallymark.pipeline import Pipeline
 from tallymark.plan import Limits
 from tallymark.positions import Start
+from tallymark.records import Record, Records
+from tallymark.skipahead import SkipAhead
 from tallymark.source import Bytes, Json, Kafka
 from tallymark.spans import Tally
+from tallymark.stores.transaction import Transaction
 
-__all__ = ["Budget", "Bytes", "Json", "Kafka", "Limits", "Pipeline", "Start", "Tally", "TallymarkError"]
+__all__ = [
+    "App",
+    "Batch",
+    "Budget",
+    "Bytes",
+    "Consumer",
+    "Fenced",
+    "Group",
+    "Json",
+    "Kafka",
+    "Limits",
+    "Pipeline",
+    "Place",
+    "Record",
+    "Records",
+    "Retry",
+    "SkipAhead",
+    "Standalone",
+    "Start",
+    "Tally",
+    "TallymarkError",
+    "Transaction",
+]

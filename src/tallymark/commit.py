@@ -4,7 +4,8 @@
 ``at-most-once`` the ledger first and then the rows, and a crash in between repeats or loses the rows of that batch.
 
 A record that a table refuses is taken out of all tables and written down as a dead letter; the rest is written again.
-A connection that breaks leaves the outcome unknown until ``reclaim`` has asked the database.
+A connection that breaks leaves the outcome unknown until ``reclaim`` has asked the database; a batch that fills an open
+skip has no claim, and asks for its name in the journal.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import Literal, get_args
 
 from tallymark.budget import Budget
 from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, TallymarkError, Unreachable
-from tallymark.fence import Advance, Claim, Entry, Note
+from tallymark.fence import Advance, Claim, Entry, Fill, Note, Skip
+from tallymark.letters import Letters
 from tallymark.patience import patiently
 from tallymark.plan import Move, Plan
 from tallymark.read import DeadLetter, Reading, Seen
 from tallymark.shape import Changes, Refusal, TableSpec, finish, without
-from tallymark.spans import Partition, Tally
+from tallymark.spans import Partition, Span, Tally
 from tallymark.steps import Step
 from tallymark.stores.store import RowsRefused, Store
 
@@ -55,7 +57,10 @@ class Destination:
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch that was read and shaped, and only has to be committed."""
+    """A batch that was read and shaped, and only has to be committed.
+
+    Its moves take positions further; or, where it fills an open ``skip``, its only move is the first part of that.
+    """
 
     name: str
     started: datetime
@@ -64,6 +69,7 @@ class Batch:
     tables: Sequence[TableSpec]
     letters: Sequence[DeadLetter]
     changes: Sequence[Changes]
+    skip: Skip | None = None
 
     @classmethod
     def shaped(
@@ -74,6 +80,7 @@ class Batch:
         reading: Reading,
         tables: Sequence[TableSpec],
         letters: Sequence[DeadLetter],
+        skip: Skip | None = None,
     ) -> Batch:
         """The batch with every table's rows as they will be written, without those of dead records."""
         dead = {(letter.partition, letter.offset) for letter in letters}
@@ -81,26 +88,40 @@ class Batch:
             replace(finish(spec, without(reading.rows[spec.name], dead), name), staged=reading.staged.get(spec.name))
             for spec in tables
         ]
-        return cls(name, started, plan, reading, tables, letters, changes)
+        return cls(name, started, plan, reading, tables, letters, changes, skip)
 
     def refusing(self, letters: Sequence[DeadLetter]) -> Batch:
         """The same batch with more dead records. What they hid in an upsert comes to light again."""
-        return self.shaped(self.name, self.started, self.plan, self.reading, self.tables, [*self.letters, *letters])
+        letters = [*self.letters, *letters]
+        return self.shaped(self.name, self.started, self.plan, self.reading, self.tables, letters, self.skip)
 
     def advances(self, claims: Mapping[Partition, Claim]) -> list[Advance]:
-        dead = Counter(letter.partition for letter in self.letters)
+        if self.skip is not None:
+            return []
+        return [self._account(move, claims[move.partition].epoch) for move in self.plan.moves]
+
+    def fills(self) -> list[Fill]:
+        if self.skip is None:
+            return []
+        since = f"{self.skip.recorded_at:%Y-%m-%d %H:%M:%S} UTC"
         return [
-            account(
-                move,
-                self.reading.seen.get(move.partition, Seen()),
-                dead[move.partition],
-                claims[move.partition].epoch,
+            Fill(
+                self.skip.span,
+                Span(move.partition, move.start, move.stop),
+                self._account(move, 0).tally,
+                f"filled in what was skipped on {since}: {self.skip.reason}",
             )
             for move in self.plan.moves
         ]
 
+    def _account(self, move: Move, epoch: int) -> Advance:
+        dead = Counter(letter.partition for letter in self.letters)[move.partition]
+        return account(move, self.reading.seen.get(move.partition, Seen()), dead, epoch)
+
     def entry(self, group: str, claims: Mapping[Partition, Claim]) -> Entry:
-        lost = [move.lost_span for move in self.plan.moves if move.lost]
+        moves = self.plan.moves
+        lost = [Note("loss", move.lost_span, "deleted before they were read") for move in moves if move.lost]
+        skipped = [Note("skip", move.skipped_span, move.reason) for move in moves if move.skipped]
         return Entry(
             group=group,
             batch=self.name,
@@ -109,13 +130,14 @@ class Batch:
             advances=self.advances(claims),
             rows={change.spec.name: len(change) for change in self.changes},
             dead_letters=self.letters,
-            notes=[Note("loss", span, "deleted before they were read") for span in lost],
+            notes=[*lost, *skipped],
+            fills=self.fills(),
         )
 
 
 def account(move: Move, seen: Seen, dead: int, epoch: int) -> Advance:
     """What became of every offset of a move. A reader that counted wrong is stopped here."""
-    tally = Tally(applied=seen.records - dead, dead=dead, lost=move.lost, absent=move.read - seen.records)
+    tally = Tally(seen.records - dead, dead, move.skipped, move.lost, move.read - seen.records)
     if min(tally.applied, tally.absent) < 0:
         raise TallymarkError(f"{move.read_span}: the reader counted {seen.records} records, {dead} of them dead")
     return Advance(move.partition, move.start, move.stop, epoch, tally, seen.last_timestamp)
@@ -136,15 +158,16 @@ class Committer:
         group: str,
         destination: Destination,
         budget: Budget,
-        letters: Callable[[Sequence[Refusal]], list[DeadLetter]],
+        letters: Letters,
         patience: float | None = None,
     ) -> None:
-        self._group = group
+        self.group = group
+        self.destination = destination
         self._rows = destination.rows
         self._ledger = destination.ledger
         self._budget = budget
         self._letters = letters
-        self._patience = patience
+        self.patience = patience
         self._deliver = {
             "exactly-once": self._together,
             "at-least-once": self._rows_first,
@@ -154,27 +177,27 @@ class Committer:
     def commit(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
         """Write it all. Returns the claims to go on with, new ones if a connection broke, and what was done."""
         while True:
-            self._check_budget(batch)
+            self.check_budget(batch)
             try:
                 return self._deliver(batch, claims, on_step)
             except RowsRefused as refused:
                 batch = self._refusing(batch, refused.refusals)
 
     def _together(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
-        entry = self._budgeted(batch.entry(self._group, claims))
-        return self._write_ledger(batch.changes, entry, claims, on_step), entry
+        entry = self.budgeted(batch.entry(self.group, claims))
+        return self.write_ledger(batch.changes, entry, claims, on_step), entry
 
     def _rows_first(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
-        patiently(lambda: self._write_rows(batch.changes, on_step), patience=self._patience)
+        patiently(lambda: self._write_rows(batch.changes, on_step), patience=self.patience)
         on_step(Step.HALFWAY)
-        entry = self._budgeted(batch.entry(self._group, claims))
-        return self._write_ledger((), entry, claims, on_step), entry
+        entry = self.budgeted(batch.entry(self.group, claims))
+        return self.write_ledger((), entry, claims, on_step), entry
 
     def _ledger_first(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
         # Which rows are refused has to be known before the positions move.
-        patiently(lambda: self._rows.try_out(batch.changes, self._refusals_wanted), patience=self._patience)
-        entry = self._budgeted(batch.entry(self._group, claims))
-        held = self._write_ledger((), entry, claims, on_step)
+        patiently(lambda: self._rows.try_out(batch.changes, self._refusals_wanted), patience=self.patience)
+        entry = self.budgeted(batch.entry(self.group, claims))
+        held = self.write_ledger((), entry, claims, on_step)
         on_step(Step.HALFWAY)
         self._write_rows_once(batch.changes, on_step)
         return held, entry
@@ -197,31 +220,45 @@ class Committer:
             except (Unreachable, RowsRefused, BatchTooLarge) as error:
                 if not sent and isinstance(error, Unreachable):
                     raise
-                log.error("rows may be lost, as at-most-once allows group=%s error=%s", self._group, error)
+                log.error("rows may be lost, as at-most-once allows group=%s error=%s", self.group, error)
 
-        patiently(attempt, patience=self._patience)
+        patiently(attempt, patience=self.patience)
 
-    def _write_ledger(self, changes: Sequence[Changes], entry: Entry, claims: Claims, on_step: OnStep) -> Claims:
+    def write_ledger(self, changes: Sequence[Changes], entry: Entry, claims: Claims, on_step: OnStep) -> Claims:
         """Apply to the ledger's store, and find out what became of it if the connection breaks."""
         held, unknown = claims, False
 
         def attempt() -> None:
             nonlocal held, unknown
             if unknown:
-                held = self._ledger.reclaim(self._group, held)
-                if _landed(entry, held):
-                    log.warning("commit had reached the database group=%s batch=%s", self._group, entry.batch)
+                held, landed = self.settled(entry, held)
+                if landed:
+                    log.warning("commit had reached the database group=%s batch=%s", self.group, entry.batch)
                     return
                 unknown = False
             try:
                 self._ledger.apply(changes, _with_epochs(entry, held), on_step, self._refusals_wanted)
             except Unreachable as error:
-                log.warning("commit outcome unknown group=%s batch=%s error=%s", self._group, entry.batch, error)
+                log.warning("commit outcome unknown group=%s batch=%s error=%s", self.group, entry.batch, error)
                 unknown = True
                 raise
+            except CommitRefused:
+                # Nothing shuts out a fill that is late: what was filled meanwhile may be our own.
+                if not self.has_fills(entry):
+                    raise
 
-        patiently(attempt, patience=self._patience)
+        patiently(attempt, patience=self.patience)
         return held
+
+    def settled(self, entry: Entry, held: Claims) -> tuple[Claims, bool]:
+        """The claims to go on with, and whether a commit whose outcome was unknown had reached the database."""
+        if not entry.advances:
+            return held, self.has_fills(entry)
+        held = self._ledger.reclaim(self.group, held)
+        return held, _landed(entry, held)
+
+    def has_fills(self, entry: Entry) -> bool:
+        return bool(entry.fills) and not entry.advances and self._ledger.filled(self.group, entry.batch)
 
     @property
     def _refusals_wanted(self) -> int:
@@ -233,25 +270,25 @@ class Committer:
         distinct = {refusal.record: refusal for refusal in reversed(refusals)}
         log.warning(
             "tables refused records group=%s batch=%s records=%d first=%s",
-            self._group,
+            self.group,
             batch.name,
             len(distinct),
             refusals[0].error,
         )
         return batch.refusing(self._letters(list(distinct.values())))
 
-    def _check_budget(self, batch: Batch) -> None:
+    def check_budget(self, batch: Batch) -> None:
         if batch.letters:
             last = batch.letters[-1]
             example = f"{last.partition} offset {last.offset}: {last.error}"
-            self._budget.check_batch(self._group, len(batch.letters), example)
+            self._budget.check_batch(self.group, len(batch.letters), example)
 
-    def _budgeted(self, entry: Entry) -> Entry:
+    def budgeted(self, entry: Entry) -> Entry:
         """The entry, with a pause in it if it uses up the window's budget."""
         if not self._budget.has_window or not entry.tally.dead:
             return entry
-        since = self._budget.window_start(entry.now, self._ledger.state(self._group))
-        return replace(entry, pause=self._budget.overdrawn(self._ledger.recent(self._group, since) + entry.tally))
+        since = self._budget.window_start(entry.now, self._ledger.state(self.group))
+        return replace(entry, pause=self._budget.overdrawn(self._ledger.recent(self.group, since) + entry.tally))
 
 
 def _with_epochs(entry: Entry, held: Mapping[Partition, Claim]) -> Entry:

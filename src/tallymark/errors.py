@@ -10,6 +10,7 @@
     ├── BatchTooLarge             a batch does not fit the memory it may use: a smaller one will
     ├── GroupPaused               the group is paused, by hand or by its budget
     ├── Unreachable               transient: the broker or the store did not answer
+    ├── Retry                     transient: raised by a handler, whose work may succeed later
     ├── AccessDenied              the broker or the store said no: credentials, permissions
     ├── PositionRefused           reading on from the stored position would lose or repeat records
     │   ├── RecordsLost           the log starts after the position: retention deleted unread records
@@ -67,6 +68,12 @@ class GroupPaused(TallymarkError):
 
 
 class Unreachable(TallymarkError):
+    transient = True
+
+
+class Retry(TallymarkError):
+    """Raise it in a handler for what may pass: the batch is rolled back and tried again, for ``patience`` seconds."""
+
     transient = True
 
 

@@ -1,12 +1,17 @@
-"""Who may move a position, and how far: claims, advances, and why a commit is refused. Pure.
+"""Who may move a position, and how far: claims, advances, fills, and why a commit is refused. Pure.
 
 A claim raises the epoch of a partition and names its owner; whoever held it before is fenced from then on. An advance
 is compare-and-set: it moves a position only if the offset and the epoch are still those that its owner knows.
+
+What was skipped stays open until it is filled. A fill is compare-and-set too, but of the skip: it needs no claim, and
+moves counts from one outcome to others behind the position, so that the owner of the partition goes on undisturbed.
+For every partition the open skips add up to the ``skipped`` of its tally.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -81,7 +86,7 @@ class Advance:
 
 @dataclass(frozen=True)
 class Note:
-    """A span that is not in the tables, or will be there again: kind is skip, loss or reset."""
+    """A span that is not in the tables, or will be there again: kind is skip, loss, reset or backfill."""
 
     kind: str
     span: Span
@@ -89,8 +94,60 @@ class Note:
 
 
 @dataclass(frozen=True)
+class Skip:
+    """A span that was skipped and is open: nobody has filled it yet."""
+
+    span: Span
+    reason: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True)
+class Fill:
+    """The first part of an open skip, or all of it, read after all: compare with the skip, leave the rest of it open.
+
+    ``reason`` is what the journal says about it.
+    """
+
+    skip: Span
+    done: Span
+    tally: Tally
+    reason: str = "filled in later"
+
+    def __post_init__(self) -> None:
+        begins = (self.done.partition, self.done.start) == (self.skip.partition, self.skip.start)
+        if not begins or not self.done.start < self.done.stop <= self.skip.stop:
+            raise ValueError(f"{self.done} is not the first part of {self.skip}")
+        if self.tally.total != len(self.done) or self.tally.skipped:
+            raise ValueError(f"{self.tally} does not account for {self.done}")
+
+    @property
+    def rest(self) -> Span:
+        """What stays open."""
+        return replace(self.skip, start=self.done.stop)
+
+    @property
+    def change(self) -> Tally:
+        """What it adds to the tally of its partition."""
+        return self.tally + Tally(skipped=-len(self.done))
+
+
+@dataclass(frozen=True)
+class Rebalance:
+    """How the partitions of a group were handed out anew, as one member saw it: assigned, revoked or lost."""
+
+    at: datetime
+    run: str
+    host: str
+    seconds: float
+    gained: tuple[Partition, ...]
+    lost: tuple[Partition, ...]
+    kind: str
+
+
+@dataclass(frozen=True)
 class Entry:
-    """What one commit writes to the ledger: the steps of its positions, and all that explains them.
+    """What one commit writes to the ledger: the steps of its positions, what it fills, and all that explains them.
 
     ``pause`` is set when this commit has used up the group's budget: the group pauses with it, for this reason.
     """
@@ -104,10 +161,31 @@ class Entry:
     dead_letters: Sequence[DeadLetter] = ()
     notes: Sequence[Note] = ()
     pause: str | None = None
+    fills: Sequence[Fill] = ()
+
+    def __post_init__(self) -> None:
+        skipped, noted = Counter[Partition](), Counter[Partition]()
+        for step in self.advances:
+            skipped[step.partition] += step.tally.skipped
+        for note in self.notes:
+            noted[note.span.partition] += len(note.span) if note.kind == "skip" else 0
+        if +skipped != +noted:
+            raise ValueError(f"batch {self.batch} skips {dict(+skipped)} offsets and notes {dict(+noted)}")
 
     @property
     def tally(self) -> Tally:
-        return Tally.sum(step.tally for step in self.advances)
+        """What it adds to the tallies; of what it fills, ``skipped`` is taken away."""
+        return Tally.sum([*(step.tally for step in self.advances), *(fill.change for fill in self.fills)])
+
+    @property
+    def journal(self) -> list[Note]:
+        return [*self.notes, *(Note("backfill", fill.done, fill.reason) for fill in self.fills)]
+
+    @property
+    def spans(self) -> list[Span]:
+        """All that is accounted for, in the order of its steps."""
+        moved = [Span(step.partition, step.start, step.stop) for step in self.advances]
+        return [*moved, *(fill.done for fill in self.fills)]
 
 
 def restarted(position: Position, to: Restart, now: datetime) -> tuple[Position, Note | None]:
@@ -149,12 +227,23 @@ def explain_refusal(found: Mapping[Partition, Position], advances: Sequence[Adva
     return None
 
 
+def explain_unfillable(skips: Iterable[Skip], fills: Sequence[Fill]) -> CommitRefused | None:
+    """Why these open skips can't be filled so. None if they can."""
+    found = {skip.span for skip in skips}
+    for fill in fills:
+        if fill.skip not in found:
+            return PositionMoved(
+                f"{fill.skip} is no open skip any more: somebody else has filled it, or the group was sent back; "
+                "nothing was written: look at the open skips again"
+            )
+    return None
+
+
 def explain_loss(partition: Partition, epoch: int, position: Position | None) -> CommitRefused:
     """Why a claim of this epoch holds no more: who has the partition now."""
     if position is None:
         return PositionMoved(f"{partition}: the position is gone from the ledger; was the group deleted?")
     holder = f"{position.owner}" if position.owner else "another owner, which has left since"
     return Fenced(
-        f"{partition} was claimed by {holder} (epoch {position.epoch}, ours was {epoch}); "
-        "this run has written nothing since and ends here"
+        f"{partition} was claimed by {holder} (epoch {position.epoch}, ours was {epoch}); nothing was written since"
     )

@@ -7,12 +7,11 @@ stay on the caller's thread.
 from __future__ import annotations
 
 import logging
-import shlex
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -22,17 +21,23 @@ from typing import Literal
 import pyarrow as pa
 
 from tallymark.background import Background
+from tallymark.brokers import Brokers, Topic
 from tallymark.budget import Budget
 from tallymark.commit import Batch, Committer, Destination, check_letters
-from tallymark.errors import BatchTooLarge, GroupPaused, PositionRefused, TallymarkError, Unreachable
-from tallymark.fence import Claim, FirstClaim, Restart, Wish
-from tallymark.membership import Brokers, Topic
+from tallymark.errors import BatchTooLarge, Fenced, PositionRefused, TallymarkError, UnknownTopic
+from tallymark.goals import Goals
+from tallymark.letters import fetched, refused
+from tallymark.membership import Alone, Membership
 from tallymark.patience import patiently
-from tallymark.plan import Limits, OnLoss, Plan, adapt, caught_up, check_identity, plan
-from tallymark.positions import Start, overridden_offset, starting_offset
+from tallymark.pause import may_go_on
+from tallymark.plan import Limits, OnLoss, Plan, adapt, plan
+from tallymark.positions import Start
 from tallymark.read import DeadLetter, Reader, Reading
-from tallymark.shape import Refusal, TableSpec, null_keys
-from tallymark.spans import GroupState, Log, Owner, Partition, Position, Span, Tally
+from tallymark.shape import Refusal, TableSpec
+from tallymark.share import Settled, Share
+from tallymark.skipahead import Lookout, SkipAhead, jumps
+from tallymark.source import is_pattern
+from tallymark.spans import Log, Owner, Partition, Tally
 from tallymark.steps import OnStep, Progress, Step, ignore
 
 log = logging.getLogger(__name__)
@@ -41,10 +46,6 @@ Until = Literal["stopped", "caught-up"]
 
 POLL_SECONDS = 0.1
 """How long an idle loop waits before it looks for new records."""
-DISCOVERY_SECONDS = 1.0
-"""How often it looks for new partitions and replaced topics."""
-PAUSE_SECONDS = 1.0
-"""How often a paused group looks whether it may go on."""
 KEEP_BATCHES = timedelta(days=7)
 
 
@@ -61,6 +62,7 @@ class Job:
     on_loss: OnLoss = "fail"
     budget: Budget = field(default_factory=Budget)
     patience: float | None = None
+    catch_up: SkipAhead | None = None
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,20 @@ class Prepared:
     batch: Batch
     behind: int
     seconds: float
+    turn: int
 
 
 class Loop:
     """One run of a group, from claim to release."""
 
     def __init__(
-        self, job: Job, brokers: Brokers, destination: Destination, reader: Reader, on_step: OnStep = ignore
+        self,
+        job: Job,
+        brokers: Brokers,
+        destination: Destination,
+        reader: Reader,
+        on_step: OnStep = ignore,
+        membership: Membership | None = None,
     ) -> None:
         self.job = job
         self._brokers = brokers
@@ -86,9 +95,22 @@ class Loop:
         self._reader = reader
         self._on_step = on_step
         self._stop = threading.Event()
-        self._claims: dict[Partition, Claim] = {}
-        self._topics: dict[str, Topic] = {}
+        member = membership or Alone(brokers, job.topics)
+        self._share = Share(
+            job.group,
+            job.owner,
+            member,
+            brokers,
+            self._ledger,
+            job.start,
+            self._stop,
+            job.patience,
+            tolerant=any(map(is_pattern, job.topics)),
+        )
         self._cursor: dict[Partition, int] = {}
+        self._turn = 0
+        """Changes when partitions are taken away: a batch that was read before that is void."""
+        self._lookout = Lookout(job.catch_up) if job.catch_up else None
         most = min(job.limits.records, self._store.most_records or job.limits.records)
         self._most = replace(job.limits, records=most)
         self._limit = most
@@ -100,85 +122,71 @@ class Loop:
 
     def run(self, until: Until = "stopped") -> Tally:
         """Run until stopped, or until all that was in the topics at the start is in the tables."""
-        logs = self._check()
-        goals = [Span(log.partition, 0, log.stop) for log in logs.values()] if until == "caught-up" else None
-        if not self._running(goals):
+        topics = self._check()
+        goals = self._share.goals(topics) if until == "caught-up" else None
+        self._ledger.prune(self.job.group, _now() - KEEP_BATCHES)
+        if not self._running(goals, lambda: None):
             return Tally()
-        with self._claimed(logs):
+        self._share.join(topics)
+        try:
             return self._batches_until(goals)
+        finally:
+            self._share.leave()
+            with suppress(TallymarkError):
+                self._store.clear_stages(self.job.group, of=self.job.owner.run)
 
-    def _check(self) -> dict[Partition, Log]:
-        """Everything that can be wrong, before the claim fences whoever runs now."""
-        self._topics = self._brokers.topics(self.job.topics)
-        logs = self._brokers.logs(self._topics)
+    def _check(self) -> dict[str, Topic]:
+        """Everything that can be wrong, before we join and claim. Returns the topics that there are."""
+        topics = self._brokers.find(self.job.topics)
         schemas = self._reader.schemas()
         self._store.check_tables(self.job.tables, schemas)
         self._ledger.create_ledger()
         self._store.create_tables(self.job.tables, schemas)
-        return logs
+        return topics
 
-    def _running(self, goals: Sequence[Span] | None) -> bool:
-        """Whether to go on: at once, when a paused group is resumed, or not at all because somebody wants to leave.
+    def _running(self, goals: Goals | None, meanwhile: Callable[[], None] | None = None) -> bool:
+        """Whether to go on; a paused group waits here."""
+        return may_go_on(
+            self._ledger,
+            self.job.group,
+            self._stop,
+            self.job.patience,
+            has_end=goals is not None,
+            meanwhile=meanwhile or self._settle,
+        )
 
-        Who waits for an end can't wait for a pause to be over.
-        """
-        told = False
-        while not self._stop.is_set():
-            state = patiently(lambda: self._ledger.state(self.job.group), self._stop, self.job.patience)
-            if state is None or not state.paused:
-                return True
-            if goals is not None:
-                raise _paused(self.job.group, state)
-            if not told:
-                log.warning("paused group=%s by=%s reason=%s", self.job.group, state.by, state.reason)
-            told = True
-            self._stop.wait(PAUSE_SECONDS)
-        return False
+    def _settle(self) -> None:
+        """Take what was assigned, let go of what is leaving. Between batches only."""
+        self._follow(self._share.settle())
 
-    @contextmanager
-    def _claimed(self, logs: Mapping[Partition, Log]) -> Iterator[None]:
-        self._claim(logs, first_look=True)
-        self._ledger.prune(self.job.group, _now() - KEEP_BATCHES)
-        self._store.clear_stages(self.job.group, self.job.owner.run, own=False)
+    def _follow(self, settled: Settled) -> None:
+        for partition in settled.gone:
+            self._cursor.pop(partition, None)
+        for partition in settled.gained:
+            self._cursor[partition] = self._share.claims[partition].position.next_offset
+        if settled.gone:
+            self._turn += 1
+        if settled.gained:
+            self._check_gained(settled.gained)
+            self._clear_stages()
+
+    def _check_gained(self, gained: Collection[Partition]) -> None:
         try:
-            yield
-        finally:
-            # A claim that can't be given back is only a name: the next owner takes it anyway, and clears the stage.
-            with suppress(TallymarkError):
-                self._ledger.release(self.job.group, self._claims.values())
-                self._store.clear_stages(self.job.group, self.job.owner.run, own=True)
+            self._share.readable({one: self._cursor[one] for one in gained}, self.job.on_loss)
+        except UnknownTopic:
+            if not self._share.tolerant:
+                raise
+            self._share.forget(gained)
+            for partition in gained:
+                del self._cursor[partition]
 
-    def _claim(self, logs: Mapping[Partition, Log], *, first_look: bool) -> None:
-        """Take the partitions of these logs: where the ledger has no position, by the first-poll strategy."""
-        start, cluster = self.job.start, self._brokers.cluster_id()
-        at = self._brokers.offsets_at(logs, start.timestamp) if start.timestamp else {}
+    def _clear_stages(self) -> None:
+        """Remove what runs have left that hold nothing any more."""
+        positions = self._ledger.positions(self.job.group).get(self.job.group, [])
+        alive = {position.owner.run for position in positions if position.owner}
+        self._store.clear_stages(self.job.group, keep=alive | {self.job.owner.run})
 
-        def decide(saved: Sequence[Position]) -> Wish:
-            for position in saved:
-                if position.partition.topic in self._topics:
-                    check_identity(position, self._topics[position.partition.topic].id, cluster)
-            known = {position.partition.topic for position in saved}
-            old = {position.partition for position in saved} & logs.keys()
-            first = {
-                partition: FirstClaim(
-                    starting_offset(start, found, at.get(partition), topic_is_known=partition.topic in known),
-                    found.topic_id,
-                    found.cluster_id,
-                )
-                for partition, found in logs.items()
-                if partition not in old
-            }
-            wanted = {partition: overridden_offset(start, logs[partition], at.get(partition)) for partition in old}
-            reason = f"start={start.kind} overrides the saved position"
-            restarts = {partition: Restart(to, reason) for partition, to in wanted.items() if to is not None}
-            return Wish(first, restarts if first_look else {})
-
-        claims = self._ledger.claim(self.job.group, self.job.owner, logs.keys(), decide, self._claims)
-        self._claims |= claims
-        self._cursor |= {partition: held.position.next_offset for partition, held in claims.items()}
-        log.info("claimed group=%s partitions=%d owner=%s", self.job.group, len(claims), self.job.owner.run)
-
-    def _batches_until(self, goals: Sequence[Span] | None) -> Tally:
+    def _batches_until(self, goals: Goals | None) -> Tally:
         background = Background("tallymark-read")
         try:
             return self._pump(background, goals)
@@ -188,9 +196,10 @@ class Loop:
             self._reader.cancel()
             background.close()
 
-    def _pump(self, background: Background, goals: Sequence[Span] | None) -> Tally:
+    def _pump(self, background: Background, goals: Goals | None) -> Tally:
         """Commit batch after batch, each while the next one is being read."""
-        total, looked = Tally(), time.monotonic()
+        total = Tally()
+        self._settle()
         ahead = background.submit(self._prepare)
         while True:
             prepared = self._wait(ahead)
@@ -198,60 +207,69 @@ class Loop:
                 self._cursor |= {move.partition: move.stop for move in prepared.batch.plan.moves}
             elif not self._finished(goals):
                 self._stop.wait(POLL_SECONDS)
+                self._settle()
             finished = self._finished(goals)
-            if not finished and time.monotonic() - looked > DISCOVERY_SECONDS:
-                self._discover()
-                looked = time.monotonic()
             if not finished:
                 ahead = background.submit(self._prepare)
             if prepared is not None and self._running(goals):
-                total += self._commit(prepared)
-            if finished:
+                total += self._commit_if_ours(prepared)
+            if finished and self._finished(goals):
                 self._running(goals)
                 return total
 
     def _wait(self, ahead: Future[Prepared | None]) -> Prepared | None:
-        """The batch that is being read, unless somebody wants to leave before it is there."""
+        """The batch that is being read, unless somebody wants to leave, or its partitions are gone meanwhile."""
         while not self._stop.is_set():
-            if wait([ahead], timeout=0.2).done:
-                return ahead.result()
+            done = wait([ahead], timeout=0.2).done
+            self._settle()
+            if not done:
+                continue
+            prepared = ahead.result()
+            if prepared is not None and prepared.turn != self._turn:
+                self._abandon(prepared)
+                return None
+            return prepared
         return None
 
-    def _finished(self, goals: Sequence[Span] | None) -> bool:
-        return self._stop.is_set() or (goals is not None and caught_up(self._cursor, goals))
+    def _abandon(self, prepared: Prepared) -> None:
+        log.info("abandoned a batch, its partitions are gone group=%s batch=%s", self.job.group, prepared.batch.name)
+        self._reader.forget(prepared.batch.reading)
+        self._look_again(prepared.batch.plan)
 
-    def _discover(self) -> None:
-        """Claim partitions that were added since the last look; they start at the earliest."""
-        try:
-            self._claim_new()
-        except Unreachable as error:
-            # Whoever needs the brokers or the store now is patient itself: this can wait for the next look.
-            log.warning("could not look for new partitions group=%s error=%s", self.job.group, error)
+    def _look_again(self, planned: Plan) -> None:
+        """A jump that was not committed is due again."""
+        if self._lookout and any(move.skipped for move in planned.moves):
+            self._lookout.again()
 
-    def _claim_new(self) -> None:
-        self._topics = self._brokers.topics(self.job.topics)
-        self._check_identity(self._topics)
-        new = {
-            topic.name: Topic(topic.name, topic.id, tuple(p for p in topic.partitions if p not in self._claims))
-            for topic in self._topics.values()
-        }
-        logs = self._brokers.logs(new)
-        if logs:
-            self._claim(logs, first_look=False)
+    def _finished(self, goals: Goals | None) -> bool:
+        if self._stop.is_set():
+            return True
+        return goals is not None and self._share.assigned and goals.reached(self._cursor)
 
     def _prepare(self) -> Prepared | None:
         """Plan, read and stage the next batch. Runs in the reading thread."""
         return patiently(self._prepare_once, self._stop, self.job.patience)
 
     def _prepare_once(self) -> Prepared | None:
-        began = time.monotonic()
-        logs, cursor = self._brokers.logs(self._topics), dict(self._cursor)
+        began, turn, cursor = time.monotonic(), self._turn, dict(self._cursor)
+        try:
+            logs = self._brokers.logs(self._share.held_topics())
+        except UnknownTopic:
+            if self._share.tolerant:
+                # The group will take it away from us.
+                return None
+            raise
+        cursor = {partition: position for partition, position in cursor.items() if partition in logs}
         planned = self._plan(cursor, logs)
         if not planned:
             return None
-        lag = sum(max(0, logs[partition].stop - position) for partition, position in cursor.items())
-        batch = self._shaped(planned, lag)
-        return Prepared(batch, lag - batch.plan.offsets, time.monotonic() - began)
+        lag = sum(max(0, logs[move.partition].stop - move.read_span.start) for move in planned.moves)
+        try:
+            batch = self._shaped(planned, lag)
+        except TallymarkError:
+            self._look_again(planned)
+            raise
+        return Prepared(batch, lag - batch.plan.offsets, time.monotonic() - began, turn)
 
     def _shaped(self, planned: Plan, lag: int) -> Batch:
         """Read and shape what is planned, or as much of it as fits the memory."""
@@ -266,51 +284,62 @@ class Loop:
             self._limit = max(1, half.offsets)
             return self._shaped(half, lag)
         # Asked after the reading: if it is the same topic still, it was the same topic then.
-        self._check_identity(self._brokers.topics(self.job.topics))
+        self._share.check_identity()
         self._on_step(Step.READ, progress)
         check_letters(reading)
-        nameless = [refusal for spec in self.job.tables for refusal in null_keys(spec, reading.rows[spec.name])]
-        refusals = {refusal.record: refusal for refusal in [*nameless, *reading.refusals]}
-        letters = [*reading.dead_letters, *self._letters(list(refusals.values()))]
+        letters = [*reading.dead_letters, *self._letters(refused(reading, self.job.tables))]
         batch = Batch.shaped(name, started, planned, reading, self.job.tables, letters)
         self._on_step(Step.STAGED, progress)
         return batch
 
     def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
         """What is kept of records that were decoded and refused: fetched again, as they are in Kafka."""
-        wanted: dict[Partition, list[int]] = {}
-        for refusal in refusals:
-            wanted.setdefault(refusal.partition, []).append(refusal.offset)
-        found = patiently(lambda: self._brokers.records(wanted), self._stop, self.job.patience) if wanted else {}
-        return [DeadLetter.of(refusal, found.get(refusal.record)) for refusal in refusals]
+        ask = self._brokers.records
+        return fetched(refusals, lambda wanted: patiently(lambda: ask(wanted), self._stop, self.job.patience))
 
     def _plan(self, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
+        skips = {}
+        if self.job.catch_up and self._lookout and self._lookout.due(time.monotonic()):
+            skips = jumps(self.job.catch_up, cursor, logs, self._brokers.offsets_at, _now())
         try:
-            return plan(cursor, logs, self._limit, self.job.on_loss)
+            return plan(cursor, logs, self._limit, self.job.on_loss, skips)
         except PositionRefused:
             # That the topic was replaced meanwhile would be the better explanation.
-            self._check_identity(self._brokers.topics(self.job.topics))
+            self._share.check_identity()
             raise
-
-    def _check_identity(self, topics: Mapping[str, Topic]) -> None:
-        for held in list(self._claims.values()):
-            check_identity(held.position, topics[held.partition.topic].id, self._brokers.cluster_id())
 
     def _no_rows(self) -> dict[str, pa.Table]:
         return {name: schema.empty_table() for name, schema in self._reader.schemas().items()}
+
+    def _commit_if_ours(self, prepared: Prepared) -> Tally:
+        if prepared.turn != self._turn:
+            # What is left of its partitions goes on where the batch began, and so does what was read behind it.
+            starts = {move.partition: move.start for move in prepared.batch.plan.moves}
+            self._cursor |= {partition: starts[partition] for partition in starts if partition in self._cursor}
+            self._turn += 1
+            self._abandon(prepared)
+            return Tally()
+        try:
+            return self._commit(prepared)
+        except Fenced as refused:
+            self._follow(self._share.recover(refused))
+            return Tally()
 
     def _commit(self, prepared: Prepared) -> Tally:
         began, batch = time.monotonic(), prepared.batch
         progress = Progress(batch.name, batch.plan.offsets, prepared.behind)
         try:
-            self._claims, entry = self._committer.commit(
-                batch, self._claims, lambda step: self._on_step(step, progress)
+            self._share.claims, entry = self._committer.commit(
+                batch, self._share.claims, lambda step: self._on_step(step, progress)
             )
         except BatchTooLarge as error:
             log.info("committing in parts: %s group=%s batch=%s", error, self.job.group, batch.name)
             return self._commit_in_parts(batch.plan, prepared.behind)
         finally:
             self._reader.forget(batch.reading)
+        for move in batch.plan.moves:
+            if move.skipped:
+                log.warning("skipped group=%s span=%s: %s", self.job.group, move.skipped_span, move.reason)
         progress = replace(progress, tally=entry.tally)
         self._on_step(Step.COMMITTED, progress)
         seconds = max(prepared.seconds, time.monotonic() - began)
@@ -329,16 +358,9 @@ class Loop:
         while planned:
             began, read = time.monotonic(), partial(self._shaped, planned.half(), behind)
             batch = patiently(read, self._stop, self.job.patience)
-            total += self._commit(Prepared(batch, behind, time.monotonic() - began))
+            total += self._commit(Prepared(batch, behind, time.monotonic() - began, self._turn))
             planned = planned.after(batch.plan)
         return total
-
-
-def _paused(group: str, state: GroupState) -> GroupPaused:
-    return GroupPaused(
-        f"group {group} is paused since {state.since:%Y-%m-%d %H:%M:%S} UTC by {state.by}: {state.reason}; "
-        f"tallymark resume {shlex.quote(group)} lets it go on"
-    )
 
 
 def _now() -> datetime:

@@ -1,195 +1,148 @@
-"""Which partitions there are to read, and what the brokers hold of each.
+"""Who reads what: the members of a Kafka group, or somebody who reads alone.
 
-A driver reads every partition of its topics; one that is added later is found at the next look.
+What is decided about partitions is handed over, not acted upon: whoever works asks for the ``assignment`` between two
+batches, and lets go of what is leaving.
 """
 
 from __future__ import annotations
 
-import difflib
+import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, get_args
 
-from confluent_kafka import (
-    TIMESTAMP_NOT_AVAILABLE,
-    Consumer,
-    IsolationLevel,
-    KafkaError,
-    KafkaException,
-    TopicCollection,
-    TopicPartition,
-)
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from tallymark.brokers import Brokers
+from tallymark.errors import BadInput, Unreachable
+from tallymark.spans import Partition
 
-from tallymark.errors import AccessDenied, TallymarkError, UnknownTopic, Unreachable
-from tallymark.patience import patiently
-from tallymark.read import Record
-from tallymark.spans import Log, Partition
+log = logging.getLogger(__name__)
 
-TIMEOUT = 10.0
-_UNREACHABLE = {
-    KafkaError._TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._RESOLVE,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-}
-_DENIED = {
-    KafkaError._AUTHENTICATION,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-}
-_UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.TOPIC_EXCEPTION}
+Strategy = Literal["cooperative-sticky", "range", "roundrobin"]
+Protocol_ = Literal["classic", "consumer"]
+DISCOVERY_SECONDS = 1.0
+"""How often somebody who reads alone looks for new partitions."""
 
 
 @dataclass(frozen=True)
-class Topic:
-    """A topic as the cluster knows it now."""
+class Group:
+    """Share the partitions with all other members of the Kafka group.
+
+    ``strategy`` splits them; with ``protocol="consumer"`` (KIP-848) the brokers do. ``instance`` is a name that stays
+    the same when this member is started again: it gets its partitions back at once, without a rebalance, and also after
+    a crash. ``drain`` is for how many seconds a batch in flight may hold up a rebalance.
+    """
+
+    strategy: Strategy = "cooperative-sticky"
+    protocol: Protocol_ = "classic"
+    instance: str | None = None
+    drain: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.strategy not in get_args(Strategy):
+            raise BadInput(f"Group(strategy={self.strategy!r}) is not known; write {', '.join(get_args(Strategy))}")
+        if self.protocol not in get_args(Protocol_):
+            raise BadInput(f"Group(protocol={self.protocol!r}) is not known; write {' or '.join(get_args(Protocol_))}")
+        if self.protocol == "consumer" and self.strategy == "roundrobin":
+            raise BadInput("Group(protocol='consumer') has no round robin; write strategy='range', or leave it out")
+        if self.drain <= 0:
+            raise BadInput(f"Group(drain={self.drain}) must be positive")
+
+    def settings(self) -> dict[str, Any]:
+        static = {"group.instance.id": self.instance} if self.instance else {}
+        if self.protocol == "consumer":
+            assignor = "range" if self.strategy == "range" else "uniform"
+            return {"group.protocol": "consumer", "group.remote.assignor": assignor, **static}
+        return {"partition.assignment.strategy": self.strategy, **static}
+
+
+@dataclass(frozen=True)
+class Standalone:
+    """Read alone: all partitions, or these, without joining a Kafka group. Whoever starts last takes them over."""
+
+    partitions: Mapping[str, Sequence[int]] | None = None
+
+    def chosen(self) -> frozenset[Partition] | None:
+        if self.partitions is None:
+            return None
+        return frozenset(Partition(topic, one) for topic, numbers in self.partitions.items() for one in numbers)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What is ours now, each with a number that changes when it is taken and given back; and what has to be let go."""
+
+    ours: Mapping[Partition, int] = field(default_factory=dict)
+    leaving: frozenset[Partition] = frozenset()
+    told: float = 0.0
+    """When it last changed, by the monotonic clock; 0 before the group has answered."""
+
+
+class Membership(Protocol):
+    """Says which partitions are ours. Called from the thread that works."""
 
     name: str
-    id: str
-    partitions: tuple[Partition, ...]
+    chosen: frozenset[Partition] | None
+    """The partitions that it is about; None: all."""
+    grace: float | None
+    """For how many seconds a partition that another one claimed may still seem to be ours; None: it is not, at once."""
+
+    def join(self) -> None: ...
+
+    def assignment(self) -> Assignment:
+        """What is ours now; raises if we can't be a member any more."""
+
+    def let_go(self, partitions: Iterable[Partition]) -> None:
+        """These are not worked on any more: whoever waits for that may go on."""
+
+    def leave(self) -> None:
+        """Leave at once, so that others need not wait for us."""
 
 
-class Brokers:
-    """Questions to the cluster: which partitions, from where to where. It never joins a group and commits nothing."""
+class Alone:
+    """All partitions of the topics, or chosen ones; new ones are found at the next look."""
 
-    def __init__(self, brokers: str) -> None:
-        self.address = brokers
-        # librdkafka would write to stderr by itself; what matters comes back as an error.
-        self._admin = AdminClient({"bootstrap.servers": brokers, "log_level": 0, "socket.timeout.ms": 10_000})
-        self._cluster_id: str | None = None
+    name = "standalone"
+    grace: float | None = None
 
-    def cluster_id(self) -> str:
-        if self._cluster_id is None:
-            description = self._wait(self._admin.describe_cluster(request_timeout=TIMEOUT))
-            self._cluster_id = str(description.cluster_id)
-        return self._cluster_id
+    def __init__(self, brokers: Brokers, topics: Sequence[str], chosen: frozenset[Partition] | None = None) -> None:
+        self._brokers = brokers
+        self._topics = topics
+        self.chosen = chosen
+        self._found: Assignment | None = None
+        self._looked = -DISCOVERY_SECONDS
 
-    def topics(self, names: Sequence[str]) -> dict[str, Topic]:
-        """The named topics, with their ids and partitions."""
-        self.cluster_id()
-        futures = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=TIMEOUT)
-        found = {}
-        for name, future in futures.items():
-            description = self._wait(future, topic=name)
-            partitions = tuple(Partition(name, info.id) for info in description.partitions)
-            found[name] = Topic(name, str(description.topic_id), partitions)
-        return found
+    def join(self) -> None:
+        if self.chosen is not None:
+            existing = self._partitions()
+            for partition in sorted(self.chosen - existing):
+                raise BadInput(f"Standalone(): there is no partition {partition} to read; correct partitions=")
 
-    def logs(self, topics: Mapping[str, Topic]) -> dict[Partition, Log]:
-        """Where each partition starts and ends now. A new partition may take a moment to find its leader."""
-        return patiently(lambda: self._logs(topics), patience=TIMEOUT)
+    def assignment(self) -> Assignment:
+        if time.monotonic() - self._looked >= DISCOVERY_SECONDS:
+            self._look()
+        assert self._found is not None
+        return self._found
 
-    def _logs(self, topics: Mapping[str, Topic]) -> dict[Partition, Log]:
-        partitions = [partition for topic in topics.values() for partition in topic.partitions]
-        starts = self._ask(partitions, OffsetSpec.earliest())
-        stops = self._ask(partitions, OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)
-        ends = self._ask(partitions, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
-        cluster = self.cluster_id()
-        return {
-            partition: Log(
-                partition,
-                topics[partition.topic].id,
-                cluster,
-                start=self._offset(starts, partition),
-                stop=self._offset(stops, partition),
-                end=self._offset(ends, partition),
-            )
-            for partition in partitions
-        }
-
-    def offsets_at(self, partitions: Iterable[Partition], moment: datetime) -> dict[Partition, int | None]:
-        """The first offset with this timestamp or a later one; None where there is none yet."""
-        wanted = list(partitions)
-        answers = self._ask(wanted, OffsetSpec.for_timestamp(int(moment.timestamp() * 1000)))
-        offsets = {partition: self._offset(answers, partition) for partition in wanted}
-        return {partition: None if offset < 0 else offset for partition, offset in offsets.items()}
-
-    def records(self, wanted: Mapping[Partition, Collection[int]]) -> dict[tuple[Partition, int], Record]:
-        """Single records by their offsets, as they are in Kafka. Those that are gone are missing from the answer."""
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.address,
-                "group.id": "tallymark",  # required, and never joined
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-                "fetch.wait.max.ms": 20,
-                "log_level": 0,
-            }
-        )
+    def _look(self) -> None:
         try:
-            return {
-                (partition, record.offset): record
-                for partition, offsets in wanted.items()
-                for record in self._fetch(consumer, partition, sorted(offsets))
-            }
-        finally:
-            consumer.close()
+            found = self._partitions()
+        except Unreachable as error:
+            if self._found is None:
+                raise
+            # Whoever needs the brokers now is patient itself: this can wait for the next look.
+            log.warning("could not look for new partitions error=%s", error)
+        else:
+            ours = found if self.chosen is None else found & self.chosen
+            self._found = Assignment(dict.fromkeys(ours, 0), told=time.monotonic())
+        self._looked = time.monotonic()
 
-    def _fetch(self, consumer: Consumer, partition: Partition, offsets: Sequence[int]) -> Iterator[Record]:
-        consumer.assign([TopicPartition(partition.topic, partition.number, offsets[0])])
-        left, deadline = set(offsets), time.monotonic() + TIMEOUT
-        while left:
-            messages = consumer.consume(min(10_000, max(left) - min(left) + 1), 0.1)
-            if messages:
-                deadline = time.monotonic() + TIMEOUT
-            elif time.monotonic() > deadline:
-                raise Unreachable(f"the brokers at {self.address} do not deliver {partition} offset {min(left)}")
-            for message in messages:
-                if error := message.error():
-                    if error.code() != KafkaError._PARTITION_EOF:
-                        raise self._explain(error, partition.topic)
-                    return
-                found = _record(message)
-                if found.offset in left:
-                    yield found
-                left = {offset for offset in left if offset > found.offset}
+    def _partitions(self) -> frozenset[Partition]:
+        topics = self._brokers.topics(self._brokers.resolve(self._topics))
+        return frozenset(partition for topic in topics.values() for partition in topic.partitions)
 
-    def _ask(
-        self, partitions: Iterable[Partition], spec: Any, isolation: Any = IsolationLevel.READ_COMMITTED
-    ) -> dict[tuple[str, int], Future[Any]]:
-        request = {TopicPartition(partition.topic, partition.number): spec for partition in partitions}
-        if not request:
-            return {}
-        answers = self._admin.list_offsets(request, isolation_level=isolation, request_timeout=TIMEOUT)
-        return {(asked.topic, asked.partition): future for asked, future in answers.items()}
+    def let_go(self, partitions: Iterable[Partition]) -> None:
+        pass
 
-    def _offset(self, answers: Mapping[tuple[str, int], Future[Any]], partition: Partition) -> int:
-        answer = self._wait(answers[partition.topic, partition.number], topic=partition.topic)
-        return int(answer.offset)
-
-    def _wait(self, future: Future[Any], topic: str | None = None) -> Any:
-        try:
-            return future.result(TIMEOUT + 5)
-        except KafkaException as error:
-            raise self._explain(error.args[0], topic) from error
-
-    def _explain(self, error: Any, topic: str | None) -> TallymarkError:
-        if error.code() in _UNREACHABLE:
-            return Unreachable(
-                f"the brokers at {self.address} can't be reached ({error.str()}); check address and port"
-            )
-        if error.code() in _DENIED:
-            return AccessDenied(f"the brokers at {self.address} refused: {error.str()}; check the credentials and ACLs")
-        if error.code() in _UNKNOWN and topic is not None:
-            return UnknownTopic(f"topic {topic} does not exist on {self.address}; {self._suggestion(topic)}")
-        return TallymarkError(f"the brokers at {self.address} answered: {error.str()}")
-
-    def _suggestion(self, topic: str) -> str:
-        existing = [name for name in self._admin.list_topics(timeout=TIMEOUT).topics if not name.startswith("__")]
-        close = difflib.get_close_matches(topic, existing, n=3)
-        return f"did you mean {' or '.join(close)}?" if close else "create it or correct the name"
-
-
-def _record(message: Any) -> Record:
-    kind, millis = message.timestamp()
-    when = datetime.fromtimestamp(millis / 1000, timezone.utc) if kind != TIMESTAMP_NOT_AVAILABLE else None
-    return Record(message.offset(), when, message.key(), message.value(), message.headers() or ())
+    def leave(self) -> None:
+        pass

@@ -2,38 +2,31 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import signal
-import socket
 import threading
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from datetime import datetime, timezone
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
-from tallymark.budget import Budget
-from tallymark.commit import Delivery, Destination
+from tallymark.backfill import backfill, check_order
+from tallymark.brokers import Brokers
+from tallymark.commit import Destination
 from tallymark.errors import BadInput
 from tallymark.loop import Job, Loop, Until
-from tallymark.membership import Brokers
-from tallymark.patience import PATIENCE
-from tallymark.plan import Limits, OnLoss
-from tallymark.positions import Start
+from tallymark.plan import Limits
+from tallymark.setup import Setup, new_owner
 from tallymark.shape import TableSpec, Write
+from tallymark.signals import leaving_on_signals
 from tallymark.source import Kafka
 from tallymark.spans import Owner, Tally
 from tallymark.steps import OnStep, ignore
-from tallymark.stores.opening import open_store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from typing_extensions import Unpack
+
+    from tallymark.setup import Settings
+    from tallymark.spark.reader import SparkReader
 
     TableFunction = Callable[[DataFrame], DataFrame]
-
-log = logging.getLogger(__name__)
 
 Road = Literal["auto", "driver", "executors"]
 
@@ -56,6 +49,9 @@ class Pipeline:
     ``budget`` says how many dead letters are too many; ``patience`` for how many seconds brokers and store may be away;
     ``spark`` holds settings for the Spark session.
 
+    Runs with the same group share its partitions, as members of a Kafka group: ``membership=Group(...)`` says how, and
+    ``Standalone()`` reads alone. ``catch_up=SkipAhead(...)`` jumps ahead when a partition is too far behind.
+
     ``delivery`` other than exactly-once writes rows and positions one after the other, and then ``ledger`` may name
     another store for the positions. ``road`` is how rows get to the store: through the driver, staged by the executors,
     or by the size of the batch (``limits.memory``).
@@ -67,36 +63,22 @@ class Pipeline:
         group: str,
         source: Kafka,
         store: str,
-        start: str | Start = "uncommitted-earliest",
         limits: Limits | None = None,
-        on_loss: OnLoss = "fail",
-        budget: Budget | None = None,
-        patience: float = PATIENCE,
-        delivery: Delivery = "exactly-once",
-        ledger: str | None = None,
         road: Road = "auto",
         spark: Mapping[str, str] | None = None,
+        **settings: Unpack[Settings],
     ) -> None:
-        # Some databases do not tell names apart by the spaces at their end.
-        if not group or len(group) > 255 or group != group.strip():
-            raise BadInput("group= needs a name of 1 to 255 characters, without spaces around it")
-        if on_loss not in get_args(OnLoss):
-            raise BadInput(f"on_loss={on_loss!r} is not known; write {' or '.join(get_args(OnLoss))}")
+        self.setup = Setup(group, source, store, **settings)
         if road not in get_args(Road):
             raise BadInput(f"road={road!r} is not known; write {', '.join(get_args(Road))}")
-        self.group = group
-        self.source = source
-        self.store_url = store
-        self.ledger_url = ledger or store
-        self.start = Start.parse(start) if isinstance(start, str) else start
         self.limits = limits or Limits()
-        self.on_loss = on_loss
-        self.budget = budget or Budget()
-        self.patience = patience
-        self.delivery = delivery
         self.road = road
         self.spark = dict(spark or {})
         self._tables: dict[str, tuple[TableSpec, TableFunction]] = {}
+
+    @property
+    def group(self) -> str:
+        return self.setup.group
 
     def table(
         self,
@@ -138,77 +120,75 @@ class Pipeline:
         """
         if until not in get_args(Until):
             raise BadInput(f"until={until!r} is not known; write {' or '.join(get_args(Until))}")
-        if not self._tables:
-            raise BadInput("the pipeline has no table; write a function and decorate it with @pipeline.table('name')")
-        with self._destination() as destination:
+        with self.setup.destination() as destination:
             loop = self._loop(destination, on_step)
-            with _leaving_on_signals(loop.stop):
+            with leaving_on_signals(loop.stop):
                 return loop.run(until)
 
-    @contextmanager
-    def _destination(self) -> Iterator[Destination]:
-        rows = open_store(self.store_url)
-        ledger = rows if self.ledger_url == self.store_url else open_store(self.ledger_url)
-        try:
-            yield Destination(rows, ledger, self.delivery)
-        finally:
-            rows.close()
-            ledger.close()
+    def backfill(
+        self,
+        *,
+        topic: str | None = None,
+        partition: int | None = None,
+        overwrite: bool = False,
+        on_step: OnStep = ignore,
+    ) -> Tally:
+        """Fill in what was skipped, exactly once, while the group goes on in other processes.
+
+        Tables with ``write="upsert"`` need ``version=``, or older records could overwrite newer rows; ``overwrite``
+        allows that.
+        """
+        stop = threading.Event()
+        with self.setup.destination() as destination, leaving_on_signals(stop.set):
+            job, brokers = self._job(), self._brokers(destination)
+            check_order(job.tables, overwrite=overwrite)
+            reader = self._reader(destination, job.owner, stages=False)
+            return backfill(
+                job, brokers, destination, reader, on_step, stop, topic=topic, partition=partition, overwrite=overwrite
+            )
 
     def _loop(self, destination: Destination, on_step: OnStep) -> Loop:
-        brokers = Brokers(self.source.brokers)
-        # The cheap questions first: Spark takes seconds to start.
-        brokers.topics(self.source.topic_names)
+        job, brokers = self._job(), self._brokers(destination)
+        member = self.setup.member(brokers, job.owner)
+        return Loop(job, brokers, destination, self._reader(destination, job.owner), on_step, member)
+
+    def _brokers(self, destination: Destination) -> Brokers:
+        """The cheap questions first: Spark takes seconds to start."""
+        brokers = Brokers(self.setup.source.brokers)
+        brokers.find(self.setup.source.topic_names)
         destination.rows.ping()
         destination.ledger.ping()
+        return brokers
+
+    def _job(self) -> Job:
+        if not self._tables:
+            raise BadInput("the pipeline has no table; write a function and decorate it with @pipeline.table('name')")
+        setup = self.setup
+        return Job(
+            group=setup.group,
+            topics=setup.source.topic_names,
+            tables=[spec for spec, _ in self._tables.values()],
+            owner=new_owner(),
+            start=setup.starts,
+            limits=self.limits,
+            on_loss=setup.on_loss,
+            budget=setup.budget,
+            patience=setup.patience,
+            catch_up=setup.catch_up,
+        )
+
+    def _reader(self, destination: Destination, owner: Owner, *, stages: bool = True) -> SparkReader:
         from tallymark.spark.reader import SparkReader
         from tallymark.spark.session import session
         from tallymark.spark.stage import can_stage
 
-        owner = Owner(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", socket.gethostname(), datetime.now(timezone.utc))
-        tables = list(self._tables.values())
-        stages = destination.rows.stages(self.group, owner.run) if self.road != "driver" and can_stage() else None
-        if self.road == "executors" and stages is None:
+        wanted = stages and self.road != "driver" and can_stage()
+        stage = destination.rows.stages(self.group, owner.run) if wanted else None
+        if stages and self.road == "executors" and stage is None:
             raise BadInput(
                 f"road='executors': executors can't stage rows in {destination.rows.name}, "
                 "or pandas is not installed, which Spark wants for that; leave it out"
             )
-        memory = 0 if self.road == "executors" else self.limits.memory
-        reader = SparkReader(session(self.spark), self.source, tables, owner.run, memory, stages)
-        job = Job(
-            group=self.group,
-            topics=self.source.topic_names,
-            tables=[spec for spec, _ in tables],
-            owner=owner,
-            start=self.start,
-            limits=self.limits,
-            on_loss=self.on_loss,
-            budget=self.budget,
-            patience=self.patience,
-        )
-        return Loop(job, brokers, destination, reader, on_step)
-
-
-@contextmanager
-def _leaving_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """The first signal asks to stop, a second one kills the process. Only the main thread can listen."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before: dict[int, signal._HANDLER] = {}
-
-    def leave(number: int, _frame: FrameType | None) -> None:
-        # Whoever asks twice means it: the database rolls back what was not committed, and Spark's JVM ends with us.
-        for other in before:
-            signal.signal(other, signal.SIG_DFL)
-        name = signal.Signals(number).name
-        log.warning("stopping after the batch in flight; once more leaves at once signal=%s", name)
-        stop()
-
-    for listened in (signal.SIGINT, signal.SIGTERM):
-        before[listened] = signal.signal(listened, leave)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        memory = 0 if self.road == "executors" and stages else self.limits.memory
+        tables = list(self._tables.values())
+        return SparkReader(session(self.spark), self.setup.source, tables, owner.run, memory, stage)

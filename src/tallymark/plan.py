@@ -1,7 +1,7 @@
 """What the next batch reads: positions and logs in, moves out. Pure, so that every rule can be tested alone.
 
 A move takes one partition from its position to a later one and says what happens to every offset in between:
-first those that are lost, then those that are read.
+first those that are lost, then those that are skipped, then those that are read.
 """
 
 from __future__ import annotations
@@ -37,21 +37,38 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Jump:
+    """Where a partition is to go on instead, and why: a sentence for operators."""
+
+    to: int
+    reason: str
+
+
+@dataclass(frozen=True)
 class Move:
-    """One partition's part of a batch: from ``start`` over what is lost to the end of what is read."""
+    """One partition's part of a batch: from ``start`` over what is lost and skipped to the end of what is read.
+
+    ``reason`` says why records are skipped.
+    """
 
     partition: Partition
     start: int
     lost: int
     read: int
+    skipped: int = 0
+    reason: str = ""
 
     @property
     def stop(self) -> int:
-        return self.start + self.lost + self.read
+        return self.start + self.lost + self.skipped + self.read
 
     @property
     def lost_span(self) -> Span:
         return Span(self.partition, self.start, self.start + self.lost)
+
+    @property
+    def skipped_span(self) -> Span:
+        return Span(self.partition, self.start + self.lost, self.stop - self.read)
 
     @property
     def read_span(self) -> Span:
@@ -89,16 +106,34 @@ class Plan:
 
 
 def plan(
-    next_offsets: Mapping[Partition, int], logs: Mapping[Partition, Log], limit: int, on_loss: OnLoss = "fail"
+    next_offsets: Mapping[Partition, int],
+    logs: Mapping[Partition, Log],
+    limit: int,
+    on_loss: OnLoss = "fail",
+    skips: Mapping[Partition, Jump] | None = None,
 ) -> Plan:
-    """The moves of the next batch, at most ``limit`` offsets of reading, shared in proportion to the lag."""
-    starts = {
+    """The moves of the next batch, at most ``limit`` offsets of reading, shared in proportion to the lag.
+
+    A jump goes neither back nor past what can be read; what is lost on the way is lost, not skipped.
+    """
+    kept = {
         partition: readable_from(position, logs[partition], on_loss) for partition, position in next_offsets.items()
+    }
+    jumps = {partition: (skips or {}).get(partition, Jump(0, "")) for partition in kept}
+    starts = {
+        partition: max(start, min(jumps[partition].to, logs[partition].stop)) for partition, start in kept.items()
     }
     lags = {partition: max(0, logs[partition].stop - start) for partition, start in starts.items()}
     shares = share(lags, limit)
     moves = (
-        Move(partition, position, lost=starts[partition] - position, read=shares[partition])
+        Move(
+            partition,
+            position,
+            lost=kept[partition] - position,
+            read=shares[partition],
+            skipped=starts[partition] - kept[partition],
+            reason=jumps[partition].reason if starts[partition] > kept[partition] else "",
+        )
         for partition, position in sorted(next_offsets.items())
     )
     return Plan(tuple(move for move in moves if move.stop > move.start))

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from tallymark.errors import BadInput
+
+PATTERN = "^"
+"""What a topic starts with that is a pattern, as Kafka's own clients have it."""
+REFUSED = {
+    "bootstrap.servers": "the brokers are the first argument of Kafka()",
+    "group.id": "it is group=",
+    "group.instance.id": "it is membership=Group(instance=...)",
+    "group.protocol": "it is membership=Group(protocol=...)",
+    "partition.assignment.strategy": "it is membership=Group(strategy=...)",
+    "group.remote.assignor": "it is membership=Group(strategy=...)",
+    "auto.offset.reset": "it is start=, and never a silent jump",
+    "enable.auto.commit": "positions live in the store and commit with the rows",
+    "enable.auto.offset.store": "positions live in the store and commit with the rows",
+    "auto.commit.interval.ms": "positions live in the store and commit with the rows",
+    "isolation.level": "records of aborted transactions must not be read",
+    "enable.partition.eof": "the ends of partitions are needed to count right",
+}
+"""Settings of Kafka's clients that would break what tallymark promises, or that have their own place, and why."""
 
 
 @dataclass(frozen=True)
@@ -30,14 +50,19 @@ class Bytes:
 
 @dataclass(frozen=True)
 class Kafka:
-    """Topics of a cluster.
+    """Topics of a cluster, by name or by a pattern, which starts with ``^``.
 
     >>> Kafka("localhost:9092", "orders", value=Json("id BIGINT, amount DOUBLE"))
+    >>> Kafka("localhost:9092", "^orders-.*", settings={"session.timeout.ms": 10_000})
+
+    ``settings`` are those of librdkafka, by its own names. They are for members and consumers: Spark reads with a
+    client of its own.
     """
 
     brokers: str
     topics: str | Sequence[str]
     value: Json | Bytes = Bytes()
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if not self.brokers.strip():
@@ -45,8 +70,25 @@ class Kafka:
         names = (self.topics,) if isinstance(self.topics, str) else tuple(self.topics)
         if not names or not all(isinstance(name, str) and name for name in names):
             raise BadInput("Kafka() needs a topic, such as Kafka('localhost:9092', 'orders')")
+        for name in names:
+            _check_pattern(name)
+        for name in self.settings:
+            if name in REFUSED:
+                raise BadInput(f"Kafka(settings=...): {name} can't be set: {REFUSED[name]}")
         object.__setattr__(self, "topics", tuple(sorted(set(names))))
 
     @property
     def topic_names(self) -> tuple[str, ...]:
+        """Names and patterns."""
         return tuple(self.topics)
+
+
+def is_pattern(topic: str) -> bool:
+    return topic.startswith(PATTERN)
+
+
+def _check_pattern(topic: str) -> None:
+    try:
+        re.compile(topic if is_pattern(topic) else "")
+    except re.error as error:
+        raise BadInput(f"Kafka(): topic pattern {topic!r} is not a regular expression: {error}") from None

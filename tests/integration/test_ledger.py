@@ -23,7 +23,7 @@ from tallymark.stores.opening import open_sql
 from tallymark.stores.sql import SqlStore
 from tests.support.commits import SINCE, apply, moving, owner, ready_store, take, work
 from tests.support.crash import PROCESSES
-from tests.support.databases import query
+from tests.support.databases import execute, query
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 BOTH = [ZERO, ONE]
@@ -97,6 +97,32 @@ def test_a_ledger_of_a_newer_version_is_refused(store: SqlStore) -> None:
         connection.execute(insert(schema), {"version": VERSION + 1, "applied_at": SINCE})
     with pytest.raises(BadInput, match=f"version {VERSION + 1}, this tallymark knows {VERSION}: upgrade"):
         store.create_ledger()
+
+
+def test_a_ledger_of_version_1_is_brought_up_to_date(store: SqlStore, store_url: str, group: str) -> None:
+    """It has no table of rebalances, and skips that were not voided when their partition was sent back."""
+    take(store, group, "a", BOTH, at=10)
+    restarted(store, group, 20)
+    restarted(store, group, 15)
+    restarted(store, group, 25)
+    execute(
+        store_url,
+        "UPDATE tallymark_exceptions SET kind = 'skip' WHERE kind = 'void'",
+        "DROP TABLE tallymark_rebalances",
+        f"UPDATE tallymark_schema SET version = 1 WHERE version = {VERSION}",
+    )
+    assert [skip.span for skip in store.skips(group)] == [Span(ZERO, 10, 20), Span(ZERO, 15, 25)]
+    store.create_ledger()
+    assert query(store_url, "SELECT version FROM tallymark_schema ORDER BY version") == [(1,), (VERSION,)]
+    assert [skip.span for skip in store.skips(group)] == [Span(ZERO, 15, 25)]
+    assert position(store, group).tally == Tally(skipped=10)
+    assert query(store_url, f"{EXCEPTIONS} ORDER BY id") == [
+        ("void", 10, 20, "because"),
+        ("reset", 15, 20, "because"),
+        ("skip", 15, 25, "because"),
+    ]
+    assert store.rebalances(group) == []
+    store.create_ledger()
 
 
 # Positions and names

@@ -64,6 +64,36 @@ def test_a_newer_ledger_is_refused(store: RedisStore, redis_url: str) -> None:
         store.create_ledger()
 
 
+def test_a_ledger_of_version_1_is_brought_up_to_date(store: RedisStore, redis_url: str, group: str) -> None:
+    """It has skips in its journal only."""
+    take(store, group, "one", BOTH, at=10)
+    for to in (20, 15, 25, 30):
+        wish = Wish({}, {ZERO: Restart(to, "jump")})
+        store.claim(group, owner("two"), [ZERO], lambda _: wish, {})  # noqa: B023
+    server, before = client(redis_url), store.skips(group)
+    assert [skip.span for skip in before] == [Span(ZERO, 15, 25), Span(ZERO, 25, 30)]
+    server.delete(key(redis_url, f"tallymark:skips:{group}"))
+    server.hset(key(redis_url, "tallymark:schema"), "version", 1)
+    store.create_ledger()
+    assert store.skips(group) == before
+    assert dump(redis_url)["tallymark:schema"][b"version"] == str(VERSION).encode()
+
+
+def test_a_tally_that_is_no_number_is_seen_before_anything_is_written(
+    store: RedisStore, group: str, redis_url: str
+) -> None:
+    held = take(store, group, "one", [ZERO])
+    made = work(group, "run", held, 0, 3)
+
+    def spoil(step: Step) -> None:
+        if step is Step.MOVED:
+            client(redis_url).hset(key(redis_url, f"tallymark:position:{group}:orders:0"), "applied", "many")
+
+    with pytest.raises(TallymarkError, match="belongs to the ledger and holds a hash without a number in applied"):
+        store.apply(made.changes, made.entry, spoil)
+    assert dump(redis_url, "events:") == {}
+
+
 # Claims
 
 

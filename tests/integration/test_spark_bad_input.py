@@ -56,7 +56,8 @@ def test_an_unknown_topic_is_named_with_the_one_that_was_meant(
     assert_untouched(url)
 
 
-def test_brokers_that_are_not_there_are_named(group: str, database: Databases) -> None:
+def test_brokers_that_are_not_there_are_named(group: str, database: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tallymark.brokers.TIMEOUT", 2.0)
     url = database("sqlite")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

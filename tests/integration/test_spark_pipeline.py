@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tallymark import Json, Kafka, Limits, Pipeline, Tally
+from tallymark import Json, Kafka, Limits, Pipeline, Standalone, Tally
 from tallymark.errors import Fenced
 from tallymark.steps import Progress, Step
 from tests.support import databases
@@ -318,7 +318,7 @@ def test_caught_up_ends_although_somebody_keeps_writing(
     assert coordinates(url) == [(0, n) for n in range(tally.applied)]
 
 
-def test_a_second_driver_takes_over_and_the_first_is_told_by_whom(
+def test_a_second_standalone_driver_takes_over_and_the_first_is_told_by_whom(
     brokers: str, topics: Topics, group: str, database: Callable[[str], str]
 ) -> None:
     url, topic = database("sqlite"), topics.create(2)
@@ -331,10 +331,10 @@ def test_a_second_driver_takes_over_and_the_first_is_told_by_whom(
         if step is Step.STAGED and first_done.is_set():
             assert may_go_on.wait(60)
 
-    with Background(one_to_one(brokers, topic, group, url), on_step=hold) as first:
+    with Background(one_to_one(brokers, topic, group, url, membership=Standalone()), on_step=hold) as first:
         assert first_done.wait(60)
         topics.send(topic, orders(10, 10), partitions=2)
-        with Background(one_to_one(brokers, topic, group, url)) as second:
+        with Background(one_to_one(brokers, topic, group, url, membership=Standalone())) as second:
             assert eventually(lambda: len(coordinates(url)) == 20)
             may_go_on.set()
             with pytest.raises(Fenced, match=rf"was claimed by run {second.run} on \S+ since \d{{4}}-.*epoch 2"):

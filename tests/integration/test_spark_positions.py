@@ -133,7 +133,7 @@ def test_a_saved_position_is_only_overridden_on_demand_and_on_the_record(
     tally = "SELECT applied, skipped, first_offset FROM tallymark_positions"
     assert databases.query(url, tally) == [(7, 2, 0)]
     assert run("earliest") == Tally(applied=9)
-    assert sorted(exceptions(url)) == [("reset", 0, 0, 9), ("skip", 0, 7, 9)]
+    assert sorted(exceptions(url)) == [("reset", 0, 0, 9), ("void", 0, 7, 9)]
     assert databases.query(url, tally) == [(9, 0, 0)]
     assert coordinates(url) == sorted(in_partition(0, 7) + in_partition(0, 9))
     assert databases.query(url, UNBALANCED) == []

@@ -53,7 +53,7 @@ def test_staged_rows_overwrite_by_key(store: SqlStore) -> None:
     for name in ("old", "new"):
         loader = opened_stage(store)
         promote(store, loader, attempt(loader, (1, name), (2, name)), UPSERT)
-        store.clear_stages(GROUP, RUN, own=True)
+        store.clear_stages(GROUP, of=RUN)
     assert read(store, UPSERT, PLAIN) == [(1, "new"), (2, "new")]
     store.close()
 

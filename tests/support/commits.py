@@ -95,4 +95,4 @@ def moving(group: str, *advances: Advance) -> Work:
 def apply(store: Store, made: Work, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
     """Commit, and settle the outcome if the connection breaks. Returns the claims to go on with."""
     committer = Committer(made.entry.group, Destination(store, store), Budget(), lambda _: [])
-    return committer._write_ledger(made.changes, made.entry, dict(claims), lambda _: None)
+    return committer.write_ledger(made.changes, made.entry, dict(claims), lambda _: None)

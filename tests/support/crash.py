@@ -12,10 +12,10 @@ import uuid
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
+from tallymark.brokers import Brokers
 from tallymark.budget import Budget
 from tallymark.commit import Delivery, Destination
 from tallymark.loop import Job, Loop
-from tallymark.membership import Brokers
 from tallymark.plan import Limits
 from tallymark.positions import Start
 from tallymark.spans import Owner

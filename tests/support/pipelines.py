@@ -9,7 +9,7 @@ from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tallymark import Json, Kafka, Pipeline, Tally
+from tallymark import Json, Kafka, Pipeline, Standalone, Tally
 from tallymark.errors import TallymarkError
 from tallymark.loop import Until
 from tallymark.steps import OnStep, ignore
@@ -32,7 +32,11 @@ def copied(records: DataFrame) -> DataFrame:
 
 
 def one_to_one(brokers: str, topic: str, group: str, store: str, **settings: Any) -> Pipeline:
-    """A pipeline that appends a row for each record to the table ``orders``."""
+    """A pipeline that appends a row for each record to the table ``orders``.
+
+    It reads alone unless told otherwise: what it is about is not the group, and joining one takes a while.
+    """
+    settings.setdefault("membership", Standalone())
     pipeline = Pipeline(group=group, source=Kafka(brokers, topic, value=ORDERS), store=store, **settings)
     pipeline.table("orders")(copied)
     return pipeline
@@ -82,7 +86,7 @@ class Background:
 
     def __init__(self, pipeline: Pipeline, until: Until = "stopped", on_step: OnStep = ignore) -> None:
         self._open = ExitStack()
-        destination = self._open.enter_context(pipeline._destination())
+        destination = self._open.enter_context(pipeline.setup.destination())
         self._loop = pipeline._loop(destination, on_step)
         self._pool = ThreadPoolExecutor(1)
         self.run = self._loop.job.owner.run

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 from tallymark.budget import Budget
 from tallymark.commit import Batch, Committer, Delivery, Destination, account, check_letters
-from tallymark.errors import BadInput, Fenced, TallymarkError, TooManyDead, Unreachable
-from tallymark.fence import Claim, Decide, Entry, explain_refusal
+from tallymark.errors import BadInput, Fenced, PositionMoved, TallymarkError, TooManyDead, Unreachable
+from tallymark.fence import Claim, Decide, Entry, Note, Rebalance, Skip, explain_refusal, explain_unfillable
 from tallymark.plan import Move, Plan
 from tallymark.read import DeadLetter, Reading, Seen
 from tallymark.shape import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, Refusal, TableSpec, origin
-from tallymark.spans import GroupState, Owner, Partition, Position, Tally
+from tallymark.spans import GroupState, Owner, Partition, Position, Span, Tally
 from tallymark.steps import Step
 from tallymark.stores.store import RowsRefused, Store
 from tests.unit.strategies import NOON, position
@@ -43,13 +43,13 @@ small = st.integers(0, 20)
 # Counting
 
 
-@given(st.builds(Move, st.just(ZERO), small, small, small), small, small)
+@given(st.builds(Move, st.just(ZERO), small, small, small, small), small, small)
 def test_every_offset_of_a_move_is_accounted_for_once_or_the_count_is_refused(
     move: Move, records: int, dead: int
 ) -> None:
     if dead <= records <= move.read:
         step = account(move, Seen(records, 0, NOON), dead, epoch=4)
-        assert step.tally == Tally(records - dead, dead, 0, move.lost, move.read - records)
+        assert step.tally == Tally(records - dead, dead, move.skipped, move.lost, move.read - records)
         assert step.tally.total == step.stop - step.start
         assert (step.start, step.stop, step.epoch, step.record_time) == (move.start, move.stop, 4, NOON)
     else:
@@ -82,6 +82,7 @@ class FakeStore(Store):
         self.saved: dict[Partition, Position] = {}
         self.letters: list[DeadLetter] = []
         self.entries: list[Entry] = []
+        self.open: list[Skip] = []
         self.paused: str | None = None
         self.attempts = 0
         self.wanted: list[int] = []
@@ -102,7 +103,9 @@ class FakeStore(Store):
         broken = self.breaks.pop(0) if self.breaks else Step.DONE
         if broken is None:
             raise Unreachable("gone before anything was sent")
-        if entry is not None and (error := explain_refusal(self.saved, entry.advances)):
+        if entry is not None and (
+            error := explain_refusal(self.saved, entry.advances) or explain_unfillable(self.open, entry.fills)
+        ):
             raise error
         self._check(changes, refusals)
         if changes:
@@ -135,6 +138,8 @@ class FakeStore(Store):
         for step in entry.advances:
             before = self.saved[step.partition]
             self.saved[step.partition] = replace(before, next_offset=step.stop, tally=before.tally + step.tally)
+        for fill in entry.fills:
+            self.open = [skip for skip in self.open if skip.span != fill.skip]
         self.entries.append(entry)
         self.letters += entry.dead_letters
         self.paused = entry.pause or self.paused
@@ -149,6 +154,19 @@ class FakeStore(Store):
 
     def recent(self, group: str, since: datetime) -> Tally:
         return Tally.sum(entry.tally for entry in self.entries)
+
+    def skips(self, group: str) -> list[Skip]:
+        return self.open
+
+    def filled(self, group: str, batch: str) -> bool:
+        return any(entry.batch == batch and entry.fills for entry in self.entries)
+
+    def record_rebalances(self, group: str, rebalances: Sequence[Rebalance]) -> None: ...
+    def rebalances(self, group: str, most: int = 100) -> list[Rebalance]:
+        return []
+
+    def begin(self, entry: Callable[[], Entry | None], on_step: Callable[[Step], None] = lambda _: None) -> Any:
+        raise NotImplementedError
 
     def ping(self) -> None: ...
     def close(self) -> None: ...
@@ -192,6 +210,11 @@ class Pair:
         self.claims, entry = self._committer.commit(batch(letters), self.claims, self.passed.append)
         return entry
 
+    def fill(self, letters: Sequence[DeadLetter] = ()) -> Entry:
+        """Offsets 0..10 of the first partition, which had been skipped."""
+        _, entry = self._committer.commit(filling(letters), {}, self.passed.append)
+        return entry
+
     def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
         return [DeadLetter.of(refusal, None) for refusal in refusals]
 
@@ -216,6 +239,16 @@ def batch(letters: Sequence[DeadLetter] = ()) -> Batch:
     plan = Plan((Move(ZERO, 0, 0, 10), Move(ONE, 0, 0, 5)))
     seen = {ZERO: Seen(10, len(letters), NOON), ONE: Seen(5, 0, NOON)}
     return Batch.shaped("us-1", NOON, plan, Reading(seen, rows, letters), [ORDERS, LATEST], letters)
+
+
+SKIPPED = Skip(Span(ZERO, 0, 10), "too far behind", NOON)
+
+
+def filling(letters: Sequence[DeadLetter] = ()) -> Batch:
+    whole, plan = batch(letters), Plan((Move(ZERO, 0, 2, 8),))
+    rows = {name: found.slice(2, 8) for name, found in whole.reading.rows.items()}
+    reading = Reading({ZERO: Seen(7, len(letters), NOON)}, rows, letters)
+    return Batch.shaped("us-fill-1", NOON, plan, reading, whole.tables, letters, SKIPPED)
 
 
 def together(store: FakeStore, budget: Budget | None = None) -> Pair:
@@ -331,6 +364,75 @@ def test_who_is_fenced_writes_nothing_and_is_not_asked_again() -> None:
     with pytest.raises(Fenced):
         pair.commit()
     assert (pair.rows.attempts, pair.rows.tables) == (1, {})
+
+
+# What is skipped, and filled later
+
+
+def test_what_a_move_skips_is_noted_and_counted() -> None:
+    move = Move(ZERO, 0, 3, 10, 5, "too far behind")
+    made = replace(batch(), plan=Plan((move,)))
+    entry = made.entry("shop", {ZERO: Claim.after(position(ZERO, 0))})
+    assert entry.notes == [
+        Note("loss", Span(ZERO, 0, 3), "deleted before they were read"),
+        Note("skip", Span(ZERO, 3, 8), "too far behind"),
+    ]
+    assert entry.tally == Tally(applied=10, skipped=5, lost=3)
+
+
+def test_a_fill_moves_no_position_and_counts_what_became_of_its_offsets() -> None:
+    pair = together(FakeStore(refused=[7]))
+    pair.rows.open = [SKIPPED]
+    entry = pair.fill([letter(3)])
+    assert (pair.offsets, entry.advances, pair.rows.open) == ([0, 0], [], [])
+    assert pair.rows.tables["orders"] == [2, 4, 5, 6, 8, 9]
+    (fill,) = entry.fills
+    assert (fill.skip, fill.done, fill.tally) == (SKIPPED.span, SKIPPED.span, Tally(5, 2, 0, 2, 1))
+    assert entry.notes == [Note("loss", Span(ZERO, 0, 2), "deleted before they were read")]
+    assert fill.reason == "filled in what was skipped on 2026-01-31 12:00:00 UTC: too far behind"
+
+
+def test_a_fill_is_within_the_budget_too() -> None:
+    pair = together(FakeStore(refused=[7]), Budget(max_dead_per_batch=1))
+    pair.rows.open = [SKIPPED]
+    with pytest.raises(TooManyDead):
+        pair.fill([letter(3)])
+    assert pair.rows.tables == {}
+
+
+@pytest.mark.parametrize("breaks", [[None], [Step.WRITTEN], [Step.COMMITTED], [None, Step.WRITTEN, Step.COMMITTED]])
+def test_a_fill_whose_answer_was_lost_is_applied_once(breaks: list[Step | None]) -> None:
+    pair = together(FakeStore())
+    pair.rows.open, pair.rows.breaks = [SKIPPED], list(breaks)
+    pair.fill()
+    assert pair.rows.tables["orders"] == list(range(2, 10))
+    assert len(pair.rows.entries) == 1
+    assert pair.rows.saved[ZERO].epoch == 2, "nobody is fenced"
+
+
+def test_a_fill_that_lands_late_is_known_for_our_own() -> None:
+    """Its connection breaks, the journal does not have it yet, and then it is there before the second try."""
+    pair = together(FakeStore())
+    store, late = pair.rows, filling()
+    store.open, store.breaks = [SKIPPED], [None]
+    look = store.filled
+
+    def filled(group: str, batch: str) -> bool:
+        found = look(group, batch)
+        if not store.entries:
+            store.apply(late.changes, late.entry("shop", {}))
+        return found
+
+    store.filled = filled  # type: ignore[method-assign]
+    pair.fill()
+    assert store.tables["orders"] == list(range(2, 10))
+
+
+def test_what_somebody_else_has_filled_is_refused() -> None:
+    pair = together(FakeStore())
+    with pytest.raises(PositionMoved, match="somebody else has filled it"):
+        pair.fill()
+    assert pair.rows.tables == {}
 
 
 # In two

@@ -14,11 +14,14 @@ from tallymark.fence import (
     Advance,
     Claim,
     Entry,
+    Fill,
     Note,
     Restart,
+    Skip,
     check_held,
     explain_loss,
     explain_refusal,
+    explain_unfillable,
     restarted,
 )
 from tallymark.spans import Owner, Partition, Position, Span, Tally
@@ -139,3 +142,60 @@ def test_a_restart_stays_balanced_and_writes_down_what_it_jumped(first: int, don
 def test_the_tally_of_an_entry_is_that_of_its_steps() -> None:
     lost = Advance(ONE, 0, 2, 1, Tally(lost=2), None)
     assert Entry("shop", "b", NOON, NOON, [step(), lost]).tally == Tally(applied=3, lost=2)
+
+
+# What was skipped
+
+
+def test_an_entry_notes_every_skip_that_it_counts() -> None:
+    skipping = Advance(ZERO, 0, 5, 1, Tally(applied=2, skipped=3), None)
+    noted = Note("skip", Span(ZERO, 0, 3), "because")
+    assert Entry("shop", "b", NOON, NOON, [skipping], notes=[noted]).journal == [noted]
+    for notes in ([], [noted, noted], [replace(noted, span=Span(ONE, 0, 3))], [replace(noted, kind="loss")]):
+        with pytest.raises(ValueError, match=r"batch b skips .* offsets and notes"):
+            Entry("shop", "b", NOON, NOON, [skipping], notes=notes)
+
+
+@given(small, st.integers(1, 30), st.integers(1, 30), st.integers(0, 30))
+def test_a_fill_takes_the_first_part_and_leaves_the_rest_open(start: int, length: int, done: int, lost: int) -> None:
+    skip = Span(ZERO, start, start + length)
+    tally = Tally(applied=done - lost, lost=lost)
+    if done > length:
+        with pytest.raises(ValueError, match="is not the first part of"):
+            Fill(skip, Span(ZERO, start, start + done), tally)
+        return
+    fill = Fill(skip, Span(ZERO, start, start + done), tally)
+    assert fill.rest == Span(ZERO, start + done, start + length)
+    assert fill.change.total == 0, "the position does not move"
+    assert fill.change == replace(tally, skipped=-done)
+    entry = Entry("shop", "b", NOON, NOON, [step(ONE)], fills=[fill])
+    assert entry.tally == Tally(applied=3) + fill.change
+    assert entry.journal == [Note("backfill", fill.done, fill.reason)]
+    assert entry.spans == [Span(ONE, 7, 10), fill.done]
+
+
+@pytest.mark.parametrize(
+    ("done", "tally"),
+    [
+        (Span(ONE, 0, 5), Tally(applied=5)),
+        (Span(ZERO, 1, 5), Tally(applied=4)),
+        (Span(ZERO, 0, 0), Tally()),
+        (Span(ZERO, 0, 5), Tally(applied=4)),
+        (Span(ZERO, 0, 5), Tally(applied=4, skipped=1)),
+    ],
+)
+def test_a_fill_that_does_not_add_up_can_not_be_made(done: Span, tally: Tally) -> None:
+    with pytest.raises(ValueError, match=r"is not the first part of|does not account for"):
+        Fill(Span(ZERO, 0, 10), done, tally)
+
+
+@pytest.mark.parametrize(
+    ("found", "fine"),
+    [([(0, 10)], True), ([(0, 9)], False), ([(5, 10)], False), ([], False), ([(20, 30), (0, 10)], True)],
+)
+def test_only_a_skip_that_is_open_as_it_was_can_be_filled(found: list[tuple[int, int]], fine: bool) -> None:
+    skips = [Skip(Span(ZERO, *span), "because", NOON) for span in found]
+    refusal = explain_unfillable(skips, [Fill(Span(ZERO, 0, 10), Span(ZERO, 0, 5), Tally(applied=5))])
+    assert (refusal is None) == fine
+    if refusal is not None:
+        assert str(refusal).startswith("orders[0] 0..10 is no open skip any more: somebody else has filled it")

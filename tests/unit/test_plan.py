@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.errors import BadInput, BeyondEnd, ForeignCluster, RecordsLost, TopicRecreated
-from tallymark.plan import Limits, Move, Plan, adapt, caught_up, check_identity, plan, readable_from, share
+from tallymark.plan import Jump, Limits, Move, Plan, adapt, caught_up, check_identity, plan, readable_from, share
 from tallymark.spans import Log, Partition, Span
 from tests.unit import strategies as draw
 from tests.unit.strategies import log, position
@@ -136,12 +136,35 @@ def test_a_loss_with_nothing_left_to_read_is_a_move_without_a_span() -> None:
     assert batch.spans == ()
 
 
-moves = st.dictionaries(draw.partitions, st.tuples(st.integers(0, 100), st.integers(0, 20), st.integers(0, 50)))
+@given(st.data(), draw.logs(), limits)
+def test_a_jump_goes_neither_back_nor_past_what_can_be_read_and_counts_what_it_skips(
+    data: st.DataObject, logs: dict[Partition, Log], limit: int
+) -> None:
+    positions = data.draw(positions_in(logs))
+    wanted = data.draw(st.fixed_dictionaries({}, optional={one: st.integers(0, 600) for one in logs}))
+    planned = plan(positions, logs, limit, "record", {one: Jump(to, "because") for one, to in wanted.items()})
+    for move in planned.moves:
+        found, to = logs[move.partition], wanted.get(move.partition, 0)
+        readable = max(positions[move.partition], found.start)
+        assert (move.start, move.lost) == (positions[move.partition], readable - positions[move.partition])
+        assert move.skipped == max(0, min(to, found.stop) - readable)
+        assert (move.lost_span.stop, move.skipped_span.stop) == (move.skipped_span.start, move.read_span.start)
+        assert (len(move.skipped_span), len(move.read_span)) == (move.skipped, move.read)
+        assert move.stop == move.start + move.lost + move.skipped + move.read
+        assert move.reason == ("because" if move.skipped else "")
+        assert move.stop <= max(found.stop, readable)
+    waiting = {one for one in logs if positions[one] < max(logs[one].start, logs[one].stop)}
+    assert {move.partition for move in planned.moves} == waiting
+
+
+moves = st.dictionaries(
+    draw.partitions, st.tuples(st.integers(0, 100), st.integers(0, 20), st.integers(0, 50), st.integers(0, 20))
+)
 
 
 @given(moves)
 def test_half_a_plan_and_what_is_left_cover_the_same_offsets_once(
-    found: dict[Partition, tuple[int, int, int]],
+    found: dict[Partition, tuple[int, int, int, int]],
 ) -> None:
     whole = Plan(tuple(Move(partition, *move) for partition, move in sorted(found.items()) if any(move[1:])))
     first = whole.half()
@@ -153,13 +176,14 @@ def test_half_a_plan_and_what_is_left_cover_the_same_offsets_once(
         reached[move.partition] = move.stop
     assert reached == {move.partition: move.stop for move in whole.moves}
     assert [move.lost_span for move in first.moves] == [move.lost_span for move in whole.moves]
-    assert not any(move.lost for move in rest.moves)
+    assert [move.skipped_span for move in first.moves] == [move.skipped_span for move in whole.moves]
+    assert not any(move.lost or move.skipped for move in rest.moves)
     assert [move.read for move in first.moves] == [(move.read + 1) // 2 for move in whole.moves]
     assert bool(rest) == any(move.read > 1 for move in whole.moves)
 
 
 @given(moves)
-def test_halves_of_halves_end_with_one_record_of_each(found: dict[Partition, tuple[int, int, int]]) -> None:
+def test_halves_of_halves_end_with_one_record_of_each(found: dict[Partition, tuple[int, int, int, int]]) -> None:
     step = Plan(tuple(Move(partition, *move) for partition, move in sorted(found.items())))
     for _ in range(6):
         step = step.half()

@@ -11,23 +11,37 @@ from tallymark import errors
 
 def test_the_public_names_are_these() -> None:
     assert tallymark.__all__ == [
+        "App",
+        "Batch",
         "Budget",
         "Bytes",
+        "Consumer",
+        "Fenced",
+        "Group",
         "Json",
         "Kafka",
         "Limits",
         "Pipeline",
+        "Place",
+        "Record",
+        "Records",
+        "Retry",
+        "SkipAhead",
+        "Standalone",
         "Start",
         "Tally",
         "TallymarkError",
+        "Transaction",
     ]
     assert all(hasattr(tallymark, name) for name in tallymark.__all__)
 
 
-def test_importing_tallymark_and_writing_a_pipeline_wakes_no_spark() -> None:
+def test_importing_tallymark_and_writing_a_pipeline_or_an_app_wakes_no_spark() -> None:
     script = """
 import sys
 import tallymark as tm
+app = tm.App(brokers="localhost:9", store="sqlite:///x.db")
+app.listen("t", group="g", value=tm.Json("id INT"))(lambda record, db: None)
 pipeline = tm.Pipeline(group="g", source=tm.Kafka("localhost:9", "t", value=tm.Json("id INT")), store="sqlite:///x.db")
 pipeline.table("t")(lambda records: records)
 print(sorted(name for name in sys.modules if name.split(".")[0] in ("pyspark", "py4j", "psycopg", "pymysql", "pandas")))
@@ -40,9 +54,9 @@ def test_the_tree_of_errors_in_the_docstring_is_the_real_one() -> None:
     assert drawn_tree() == real_tree(errors.TallymarkError)
 
 
-def test_only_an_unreachable_server_is_worth_another_try() -> None:
+def test_only_an_unreachable_server_and_a_handler_that_says_so_are_worth_another_try() -> None:
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, Exception)]
-    assert [kind for kind in kinds if getattr(kind, "transient", False)] == [errors.Unreachable]
+    assert [kind for kind in kinds if getattr(kind, "transient", False)] == [errors.Unreachable, errors.Retry]
 
 
 def drawn_tree() -> list[tuple[int, str]]:

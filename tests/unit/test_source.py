@@ -35,6 +35,15 @@ def test_a_source_without_a_broker_is_refused(brokers: str) -> None:
         Kafka(brokers, "orders")
 
 
+@pytest.mark.parametrize(
+    "name", ["enable.auto.commit", "isolation.level", "auto.offset.reset", "group.id", "enable.auto.offset.store"]
+)
+def test_settings_that_would_break_the_promise_are_refused_by_name(name: str) -> None:
+    with pytest.raises(BadInput, match=f"{name} can't be set: "):
+        Kafka("localhost:9092", "orders", settings={name: "true"})
+    assert Kafka("localhost:9092", "orders", settings={"session.timeout.ms": 6000}).settings
+
+
 @pytest.mark.parametrize("schema", ["", " \n"])
 def test_json_without_a_schema_is_refused(schema: str) -> None:
     with pytest.raises(BadInput, match="needs a schema string"):

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from tallymark.cli.tables import plain_table, print_table
-from tallymark.demo.play import Play
+from tallymark.demo.play import KILLS, Play
 from tallymark.demo.verdict import Verdict
 from tallymark.errors import BadInput
 from tallymark.spans import OUTCOMES, Tally
@@ -19,19 +19,27 @@ StoreUrl = Annotated[
     str | None, typer.Option("--store", help="A database for the rows and the offsets; SQLite if none.")
 ]
 Records = Annotated[int, typer.Option("--records", help="How many orders to produce.")]
+MOST_KILLS = len(KILLS)
+Kills = Annotated[int, typer.Option("--kills", min=0, max=MOST_KILLS, help="How often to kill the pipeline.")]
 Keep = Annotated[bool, typer.Option("--keep", help="Keep the table; without --store in ./tallymark-demo.db.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the verdict as one JSON object.")]
 
 
-def demo(store: StoreUrl = None, records: Records = 200_000, keep: Keep = False, as_json: AsJson = False) -> None:
-    """Run a pipeline on a real broker, kill it three times, and count what became of every record.
+def demo(
+    store: StoreUrl = None,
+    records: Records = 200_000,
+    kills: Kills = MOST_KILLS,
+    keep: Keep = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a pipeline on a real broker, kill it as often as you like, and count what became of every record.
 
     Ends with exit code 1 if a single record is missing or there twice.
     """
     if records < 1000:
         raise BadInput(f"--records {records} is too few to be killed in the middle of; take at least 1000")
     with Screen(records, Console(stderr=True)) as screen:
-        verdict = Play(records, store, keep).perform(screen)
+        verdict = Play(records, store, keep, kills).perform(screen)
     if as_json:
         print(json.dumps(as_object(verdict)))
     else:

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tallymark.cli.load import load_pipeline
+from tallymark.cli.load import load_setup
 from tallymark.cli.status import AsJson, StoreUrl
 from tallymark.errors import BadInput
 from tallymark.spans import GroupState
@@ -43,8 +43,8 @@ def _set(
     group: str | None, desired: str, reason: str | None, store_url: str | None, file: Path | None, as_json: bool
 ) -> None:
     if file is not None:
-        pipeline = load_pipeline(file)
-        group, store_url = group or pipeline.group, store_url or pipeline.ledger_url
+        setup = load_setup(file, group)
+        group, store_url = setup.group, store_url or setup.ledger_url
     if group is None or store_url is None:
         raise BadInput("name the group and --store (or TALLYMARK_STORE), or --file with a pipeline")
     store = open_store(store_url)

@@ -1,4 +1,4 @@
-"""Finding the pipeline in a user's file."""
+"""Finding the pipeline or the app in a user's file."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import sys
 import traceback
 from pathlib import Path
 
+from tallymark.app import App
 from tallymark.errors import BadInput, TallymarkError
 from tallymark.pipeline import Pipeline
+from tallymark.setup import Setup
 
 
-def load_pipeline(path: Path) -> Pipeline:
-    """Run the file and take the one Pipeline it defines. Code below ``if __name__ == "__main__"`` does not run."""
+def load(path: Path) -> Pipeline | App:
+    """Run the file and take the one Pipeline or App it defines. What is below ``if __name__`` does not run."""
     if not path.is_file():
         raise BadInput(f"{path}: there is no such file")
     sys.path.insert(0, str(path.resolve().parent))
@@ -22,11 +24,22 @@ def load_pipeline(path: Path) -> Pipeline:
         raise
     except Exception as error:
         raise BadInput(f"{path}{_line(error, path)}: {type(error).__name__}: {error}") from error
-    found = {id(value): value for value in names.values() if isinstance(value, Pipeline)}
+    found = {id(value): value for value in names.values() if isinstance(value, Pipeline | App)}
     if len(found) != 1:
-        count = "no Pipeline" if not found else f"{len(found)} Pipelines"
+        count = "no Pipeline or App" if not found else f"{len(found)} Pipelines or Apps"
         raise BadInput(f"{path} defines {count}; it must define one, such as pipeline = tallymark.Pipeline(...)")
     return next(iter(found.values()))
+
+
+def load_setup(path: Path, group: str | None = None) -> Setup:
+    """The settings of the one group that the file is about, or of the group that is named."""
+    found = load(path)
+    setups = [found.setup] if isinstance(found, Pipeline) else [listener.setup for listener in found.listeners]
+    chosen = [setup for setup in setups if group in (None, setup.group)]
+    if len(chosen) != 1:
+        known = ", ".join(sorted({setup.group for setup in setups})) or "none"
+        raise BadInput(f"{path}: name one of its groups: {known}")
+    return chosen[0]
 
 
 def _line(error: BaseException, path: Path) -> str:

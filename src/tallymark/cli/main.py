@@ -9,20 +9,22 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tallymark.cli import demo, groups, run, sandbox, status
+from tallymark.cli import demo, groups, members, run, sandbox, status
 from tallymark.cli.logs import configure
 from tallymark.errors import TallymarkError
 
 app = typer.Typer(
-    help="Exactly-once Kafka to database pipelines on PySpark.",
+    help="Exactly-once Kafka to database: pipelines on PySpark, and services.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
 app.command("run", epilog="Example: tallymark run orders.py --until caught-up")(run.run)
+app.command("backfill", epilog="Example: tallymark backfill orders.py --topic orders")(run.backfill)
 app.command("status", epilog="Example: tallymark status --store sqlite:///shop.db --brokers localhost:9092")(
     status.status
 )
+app.command("members", epilog="Example: tallymark members orders-to-shop --brokers localhost:9092")(members.members)
 app.command("pause", epilog='Example: tallymark pause orders-to-shop --reason "maintenance" --store sqlite:///shop.db')(
     groups.pause
 )

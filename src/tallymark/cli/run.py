@@ -1,9 +1,11 @@
-"""``tallymark run``: one pipeline, with progress."""
+"""``tallymark run`` and ``tallymark backfill``: one pipeline or app, with progress."""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -12,30 +14,68 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from tallymark.cli.load import load_pipeline
+from tallymark.app import App
+from tallymark.cli.load import load
 from tallymark.errors import BadInput
+from tallymark.pipeline import Pipeline
 from tallymark.spans import Tally
+from tallymark.steps import OnStep, Step
 from tallymark.steps import Progress as BatchProgress
-from tallymark.steps import Step
 
-File = Annotated[Path, typer.Argument(help="A Python file that defines one tallymark.Pipeline.")]
+File = Annotated[Path, typer.Argument(help="A Python file that defines one tallymark.Pipeline or tallymark.App.")]
 UntilOption = Annotated[str, typer.Option("--until", help="stopped, or caught-up: all that is there now is done.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the tally of the run as JSON, and no progress.")]
+Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
+PartitionOption = Annotated[int | None, typer.Option("--partition", help="Only this partition.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Allow that older records overwrite newer rows.")]
 
 
 def run(file: File, until: UntilOption = "stopped", as_json: AsJson = False) -> None:
-    """Run a pipeline. Ctrl-C finishes the batch in flight and leaves; a second one leaves at once."""
+    """Run a pipeline or an app. Ctrl-C finishes the batch in flight and leaves; a second one leaves at once.
+
+    Start it several times, here or elsewhere, and the runs share the partitions.
+    """
     if until not in ("stopped", "caught-up"):
         raise BadInput(f"--until {until} is not known; write stopped or caught-up")
-    pipeline = load_pipeline(file)
-    began = time.monotonic()
-    with RunDisplay(pipeline.group, Console(stderr=True, quiet=as_json)) as display:
-        tally = pipeline.run("caught-up" if until == "caught-up" else "stopped", on_step=display)
+    found = load(file)
+    _show(found, as_json, lambda watch: found.run("caught-up" if until == "caught-up" else "stopped", on_step=watch))
+
+
+def backfill(
+    file: File,
+    topic: Topic = None,
+    partition: PartitionOption = None,
+    overwrite: Overwrite = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fill in what was skipped, exactly once, while the group goes on elsewhere."""
+    found = load(file)
+    if isinstance(found, App):
+        _show(found, as_json, lambda watch: found.backfill(topic=topic, partition=partition, on_step=watch))
+    else:
+        _show(
+            found,
+            as_json,
+            lambda watch: found.backfill(topic=topic, partition=partition, overwrite=overwrite, on_step=watch),
+        )
+
+
+def _show(found: Pipeline | App, as_json: bool, work: Callable[[OnStep], Tally]) -> None:
+    began, name = time.monotonic(), _name(found)
+    starting = "starting Spark" if isinstance(found, Pipeline) else "starting"
+    with RunDisplay(name, Console(stderr=True, quiet=as_json), starting) as display:
+        tally = work(display)
     seconds = time.monotonic() - began
     if as_json:
-        print(json.dumps({"group": pipeline.group, **asdict(tally), "seconds": round(seconds, 3)}))
+        print(json.dumps({"group": name, **asdict(tally), "seconds": round(seconds, 3)}))
     else:
-        Console().print(f"{pipeline.group}: {describe(tally)} in {seconds:.1f} s", highlight=False)
+        Console().print(f"{name}: {describe(tally)} in {seconds:.1f} s", highlight=False)
+
+
+def _name(found: Pipeline | App) -> str:
+    if isinstance(found, Pipeline):
+        return found.group
+    return ", ".join(dict.fromkeys(listener.setup.group for listener in found.listeners))
 
 
 def describe(tally: Tally) -> str:
@@ -47,12 +87,14 @@ def describe(tally: Tally) -> str:
 class RunDisplay:
     """A live line on a terminal, a line per batch elsewhere."""
 
-    def __init__(self, group: str, console: Console) -> None:
+    def __init__(self, group: str, console: Console, starting: str = "starting") -> None:
         self._group = group
+        self._starting = starting
         self._console = console
         self._total = Tally()
         self._began = time.monotonic()
         self._task: TaskID | None = None
+        self._lock = threading.Lock()
         self._progress = Progress(
             SpinnerColumn(),
             TextColumn("[bold]{task.description}"),
@@ -68,7 +110,7 @@ class RunDisplay:
         self._progress.start()
         # A second Ctrl-C ends the process on the spot, and must not leave a terminal without a cursor.
         self._console.show_cursor(True)
-        self._task = self._progress.add_task(self._group, total=None, said="starting Spark")
+        self._task = self._progress.add_task(self._group, total=None, said=self._starting)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -77,6 +119,12 @@ class RunDisplay:
     def __call__(self, step: Step, batch: BatchProgress) -> None:
         if step is not Step.DONE or self._task is None:
             return
+        # The listeners of an app tell from threads of their own.
+        with self._lock:
+            self._tell(batch)
+
+    def _tell(self, batch: BatchProgress) -> None:
+        assert self._task is not None
         self._total += batch.tally
         done, behind = self._total.total, batch.behind
         rate = done / max(0.001, time.monotonic() - self._began)

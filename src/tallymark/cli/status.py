@@ -12,10 +12,10 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tallymark.cli.load import load_pipeline
+from tallymark.brokers import Brokers
+from tallymark.cli.load import load_setup
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.errors import BadInput, UnknownTopic
-from tallymark.membership import Brokers
 from tallymark.spans import OUTCOMES, GroupState, Log, Partition, Position
 from tallymark.stores.opening import open_store
 
@@ -106,9 +106,8 @@ def status(
 ) -> None:
     """Show positions, lag and tallies. Works while the pipeline runs and while it does not."""
     if file is not None:
-        pipeline = load_pipeline(file)
-        group, store = group or pipeline.group, store or pipeline.ledger_url
-        brokers = brokers or pipeline.source.brokers
+        setup = load_setup(file, group)
+        group, store, brokers = setup.group, store or setup.ledger_url, brokers or setup.source.brokers
     if store is None:
         raise BadInput("status needs --store (or TALLYMARK_STORE), or --file with a pipeline")
     lines = _lines(group, store, brokers)

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from tallymark.errors import TallymarkError
+from tallymark.membership import Group
 from tallymark.pipeline import Pipeline
 from tallymark.plan import Limits
 from tallymark.source import Json, Kafka
@@ -38,6 +39,8 @@ def pipeline(settings: Settings) -> Pipeline:
         source=Kafka(settings.brokers, settings.topic, value=Json(schema)),
         store=settings.store,
         limits=Limits(records=settings.batch),
+        # The same member comes back after every kill: the group need not wait until it has missed the old one.
+        membership=Group(instance="demonstration"),
         # A session that lives for seconds never gets the good of the slower compiler and the greater collector.
         spark={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
     )

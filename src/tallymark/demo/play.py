@@ -50,6 +50,7 @@ class Play:
     records: int
     store: str | None
     keep: bool
+    kills: int = len(KILLS)
 
     def perform(self, stage: Stage) -> Verdict:
         began = time.monotonic()
@@ -89,7 +90,7 @@ class Play:
     def _run_until_done(self, settings: Settings, stage: Stage) -> int:
         """Run the pipeline; kill it as often as planned; the last run is left alone."""
         kills, total = 0, Tally()
-        for kill_at in (*KILLS, None):
+        for kill_at in (*KILLS[: self.kills], None):
             stage.note(f"run {kills + 1}: starting Spark")
             run = Run(settings)
             killed = run.watch(stage, total, kill_at)

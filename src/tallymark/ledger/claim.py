@@ -12,6 +12,7 @@ from sqlalchemy import Connection, bindparam, update
 from tallymark.fence import Claim, Decide, FirstClaim, Restart, check_held, restarted
 from tallymark.ledger.commit import record_notes
 from tallymark.ledger.read import lock_positions, read_group, read_positions
+from tallymark.ledger.skips import void_skips
 from tallymark.ledger.statements import insert_if_absent, key_condition, key_parameters
 from tallymark.ledger.tables import groups, positions
 from tallymark.spans import OUTCOMES, Owner, Partition
@@ -68,6 +69,8 @@ def _restart(connection: Connection, group: str, held: Claim, to: Restart, now: 
     values: dict[str, Any] = {name: getattr(moved.tally, name) for name in OUTCOMES}
     values |= {"next_offset": moved.next_offset, "first_offset": moved.first_offset, "updated_at": now}
     _update_each(connection, values, [key_parameters(group, held.partition) | {"_epoch": held.epoch}], same_epoch=True)
+    if note is not None and note.kind == "reset":
+        void_skips(connection, group, held.partition)
     record_notes(connection, group, [note] if note else [], now)
     return replace(held, position=moved)
 

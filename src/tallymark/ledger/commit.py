@@ -13,12 +13,13 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, insert, update
+from sqlalchemy import Connection, Update, bindparam, delete, func, insert, update
 
 from tallymark.errors import CommitRefused
-from tallymark.fence import Advance, Entry, Note, explain_refusal
+from tallymark.fence import Advance, Entry, Note, explain_refusal, explain_unfillable
 from tallymark.ledger.groups import write_state
 from tallymark.ledger.read import read_positions
+from tallymark.ledger.skips import fill, read_skips
 from tallymark.ledger.statements import key_condition, key_parameters
 from tallymark.ledger.tables import batches, dead_letters, exceptions, positions
 from tallymark.read import DeadLetter
@@ -28,7 +29,8 @@ from tallymark.spans import OUTCOMES, GroupState
 def check_fence(connection: Connection, entry: Entry) -> None:
     """Fail early, before any work, when the commit can't succeed any more. The decision itself is ``advance``'s."""
     found = read_positions(connection, entry.group, [step.partition for step in entry.advances])
-    if error := explain_refusal(found, entry.advances):
+    skips = read_skips(connection, entry.group) if entry.fills else []
+    if error := explain_refusal(found, entry.advances) or explain_unfillable(skips, entry.fills):
         raise error
 
 
@@ -37,7 +39,7 @@ def record(connection: Connection, entry: Entry) -> None:
     if entry.dead_letters:
         most = _most_bytes(connection)
         connection.execute(insert(dead_letters), [_letter(entry, letter, most) for letter in entry.dead_letters])
-    record_notes(connection, entry.group, entry.notes, entry.now, entry.batch)
+    record_notes(connection, entry.group, entry.journal, entry.now, entry.batch)
     connection.execute(insert(batches), _batch(entry))
     if entry.pause is not None:
         write_state(connection, entry.group, GroupState("paused", entry.pause, "budget", entry.now))
@@ -45,21 +47,35 @@ def record(connection: Connection, entry: Entry) -> None:
 
 def advance(connection: Connection, entry: Entry) -> None:
     """Compare and set: move every position from start to stop, or raise and leave the rollback to the caller."""
+    if entry.fills:
+        fill(connection, entry)
+    if entry.advances:
+        _advance(connection, entry)
+
+
+def _advance_statement() -> Update:
     values = {name: positions.c[name] + bindparam(f"_{name}") for name in OUTCOMES}
     values |= {"next_offset": bindparam("_stop"), "updated_at": bindparam("_now")}
     # A span without records says nothing about freshness: the time of the last record stays.
     values["record_time"] = func.coalesce(
         bindparam("_record_time", type_=positions.c.record_time.type), positions.c.record_time
     )
-    statement = (
+    return (
         update(positions)
         .where(
             *key_condition(), positions.c.epoch == bindparam("_epoch"), positions.c.next_offset == bindparam("_start")
         )
         .values(**values)
     )
+
+
+_ADVANCE = _advance_statement()
+"""Made once: SQLAlchemy takes longer to put it together than the database to run it."""
+
+
+def _advance(connection: Connection, entry: Entry) -> None:
     steps = sorted(entry.advances, key=lambda step: step.partition)
-    moved = connection.execute(statement, [_advance_parameters(entry, step) for step in steps]).rowcount
+    moved = connection.execute(_ADVANCE, [_advance_parameters(entry, step) for step in steps]).rowcount
     if moved != len(steps):
         raise CommitRefused(f"group {entry.group}: {len(steps) - moved} of {len(steps)} positions had moved")
 
@@ -85,7 +101,7 @@ def prune_batches(connection: Connection, group: str, before: datetime) -> None:
 
 
 def _batch(entry: Entry) -> dict[str, Any]:
-    spans = [[step.partition.topic, step.partition.number, step.start, step.stop] for step in entry.advances]
+    spans = [[span.partition.topic, span.partition.number, span.start, span.stop] for span in entry.spans]
     values = {"group_name": entry.group, "batch": entry.batch, "started_at": entry.started, "committed_at": entry.now}
     values |= {name: getattr(entry.tally, name) for name in OUTCOMES}
     return values | {"table_rows": json.dumps(dict(entry.rows)), "spans": json.dumps(spans)}

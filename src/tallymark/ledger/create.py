@@ -1,4 +1,4 @@
-"""Making the ledger on first use, and refusing one that a newer tallymark has made."""
+"""Making the ledger on first use, adding what an older one lacks, and refusing one that a newer tallymark has made."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from sqlalchemy import Connection, func, insert, inspect, select, text
 
 from tallymark.errors import BadInput
+from tallymark.ledger.skips import void_before_resets
 from tallymark.ledger.tables import VERSION, metadata, schema, status_view
 
 
@@ -26,6 +27,8 @@ def create_ledger(connection: Connection) -> None:
     if found == VERSION:
         return
     metadata.create_all(connection)
+    if found == 1:
+        void_before_resets(connection)
     if "tallymark_status" not in inspect(connection).get_view_names():
         dialect = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
         connection.execute(text(status_view(dialect)))

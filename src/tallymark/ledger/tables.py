@@ -14,6 +14,7 @@ from sqlalchemy import (
     Column,
     DateTime,
     Dialect,
+    Double,
     Index,
     Integer,
     LargeBinary,
@@ -25,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-VERSION = 1
+VERSION = 2
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -179,6 +180,22 @@ groups = Table(
     Column("reason", _text()),
     Column("changed_by", _name(255)),
     Column("changed_at", UtcTime, nullable=False),
+    **_options,
+)
+
+rebalances = Table(
+    "tallymark_rebalances",
+    metadata,
+    _serial(),
+    Column("group_name", _name(255), nullable=False),
+    Column("happened_at", UtcTime, nullable=False),
+    Column("kind", _name(16), nullable=False),
+    Column("run", _name(64), nullable=False),
+    Column("host", _name(255), nullable=False),
+    Column("seconds", Double, nullable=False),
+    Column("gained", _text(), nullable=False),
+    Column("lost", _text(), nullable=False),
+    Index("tallymark_rebalances_by_time", "group_name", "happened_at"),
     **_options,
 )
 

@@ -35,6 +35,9 @@ SETTINGS = {
     "share.coordinator.state.topic.min.isr": "1",
     "share.coordinator.state.topic.num.partitions": "1",
     "group.initial.rebalance.delay.ms": "0",
+    "group.min.session.timeout.ms": "1000",
+    "group.consumer.min.heartbeat.interval.ms": "500",
+    "group.consumer.heartbeat.interval.ms": "500",
     # After a kill the controller lets the broker in again when its old session ends: 9 s by default.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from tallymark.errors import BadInput
+from tallymark.formats import explain as explain
 from tallymark.source import Bytes, Json
 
 RAW = "_tallymark_raw"
@@ -28,7 +27,6 @@ JSON_OPTIONS = {
 }
 FIRST_MOMENT, LAST_MOMENT = "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"
 """What both databases and Python can hold of Spark's 300,000 years."""
-JSON_NAMES = {list: "an array", str: "a string", bool: "a boolean", float: "a number", type(None): "null"}
 
 SIZE = "_tallymark_size"
 """The bytes of key and value, before decoding."""
@@ -102,27 +100,6 @@ def _fits(schema: T.StructType) -> Column:
         if (unfit := _unfit(field)) is not None:
             fits = fits & ~unfit
     return F.when(F.col("value").isNotNull(), F.coalesce(fits, F.lit(False)))
-
-
-def explain(source: Json | Bytes, value: bytes) -> str:
-    """Why a value is dead, for its letter."""
-    assert isinstance(source, Json)
-    try:
-        # Numbers as floats: an int of thousands of digits would be an error of Python's own.
-        decoded = json.loads(value.decode("utf-8"), parse_int=float, parse_constant=_no_number)
-    except UnicodeDecodeError as error:
-        return f"not UTF-8: {error.reason} at byte {error.start}"
-    except RecursionError:
-        return "nested too deeply"
-    except ValueError as error:
-        return f"not JSON: {error}"
-    if not isinstance(decoded, dict):
-        return f"not a JSON object but {JSON_NAMES[type(decoded)]}"
-    return f"does not fit the schema {source.schema}"
-
-
-def _no_number(constant: str) -> None:
-    raise ValueError(f"{constant} is no number")
 
 
 def first_line(error: BaseException) -> str:

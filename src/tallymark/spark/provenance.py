@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
 from tallymark.shape import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
+from tallymark.source import is_pattern
 
 COLUMNS = {"topic": TOPIC, "partition": PARTITION, "offset": OFFSET, "timestamp": TIMESTAMP, DELETED: DELETED}
 
@@ -36,7 +37,7 @@ def with_provenance(result: DataFrame, records: DataFrame) -> DataFrame:
 
 def collect(spec: TableSpec, rows: DataFrame, topics: Sequence[str]) -> pa.Table:
     """All rows, with as few hidden columns on the way as can be: each costs as much as one of the user's."""
-    one_topic = topics[0] if len(topics) == 1 and TOPIC in rows.columns else None
+    one_topic = topics[0] if len(topics) == 1 and not is_pattern(topics[0]) and TOPIC in rows.columns else None
     dropped = [*([TOPIC] if one_topic else []), *([TIMESTAMP] if spec.write == "append" else [])]
     found = rows.drop(*dropped).toArrow()
     return found.append_column(TOPIC, pa.repeat(one_topic, found.num_rows)) if one_topic else found

@@ -22,11 +22,12 @@ from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from tallymark.errors import BadInput, BatchTooLarge, TooManyDead, Unreachable
+from tallymark.formats import explain
 from tallymark.read import DeadLetter, Reading, Seen
 from tallymark.shape import DELETED, HIDDEN, OFFSET, Refusal, Staged, TableSpec
 from tallymark.source import Kafka
 from tallymark.spans import Partition, Span
-from tallymark.spark.decode import RAW, RECORD, SIZE, Decoder, explain, first_line
+from tallymark.spark.decode import RAW, RECORD, SIZE, Decoder, first_line
 from tallymark.spark.failures import FunctionFailed, explained
 from tallymark.spark.poison import poisonous
 from tallymark.spark.provenance import collect, with_provenance

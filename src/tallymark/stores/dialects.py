@@ -6,6 +6,7 @@ road is the driver's ``executemany``; a database with a bulk road of its own tak
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -23,16 +24,22 @@ from sqlalchemy import (
     bindparam,
     collate,
     create_engine,
+    event,
     or_,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from sqlalchemy.sql.dml import Insert
 
 from tallymark.errors import DataRefused
 from tallymark.shape import TableSpec
 from tallymark.stores.columns import python_rows
 
+IDLE_SECONDS = 1.0
+"""How long a connection may be unused before it is tried out."""
 READ_ONLY = "tallymark_read_only"
 """Execution option of connections that only look: on SQLite they take no write lock."""
 
@@ -47,7 +54,9 @@ class Dialect(ABC):
     """Whether executors can reach the database and write to it in parallel."""
 
     def engine(self, url: URL) -> Engine:
-        return create_engine(url.set(drivername=self.driver), pool_pre_ping=True, **self.engine_options())
+        engine = create_engine(url.set(drivername=self.driver), **self.engine_options())
+        _ping_after_idling(engine)
+        return engine
 
     def engine_options(self) -> dict[str, Any]:
         return {"isolation_level": "READ COMMITTED"}
@@ -87,6 +96,29 @@ class Dialect(ABC):
             connection.exec_driver_sql(f"{compiled}{suffix}", list(python_rows(ordered, self.name)))
         except (UnicodeEncodeError, OverflowError) as error:
             raise DataRefused(str(error)) from error
+
+
+def _ping_after_idling(engine: Engine) -> None:
+    """Try out a connection that was idle for a while, and take another one if it is broken.
+
+    SQLAlchemy's own way asks the server each time, which a small batch can feel.
+    """
+
+    def used(_: Any, record: ConnectionPoolEntry) -> None:
+        record.info["used"] = time.monotonic()
+
+    def check(connection: DBAPIConnection, record: ConnectionPoolEntry, _: PoolProxiedConnection) -> None:
+        if time.monotonic() - record.info.get("used", 0.0) < IDLE_SECONDS:
+            return
+        try:
+            alive = engine.dialect.do_ping(connection)
+        except engine.dialect.loaded_dbapi.Error:
+            alive = False
+        if not alive:
+            raise DisconnectionError
+
+    event.listen(engine, "checkin", used)
+    event.listen(engine, "checkout", check)
 
 
 def places(table: Any, rows: pa.Table) -> dict[str, BindParameter[Any]]:

@@ -71,8 +71,8 @@ class Postgresql(Dialect):
 def _on_connect(connection: Any, _: Any) -> None:
     # A time without a zone is UTC, wherever the server believes to be.
     connection.execute("SET TIME ZONE 'UTC'")
-    # A client that vanished in the middle of a transaction must not keep its locks for hours.
-    connection.execute("SET idle_in_transaction_session_timeout = '60s'")
+    # A client that vanished in the middle of a transaction must not keep its locks for hours. Handlers may think long.
+    connection.execute("SET idle_in_transaction_session_timeout = '5min'")
     connection.commit()
 
 

@@ -24,12 +24,14 @@ from tallymark.errors import (
     TallymarkError,
     Unreachable,
 )
-from tallymark.fence import Claim, Decide, Entry, explain_refusal
+from tallymark.fence import Claim, Decide, Entry, Rebalance, Skip, explain_refusal
 from tallymark.ledger.claim import claim, reclaim, release
 from tallymark.ledger.commit import advance, check_fence, prune_batches, record
 from tallymark.ledger.create import create_ledger, ledger_version
 from tallymark.ledger.groups import read_state, recent_tally, write_state
 from tallymark.ledger.read import read_group, read_positions
+from tallymark.ledger.rebalances import read_rebalances, record_rebalances
+from tallymark.ledger.skips import read_skips, was_filled
 from tallymark.shape import Changes, Refusal, TableSpec, table_schema
 from tallymark.spans import GroupState, Owner, Partition, Position, Tally
 from tallymark.steps import Step
@@ -38,6 +40,7 @@ from tallymark.stores.failures import translated
 from tallymark.stores.mysql import Mysql
 from tallymark.stores.postgresql import Postgresql
 from tallymark.stores.rows import refused_rows, write
+from tallymark.stores.sql_transaction import Known, SqlTransaction
 from tallymark.stores.sqlite import Sqlite
 from tallymark.stores.staging import Stages, clear_stages
 from tallymark.stores.store import RowsRefused, Store
@@ -62,6 +65,7 @@ class SqlStore(Store):
         self.name = _without_secrets(url)
         self._tables: dict[str, Table] = {}
         self._schemas: Mapping[str, pa.Schema] = {}
+        self._known: Known = {}
         try:
             self.engine = self.dialect.engine(url)
         except ModuleNotFoundError as error:
@@ -119,6 +123,22 @@ class SqlStore(Store):
         with self.look() as connection:
             return recent_tally(connection, group, since)
 
+    def skips(self, group: str) -> list[Skip]:
+        with self.look() as connection:
+            return read_skips(connection, group)
+
+    def filled(self, group: str, batch: str) -> bool:
+        with self.look() as connection:
+            return was_filled(connection, group, batch)
+
+    def record_rebalances(self, group: str, rebalances: Sequence[Rebalance]) -> None:
+        with self.transaction() as connection:
+            record_rebalances(connection, group, rebalances)
+
+    def rebalances(self, group: str, most: int = 100) -> list[Rebalance]:
+        with self.look() as connection:
+            return read_rebalances(connection, group, most)
+
     def prune(self, group: str, before: datetime) -> None:
         with self.transaction() as connection:
             prune_batches(connection, group, before)
@@ -157,10 +177,26 @@ class SqlStore(Store):
     def stages(self, group: str, run: str) -> Stages | None:
         return Stages(self.engine, self.name, group, run) if self.dialect.stages else None
 
-    def clear_stages(self, group: str, run: str, *, own: bool) -> None:
+    def clear_stages(self, group: str, *, of: str | None = None, keep: Collection[str] = ()) -> None:
         if self.dialect.stages:
             with translated(self.name):
-                clear_stages(self.engine, group, run, own=own)
+                clear_stages(self.engine, group, of, keep)
+
+    @contextmanager
+    def begin(
+        self, entry: Callable[[], Entry | None], on_step: Callable[[Step], None] = lambda _: None
+    ) -> Iterator[SqlTransaction]:
+        made: Entry | None = None
+        try:
+            with SqlTransaction(self.name, self.engine, self.dialect, self._known).opened() as db:
+                yield db
+                made = entry()
+                db.finish(made, on_step)
+        except CommitRefused as refused:
+            explained = self._explained(made) if made is not None else None
+            if explained is None:
+                raise
+            raise explained from refused
 
     def apply(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -98,14 +98,14 @@ class Stages:
         drop_tables(self._engine, names)
 
 
-def clear_stages(engine: Engine, group: str, run: str, *, own: bool) -> None:
-    """Drop the staging tables of this run of the group, or those that all other runs have left."""
+def clear_stages(engine: Engine, group: str, of: str | None, keep: Collection[str]) -> None:
+    """Drop the staging tables of this run of the group, or those of all but the runs to keep."""
     with engine.connect() as connection:
         names = [name for name in inspect(connection).get_table_names() if name.startswith(_group_prefix(group))]
-    ours = f"{_group_prefix(group)}{_run_prefix(run)}"
-    found = [name for name in names if name.startswith(ours) == own]
+    chosen = tuple(f"{_group_prefix(group)}{_run_prefix(run)}" for run in ([of] if of else keep))
+    found = [name for name in names if name.startswith(chosen) == bool(of)]
     drop_tables(engine, found)
-    if found and not own:
+    if found and not of:
         log.info("removed staging tables of earlier runs group=%s tables=%d", group, len(found))
 
 
@@ -113,14 +113,14 @@ def drop_tables(engine: Engine, names: Iterable[str]) -> None:
     """Drop what can be dropped: a table that a lingering task still writes to is left to the next owner."""
     for name in names:
         try:
-            with engine.begin() as connection, _impatient(connection):
+            with engine.begin() as connection, impatient(connection):
                 stage_table(name, ()).drop(connection, checkfirst=True)
         except DBAPIError as error:
             log.warning("could not remove a staging table table=%s error=%s", name, error.orig)
 
 
 @contextmanager
-def _impatient(connection: Connection) -> Iterator[None]:
+def impatient(connection: Connection) -> Iterator[None]:
     """Wait two seconds for a lock, and no more."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")

@@ -10,16 +10,18 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 
 import pyarrow as pa
 
 from tallymark.errors import TallymarkError
-from tallymark.fence import Claim, Decide, Entry
+from tallymark.fence import Claim, Decide, Entry, Rebalance, Skip
 from tallymark.shape import Changes, Refusal, TableSpec
 from tallymark.spans import GroupState, Owner, Partition, Position, Tally
 from tallymark.steps import Step
 from tallymark.stores.staging import Stages
+from tallymark.stores.transaction import Transaction
 
 
 class RowsRefused(TallymarkError):
@@ -69,6 +71,22 @@ class Store(ABC):
         """What became of the records of all batches since then."""
 
     @abstractmethod
+    def skips(self, group: str) -> list[Skip]:
+        """The spans that were skipped and that nobody has filled yet, in order."""
+
+    @abstractmethod
+    def filled(self, group: str, batch: str) -> bool:
+        """Whether the fills of this batch were committed, for whoever has not got the answer."""
+
+    @abstractmethod
+    def record_rebalances(self, group: str, rebalances: Sequence[Rebalance]) -> None:
+        """Write them down; the newest 1,000 of a group are kept."""
+
+    @abstractmethod
+    def rebalances(self, group: str, most: int = 100) -> list[Rebalance]:
+        """The last ones, the newest first."""
+
+    @abstractmethod
     def prune(self, group: str, before: datetime) -> None:
         """Forget older history. Positions, tallies, exceptions and dead letters stay."""
 
@@ -113,8 +131,21 @@ class Store(ABC):
         """Where executors can stage rows for this run, if the store can do that."""
         return None
 
-    def clear_stages(self, group: str, run: str, *, own: bool) -> None:  # noqa: B027
-        """Remove what this run of the group has staged and not committed, or what all other runs have left."""
+    def clear_stages(  # noqa: B027
+        self, group: str, *, of: str | None = None, keep: Collection[str] = ()
+    ) -> None:
+        """Remove what runs of the group have staged and not committed: this one, or all but those to keep."""
+
+    @abstractmethod
+    def begin(
+        self, entry: Callable[[], Entry | None], on_step: Callable[[Step], None] = lambda _: None
+    ) -> AbstractContextManager[Transaction]:
+        """An open transaction.
+
+        When the block ends, what ``entry`` says then is written to the ledger, so that the block can still decide what
+        is dead; the positions move last, and all of it commits. If anything raises, nothing of it happens. Without an
+        entry the rows commit alone.
+        """
 
     @abstractmethod
     def apply(
@@ -126,6 +157,7 @@ class Store(ABC):
     ) -> None:
         """Write rows, ledger or both in one transaction, and move the positions last.
 
-        Raises ``RowsRefused`` with the records that a table can't take, ``CommitRefused`` when a position is not where
-        ``entry`` has it, and writes nothing in either case. Looking for the records ends after so many ``refusals``.
+        Raises ``RowsRefused`` with the records that a table can't take, ``CommitRefused`` when a position or an open
+        skip is not where ``entry`` has it, and writes nothing in either case. Looking for the records ends after so
+        many ``refusals``.
         """

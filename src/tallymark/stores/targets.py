@@ -138,7 +138,7 @@ def _check_columns(table: Table, spec: TableSpec, schema: pa.Schema, dialect: st
                 f"table {table.name} has no column {field.name} for the rows' {_spark_like(field)}; add the column, "
                 "have it added with evolve=True, or leave it out of the table's function"
             )
-        if dialect != "sqlite" and not _fits(wanted, column.type):
+        if dialect != "sqlite" and not fits(wanted, column.type):
             raise TableMismatch(
                 f"table {table.name}: column {field.name} is {column.type} and can't hold the rows' "
                 f"{_spark_like(field)}; change the column or cast the value"
@@ -180,7 +180,7 @@ def _family(kind: sql.TypeEngine[Any]) -> str | None:
     return next((family for cls, family in _FAMILIES if isinstance(kind, cls)), None)
 
 
-def _fits(wanted: sql.TypeEngine[Any], found: sql.TypeEngine[Any]) -> bool:
+def fits(wanted: sql.TypeEngine[Any], found: sql.TypeEngine[Any]) -> bool:
     """Whether the column can hold the value. A type we do not know is left to the database."""
     need, have = _family(wanted), _family(found)
     if need is None or have is None:

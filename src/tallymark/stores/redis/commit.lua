@@ -6,9 +6,11 @@ local function take_key() key = key + 1; return KEYS[key] end
 local null, only_try = take(), take()
 
 local HOLDS = {
-  HSET = 'hash', HSETNX = 'hash', HDEL = 'hash', RPUSH = 'list', SADD = 'set',
+  HSET = 'hash', HSETNX = 'hash', HDEL = 'hash', HINCRBY = 'hash', RPUSH = 'list', SADD = 'set',
   ZADD = 'zset', ZREMRANGEBYSCORE = 'zset', ZREMRANGEBYRANK = 'zset',
 }
+-- What else a handler may call: its right to do so is looked at only if it does.
+local HANDLER = {SET = 'string', INCRBY = 'string', SREM = 'set', ZREM = 'zset', DEL = 'anything'}
 local OTHERS = {'HGET', 'HGETALL', 'TYPE', 'EXISTS', 'GET', 'SET', 'DEL'}
 
 -- 1. What has to hold: key, field, value.
@@ -34,19 +36,30 @@ end
 if #wrong > 0 then return {'wrong', wrong} end
 if only_try == '1' then return {'done', {}} end
 
-local commands = {}
+local commands, called = {}, {}
 for _ = 1, count() do
   local command = {}
   for i = 1, count() do command[i] = take() end
   local name = take_key()
-  local found = redis.call('TYPE', name).ok
-  if found ~= 'none' and found ~= HOLDS[command[1]] then return {'broken', name, found} end
+  local found, holds = redis.call('TYPE', name).ok, HOLDS[command[1]] or HANDLER[command[1]]
+  if found ~= 'none' and found ~= holds and holds ~= 'anything' then return {'broken', name, found} end
+  if command[1] == 'HINCRBY' or command[1] == 'INCRBY' then
+    local field = command[1] == 'HINCRBY' and command[2]
+    local number = (field and redis.call('HGET', name, field) or not field and redis.call('GET', name)) or '0'
+    -- As strict as the server, which takes no zeros in front.
+    local whole = #number <= 18 and (number == '0' or number:match('^%-?[1-9]%d*$'))
+    if not whole then return {'broken', name, found .. ' without a number' .. (field and ' in ' .. field or '')} end
+  end
+  if HANDLER[command[1]] then called[command[1]] = true end
   table.insert(command, 2, name)
   commands[#commands + 1] = command
 end
 
 if redis.acl_check_cmd and #tables + #commands > 0 then
   for command in pairs(HOLDS) do
+    if not redis.acl_check_cmd(command, KEYS[1]) then return {'denied', command} end
+  end
+  for command in pairs(called) do
     if not redis.acl_check_cmd(command, KEYS[1]) then return {'denied', command} end
   end
   for _, command in ipairs(OTHERS) do

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tallymark.spans import Partition
+from tallymark.spans import Partition, Span
 
 LEDGER = "tallymark"
 
@@ -48,6 +48,17 @@ class Keys:
 
     def exceptions(self, group: str) -> str:
         return self._ledger("exceptions", group)
+
+    def skips(self, group: str) -> str:
+        """The open skips of a group, by ``skip``."""
+        return self._ledger("skips", group)
+
+    def skip(self, span: Span) -> str:
+        """The field of an open skip: where it starts."""
+        return ":".join(map(escaped, (span.partition.topic, span.partition.number, span.start)))
+
+    def rebalances(self, group: str) -> str:
+        return self._ledger("rebalances", group)
 
     def letter(self, group: str, partition: Partition, offset: int, batch: str) -> str:
         return self._ledger("letter", group, partition.topic, partition.number, offset, batch)

@@ -3,11 +3,14 @@
     position:<group>:<topic>:<partition>                  a hash; ``positions:<group>`` is the set of their keys
     group:<group>                                         a hash: running or paused; ``groups`` is the set of all groups
     batches:<group>                                       a sorted set of JSON objects, by time in microseconds
-    exceptions:<group>                                    a list of JSON objects: skips, losses, resets
+    exceptions:<group>                                    a list of JSON objects: skips, losses, resets, backfills
+    skips:<group>                                         a hash of those skips that are open, by where they start
+    rebalances:<group>                                    a sorted set of JSON objects, by time in microseconds
     letter:<group>:<topic>:<partition>:<offset>:<batch>   a hash; ``letters:<group>`` has their keys, by time
     schema                                                a hash: the version of all this
 
 Positions are computed here and set by the script, which expects the epoch and the offset that they were computed from.
+Tallies are added to by the script itself: a fill may come between.
 """
 
 from __future__ import annotations
@@ -15,20 +18,23 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Any
 
-from tallymark.fence import Claim, Decide, Entry, FirstClaim, Note, check_held, restarted
+from tallymark.fence import Claim, Decide, Entry, FirstClaim, check_held, restarted
 from tallymark.read import DeadLetter
 from tallymark.spans import OUTCOMES, GroupState, Owner, Partition, Position, Tally
+from tallymark.stores.redis import journal
 from tallymark.stores.redis.keys import Keys
 from tallymark.stores.redis.script import Work
+from tallymark.stores.redis.times import as_text, from_text, score
 
-VERSION = 1
+VERSION = 2
 KEEP_BATCHES = 100_000
 """History is memory here: some 30 MB for each group, whatever the loop wants to keep."""
 OWNERSHIP = ("epoch", "owner", "owner_host", "owned_since")
-PLACE = ("next_offset", "first_offset", *OUTCOMES, "record_time", "updated_at")
+MOVED = ("next_offset", "record_time", "updated_at")
+PLACE = (*MOVED, "first_offset", *OUTCOMES)
 
 
 def claim(
@@ -39,6 +45,7 @@ def claim(
     decide: Decide,
     held: Mapping[Partition, Claim],
     found: Mapping[Partition, Position],
+    skips: Mapping[str, str],
 ) -> Work:
     """Raise the epochs, name the owner, do what ``decide`` wishes, and read the positions as they are then."""
     wish, work = decide([found[partition] for partition in sorted(found)]), Work()
@@ -56,9 +63,12 @@ def claim(
             if partition in wish.restarts:
                 # Elsewhere the offset may move until the script runs: whoever moves it has not been fenced before.
                 work.expect(keys.position(group, partition), "next_offset", old.next_offset)
+                work.expect(keys.position(group, partition), "skipped", old.tally.skipped)
                 new, note = restarted(new, wish.restarts[partition], owner.since)
                 names = (*OWNERSHIP, *PLACE)
-                _note(work, keys, group, [note] if note else [], owner.since)
+                if note is not None and note.kind == "reset":
+                    journal.void(work, keys, group, partition, skips)
+                journal.note(work, keys, group, [note] if note else [], owner.since)
             _move(work, keys, group, old, new, names)
     work.reads = [keys.position(group, one) for one in sorted(partitions) if one in found or one in wish.first]
     return work
@@ -84,23 +94,28 @@ def release(keys: Keys, group: str, claims: Iterable[Claim], found: Mapping[Part
     return work
 
 
-def commit(keys: Keys, entry: Entry, found: Mapping[Partition, Position]) -> Work:
-    """Move the positions from start to stop, with all that explains it."""
+def commit(
+    keys: Keys, entry: Entry, found: Mapping[Partition, Position], skips: Mapping[str, str] | None = None
+) -> Work:
+    """Move the positions from start to stop, fill skips that are open, with all that explains it."""
     work = Work()
     for step in entry.advances:
-        old = found[step.partition]
-        new = replace(old, next_offset=step.stop, tally=old.tally + step.tally, updated_at=entry.now)
+        key, old = keys.position(entry.group, step.partition), found[step.partition]
+        new = replace(old, next_offset=step.stop, updated_at=entry.now)
         # A span without records says nothing about freshness: the time of the last record stays.
         new = replace(new, record_time=step.record_time or old.record_time)
-        work.expect(keys.position(entry.group, step.partition), "next_offset", step.start)
-        _move(work, keys, entry.group, replace(old, epoch=step.epoch), new, PLACE)
+        work.expect(key, "next_offset", step.start)
+        _move(work, keys, entry.group, replace(old, epoch=step.epoch), new, MOVED)
+        work.add(key, {name: getattr(step.tally, name) for name in OUTCOMES})
+    for each in entry.fills:
+        journal.fill(work, keys, entry.group, each, skips or {})
     for letter in entry.dead_letters:
         key = keys.letter(entry.group, letter.partition, letter.offset, entry.batch)
         work.put(key, _letter(entry, letter))
-        work.call("ZADD", keys.letters(entry.group), _score(entry.now), key)
-    _note(work, keys, entry.group, entry.notes, entry.now, entry.batch)
-    if any(step.stop > step.start for step in entry.advances):
-        work.call("ZADD", keys.batches(entry.group), _score(entry.now), _batch(entry))
+        work.call("ZADD", keys.letters(entry.group), score(entry.now), key)
+    journal.note(work, keys, entry.group, entry.journal, entry.now, entry.batch)
+    if any(len(span) for span in entry.spans):
+        work.call("ZADD", keys.batches(entry.group), score(entry.now), _batch(entry))
         work.call("ZREMRANGEBYRANK", keys.batches(entry.group), 0, -KEEP_BATCHES - 1)
     if entry.pause is not None:
         set_state(work, keys, entry.group, GroupState("paused", entry.pause, "budget", entry.now))
@@ -109,32 +124,32 @@ def commit(keys: Keys, entry: Entry, found: Mapping[Partition, Position]) -> Wor
 
 def set_state(work: Work, keys: Keys, group: str, state: GroupState) -> None:
     fields = {"group_name": group, "desired_state": state.desired, "reason": state.reason}
-    work.put(keys.group(group), fields | {"changed_by": state.by, "changed_at": _text(state.since)})
+    work.put(keys.group(group), fields | {"changed_by": state.by, "changed_at": as_text(state.since)})
     work.call("SADD", keys.groups(), group)
 
 
 def prune(keys: Keys, group: str, before: datetime) -> Work:
     work = Work()
-    work.call("ZREMRANGEBYSCORE", keys.batches(group), "-inf", f"({_score(before)}")
+    work.call("ZREMRANGEBYSCORE", keys.batches(group), "-inf", f"({score(before)}")
     return work
 
 
 def state(fields: Mapping[str, str]) -> GroupState | None:
     if not fields:
         return None
-    since = _time(fields["changed_at"])
+    since = from_text(fields["changed_at"])
     return GroupState(fields["desired_state"], fields.get("reason"), fields.get("changed_by"), since)
 
 
 def recent(client: Any, keys: Keys, group: str, since: datetime) -> Tally:
-    lines = client.zrangebyscore(keys.batches(group), _score(since), "+inf")
+    lines = client.zrangebyscore(keys.batches(group), score(since), "+inf")
     return Tally.sum(Tally(*(line[name] for name in OUTCOMES)) for line in map(json.loads, lines))
 
 
 def position(fields: Mapping[str, str]) -> Position:
     owner = None
     if "owner" in fields:
-        owner = Owner(fields["owner"], fields["owner_host"], _time(fields["owned_since"]))
+        owner = Owner(fields["owner"], fields["owner_host"], from_text(fields["owned_since"]))
     return Position(
         partition=Partition(fields["topic"], int(fields["partition_id"])),
         next_offset=int(fields["next_offset"]),
@@ -144,8 +159,8 @@ def position(fields: Mapping[str, str]) -> Position:
         epoch=int(fields["epoch"]),
         owner=owner,
         tally=Tally(*(int(fields[name]) for name in OUTCOMES)),
-        record_time=_time(fields["record_time"]) if "record_time" in fields else None,
-        updated_at=_time(fields["updated_at"]),
+        record_time=from_text(fields["record_time"]) if "record_time" in fields else None,
+        updated_at=from_text(fields["updated_at"]),
     )
 
 
@@ -158,14 +173,14 @@ def _fields(group: str, position: Position) -> dict[str, str | int | None]:
         "next_offset": position.next_offset,
         "first_offset": position.first_offset,
         **{name: getattr(position.tally, name) for name in OUTCOMES},
-        "record_time": _text(position.record_time) if position.record_time else None,
+        "record_time": as_text(position.record_time) if position.record_time else None,
         "epoch": position.epoch,
         "owner": owner.run if owner else None,
         "owner_host": owner.host if owner else None,
-        "owned_since": _text(owner.since) if owner else None,
+        "owned_since": as_text(owner.since) if owner else None,
         "topic_id": position.topic_id,
         "cluster_id": position.cluster_id,
-        "updated_at": _text(position.updated_at),
+        "updated_at": as_text(position.updated_at),
     }
 
 
@@ -192,23 +207,19 @@ def _insert(
 def _register(work: Work, keys: Keys, group: str, owner: Owner) -> None:
     work.call("SADD", keys.groups(), group)
     fields = {"desired_state": "running", "group_name": group, "changed_by": owner.host}
-    for name, value in (fields | {"changed_at": _text(owner.since)}).items():
+    for name, value in (fields | {"changed_at": as_text(owner.since)}).items():
         work.call("HSETNX", keys.group(group), name, value)
 
 
-def _note(work: Work, keys: Keys, group: str, notes: Iterable[Note], now: datetime, batch: str | None = None) -> None:
-    for note in notes:
-        where = {"topic": note.span.partition.topic, "partition_id": note.span.partition.number}
-        span = {"start_offset": note.span.start, "stop_offset": note.span.stop}
-        why = {"kind": note.kind, "reason": note.reason, "batch": batch, "recorded_at": _text(now)}
-        work.call("RPUSH", keys.exceptions(group), json.dumps(where | span | why, ensure_ascii=False))
-
-
 def _batch(entry: Entry) -> str:
-    line: dict[str, Any] = {"batch": entry.batch, "started_at": _text(entry.started), "committed_at": _text(entry.now)}
+    line: dict[str, Any] = {
+        "batch": entry.batch,
+        "started_at": as_text(entry.started),
+        "committed_at": as_text(entry.now),
+    }
     line |= {name: getattr(entry.tally, name) for name in OUTCOMES}
     line["table_rows"] = dict(entry.rows)
-    line["spans"] = [[step.partition.topic, step.partition.number, step.start, step.stop] for step in entry.advances]
+    line["spans"] = [[span.partition.topic, span.partition.number, span.start, span.stop] for span in entry.spans]
     return json.dumps(line, ensure_ascii=False)
 
 
@@ -218,7 +229,7 @@ def _letter(entry: Entry, letter: DeadLetter) -> dict[str, str | bytes | int | N
         "topic": letter.partition.topic,
         "partition_id": letter.partition.number,
         "record_offset": letter.offset,
-        "record_time": _text(letter.record_time) if letter.record_time else None,
+        "record_time": as_text(letter.record_time) if letter.record_time else None,
         "record_key": letter.key,
         "record_value": letter.value,
         "headers": letter.headers_as_json(),
@@ -226,19 +237,5 @@ def _letter(entry: Entry, letter: DeadLetter) -> dict[str, str | bytes | int | N
         "error": letter.error,
         "state": "dead",
         "batch": entry.batch,
-        "recorded_at": _text(entry.now),
+        "recorded_at": as_text(entry.now),
     }
-
-
-def _text(time: datetime) -> str:
-    return time.astimezone(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=timezone.utc)
-
-
-def _score(time: datetime) -> int:
-    """Microseconds: few enough for the double that a sorted set keeps."""
-    since = time - datetime(1970, 1, 1, tzinfo=timezone.utc)
-    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

@@ -4,7 +4,7 @@ A Redis script runs alone: nobody sees half of it, and one that comes late finds
 is not rolled back when a command fails in the middle. So everything that can fail is looked at before the first write:
 
 1. expectations: fields of the ledger that must be as the caller has read them
-2. the type of every key that is to be written, and the user's right to call every command
+2. the type of every key that is to be written, numbers that are to be added to, the user's right to call every command
 3. the rows, and 4. the commands of the ledger, none of which can fail any more
 
 What the server itself may refuse, it refuses no later than at a script's first write: that memory is full, that it is a
@@ -76,6 +76,12 @@ class Work:
         self.call("HSET", key, *chain.from_iterable(present.items()))
         if len(present) < len(fields):
             self.call("HDEL", key, *(fields.keys() - present.keys()))
+
+    def add(self, key: str, counts: Mapping[str, int]) -> None:
+        """Add to the numbers in a hash."""
+        for name, count in counts.items():
+            if count:
+                self.call("HINCRBY", key, name, count)
 
     def keys(self) -> list[str]:
         rows = chain.from_iterable(block.keys for block in self.blocks)

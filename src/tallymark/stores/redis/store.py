@@ -14,24 +14,34 @@ import random
 import sys
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 
-from tallymark.errors import AccessDenied, BadInput, BatchTooLarge, CommitRefused, TallymarkError, Unreachable
-from tallymark.fence import Claim, Decide, Entry, explain_refusal
+from tallymark.errors import (
+    AccessDenied,
+    BadInput,
+    BatchTooLarge,
+    CommitRefused,
+    DataRefused,
+    TallymarkError,
+    Unreachable,
+)
+from tallymark.fence import Claim, Decide, Entry, Rebalance, Skip, explain_refusal, explain_unfillable
 from tallymark.shape import Changes, TableSpec, table_schema
 from tallymark.spans import GroupState, Owner, Partition, Position, Tally
 from tallymark.steps import Step
 from tallymark.stores.columns import is_json
-from tallymark.stores.redis import ledger, rows, script
+from tallymark.stores.redis import journal, ledger, rows, script
 from tallymark.stores.redis.address import Address
 from tallymark.stores.redis.failures import translated
-from tallymark.stores.redis.keys import Keys
+from tallymark.stores.redis.keys import LEDGER, Keys
 from tallymark.stores.redis.script import Work
+from tallymark.stores.redis.transaction import RedisTransaction
 from tallymark.stores.store import RowsRefused, Store
 
 log = logging.getLogger(__name__)
@@ -71,14 +81,22 @@ class RedisStore(Store):
 
     def create_ledger(self) -> None:
         self._check_eviction()
-        key, work = self._keys.schema(), Work()
-        work.expect(key, "version", "")
-        work.put(key, {"version": ledger.VERSION, "applied_at": datetime.now(timezone.utc).isoformat()})
         found = self._version()
-        if found is None and self._run(work) is None:
+        if found is None or found < ledger.VERSION:
+            self._run(self._upgrade(found))
             found = self._version()
         if found is not None and found > ledger.VERSION:
             raise BadInput(f"the ledger has version {found}, this tallymark knows {ledger.VERSION}: upgrade tallymark")
+
+    def _upgrade(self, found: int | None) -> Work:
+        """From no ledger or an older one, unless somebody else does it first."""
+        key, work = self._keys.schema(), Work()
+        work.expect(key, "version", found or "")
+        work.put(key, {"version": ledger.VERSION, "applied_at": datetime.now(timezone.utc).isoformat()})
+        with translated(self.name):
+            for group in _texts(self._client.smembers(self._keys.groups())) if found == 1 else ():
+                journal.reopen(work, self._keys, group, self._client.lrange(self._keys.exceptions(group), 0, -1))
+        return work
 
     def positions(self, group: str | None = None) -> dict[str, list[Position]]:
         with translated(self.name):
@@ -98,6 +116,22 @@ class RedisStore(Store):
         with translated(self.name):
             return ledger.recent(self._client, self._keys, group, since)
 
+    def skips(self, group: str) -> list[Skip]:
+        return journal.skips(self._open_skips(group))
+
+    def filled(self, group: str, batch: str) -> bool:
+        with translated(self.name):
+            return journal.was_filled(self._client, self._keys, group, batch)
+
+    def record_rebalances(self, group: str, rebalances: Sequence[Rebalance]) -> None:
+        work = Work()
+        journal.record_rebalances(work, self._keys, group, rebalances)
+        self._run(work)
+
+    def rebalances(self, group: str, most: int = 100) -> list[Rebalance]:
+        with translated(self.name):
+            return journal.rebalances(self._client, self._keys, group, most)
+
     def prune(self, group: str, before: datetime) -> None:
         self._run(ledger.prune(self._keys, group, before))
 
@@ -110,7 +144,9 @@ class RedisStore(Store):
         held: Mapping[Partition, Claim],
     ) -> dict[Partition, Claim]:
         def plan(found: Mapping[Partition, Position]) -> Work:
-            return ledger.claim(self._keys, group, owner, partitions, decide, held, found)
+            # Read after the positions: what changes in between is not as the script expects it.
+            skips = self._open_skips(group)
+            return ledger.claim(self._keys, group, owner, partitions, decide, held, found, skips)
 
         return self._settle(group, plan)
 
@@ -130,6 +166,26 @@ class RedisStore(Store):
         for spec in specs:
             self._json[spec.name] = {field.name for field in schemas[spec.name] if is_json(field)}
 
+    @contextmanager
+    def begin(
+        self, entry: Callable[[], Entry | None], on_step: Callable[[Step], None] = lambda _: None
+    ) -> Iterator[RedisTransaction]:
+        db = RedisTransaction(self.name, lambda: self._client, self._keys, self._address.rows)
+        with db.opened():
+            yield db
+            made = entry()
+        work = self._commit(made) if made is not None else Work()
+        if not db.add_to(work) and made is None:
+            return
+        on_step(Step.WRITTEN)
+        if made is not None:
+            on_step(Step.MOVED)
+        answer = self._answer(work, divisible=made is not None and any(len(span) > 1 for span in made.spans))
+        if answer[0] == b"wrong":
+            _, _, key, kind = answer[1][0]
+            raise DataRefused(f"key {key.decode()} holds a {kind.decode()}; nothing was written")
+        self._check_moved(answer, made)
+
     def apply(
         self,
         changes: Sequence[Changes],
@@ -139,12 +195,14 @@ class RedisStore(Store):
     ) -> None:
         work = self._commit(entry) if entry is not None else Work()
         batch = entry.batch if entry is not None else uuid.uuid4().hex
-        divisible = entry is not None and any(step.stop - step.start > 1 for step in entry.advances)
+        divisible = entry is not None and any(len(span) > 1 for span in entry.spans)
         answer = self._write(work, changes, batch, refusals, divisible, on_step)
+        self._check_moved(answer, entry)
+
+    def _check_moved(self, answer: list[Any], entry: Entry | None) -> None:
         if answer[0] == b"moved" and entry is not None:
-            found = self._positions(entry.group)
-            refusal = CommitRefused(f"group {entry.group}: {answer[1].decode()} had moved")
-            raise explain_refusal(found, entry.advances) or refusal
+            self._check_fence(entry)
+            raise CommitRefused(f"group {entry.group}: {answer[1].decode()} had moved")
 
     def try_out(self, changes: Sequence[Changes], refusals: int = sys.maxsize) -> None:
         self._write(Work(only_try=True), changes, uuid.uuid4().hex, refusals, False, lambda _: None)
@@ -178,11 +236,20 @@ class RedisStore(Store):
         return answer
 
     def _commit(self, entry: Entry) -> Work:
-        """The ledger's part, computed from the positions as they are. The decision itself is the script's."""
+        """The ledger's part, computed from what is there now. The decision itself is the script's."""
+        return ledger.commit(self._keys, entry, *self._check_fence(entry))
+
+    def _check_fence(self, entry: Entry) -> tuple[dict[Partition, Position], dict[str, str]]:
+        """The positions and the open skips that a commit needs; raises why it can't succeed, if it can't."""
         found = self._positions(entry.group, [step.partition for step in entry.advances])
-        if error := explain_refusal(found, entry.advances):
+        skips = self._open_skips(entry.group) if entry.fills else {}
+        error = explain_refusal(found, entry.advances) or explain_unfillable(journal.skips(skips), entry.fills)
+        if error:
             raise error
-        return ledger.commit(self._keys, entry, found)
+        return found, skips
+
+    def _open_skips(self, group: str) -> dict[str, str]:
+        return self._hashes([self._keys.skips(group)])[0]
 
     def _add_rows(self, work: Work, changes: Sequence[Changes], batch: str) -> list[tuple[TableSpec, pa.Table]]:
         sources = []
@@ -233,6 +300,8 @@ class RedisStore(Store):
             )
         with translated(self.name):
             answer = script.run(self._client, keys, arguments)
+        if answer[0] == b"broken" and not answer[1].decode().startswith(self._keys.table(LEDGER)):
+            raise DataRefused(f"key {answer[1].decode()} holds a {answer[2].decode()}; nothing was written")
         if answer[0] == b"broken":
             raise TallymarkError(
                 f"{self.name}: {answer[1].decode()} belongs to the ledger and holds a {answer[2].decode()}: "

@@ -1,0 +1,93 @@
+"""The next records, fetched and decoded in a thread of their own while the handler works on the last ones.
+
+Whoever changes what is fetched waits for that thread first, and what it has brought of the partitions in question is
+thrown away: it is fetched again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
+
+from tallymark.background import Background
+from tallymark.errors import TallymarkError
+from tallymark.fetch import Fetched, Fetcher
+from tallymark.formats import Decoder
+from tallymark.read import DeadLetter
+from tallymark.records import Records, decoded
+from tallymark.spans import Partition
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What was fetched, and its records decoded."""
+
+    fetched: Mapping[Partition, Fetched]
+    records: Records
+    letters: list[DeadLetter]
+
+
+class Ahead:
+    """A fetcher that works ahead by one batch."""
+
+    def __init__(self, fetcher: Fetcher, decode: Decoder) -> None:
+        self._fetcher = fetcher
+        self._decode = decode
+        self._thread = Background("tallymark-fetch")
+        self._pending: Future[Taken] | None = None
+        self.current: dict[Partition, int] = {}
+        """The next offset of each partition to be handed out."""
+
+    def start(self, most: int, wait: float) -> None:
+        """Fetch up to so many records, unless that is being done."""
+        if self._pending is None:
+            self._pending = self._thread.submit(lambda: self._taken(self._fetcher.fetch(most, wait)))
+
+    def take(self, most: int, wait: float) -> Taken:
+        """The next records, and the ends of partitions that were reached."""
+        self.start(most, wait)
+        assert self._pending is not None
+        try:
+            taken = self._pending.result()
+        finally:
+            self._pending = None
+        self.current |= {partition: got.stop for partition, got in taken.fetched.items()}
+        return taken
+
+    def add(self, offsets: Mapping[Partition, int]) -> None:
+        """Fetch these too, or go on elsewhere in them."""
+        self._drop(offsets)
+        self._fetcher.add(offsets)
+        self.current |= offsets
+
+    def remove(self, partitions: Iterable[Partition]) -> None:
+        gone = list(partitions)
+        self._drop(gone)
+        self._fetcher.remove(gone)
+        for partition in gone:
+            self.current.pop(partition, None)
+
+    def close(self) -> None:
+        self._drop(())
+        self._fetcher.close()
+        self._thread.close()
+
+    def _drop(self, partitions: Iterable[Partition]) -> None:
+        """Wait for what is being fetched, and keep what is not of these partitions."""
+        if self._pending is None:
+            return
+        wait_for, gone = self._pending, set(partitions)
+        # Whoever takes next is told.
+        with suppress(TallymarkError):
+            taken = wait_for.result()
+            kept = {partition: got for partition, got in taken.fetched.items() if partition not in gone}
+            if len(kept) < len(taken.fetched):
+                self._pending = Future()
+                self._pending.set_result(self._taken(kept))
+
+    def _taken(self, fetched: Mapping[Partition, Fetched]) -> Taken:
+        messages = list(chain.from_iterable(got.messages for got in fetched.values()))
+        return Taken(fetched, *decoded(self._decode, messages))

@@ -1,0 +1,139 @@
+"""Framework style: a few settings and one decorated function make a listener."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+from tallymark.background import Background
+from tallymark.errors import BadInput
+from tallymark.handler import Handler
+from tallymark.listener import Listener, Listening
+from tallymark.loop import Until
+from tallymark.setup import Setup
+from tallymark.signals import leaving_on_signals
+from tallymark.source import Bytes, Json, Kafka
+from tallymark.spans import Tally
+from tallymark.steps import OnStep, ignore
+from tallymark.workers import Order
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from tallymark.setup import Settings
+
+BYTES = Bytes()
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class App:
+    """Listeners that share brokers and a store.
+
+    >>> app = App(brokers="localhost:9092", store="postgresql://localhost/shop")
+    >>> @app.listen("app-log", group="log-to-db", threads=3)
+    ... def receive(record, db):
+    ...     db.execute("INSERT INTO log (line) VALUES (:line)", {"line": record.value.decode()})
+    >>> app.run()
+
+    ``kafka`` holds settings of librdkafka by its own names. All others are those of ``Pipeline``, for every listener;
+    each may have its own.
+    """
+
+    def __init__(
+        self, *, brokers: str, store: str, kafka: Mapping[str, Any] | None = None, **settings: Unpack[Settings]
+    ) -> None:
+        self._brokers = brokers
+        self._store = store
+        self._kafka = dict(kafka or {})
+        self._settings = settings
+        self._listeners: list[Listener] = []
+        self._running: list[Listening] = []
+        self._stop = threading.Event()
+
+    @property
+    def listeners(self) -> Sequence[Listener]:
+        return tuple(self._listeners)
+
+    def listen(
+        self,
+        topics: str | Sequence[str],
+        *,
+        group: str,
+        value: Json | Bytes = BYTES,
+        threads: int = 1,
+        workers: int = 1,
+        order: Order = "partition",
+        batch: bool = False,
+        max_records: int = 500,
+        kafka: Mapping[str, Any] | None = None,
+        **settings: Unpack[Settings],
+    ) -> Callable[[Function], Function]:
+        """Call the decorated function for every record of these topics, with the open transaction.
+
+        ``threads`` is the number of consumers, each a member of the group. ``workers`` run behind each of them, and
+        ``order`` says what stays in order: the records of a "partition", those of a "key", or "none". ``batch=True``
+        hands over all records of a transaction at once. The function may be async.
+
+        A function that raises ``Retry``, ``ConnectionError`` or ``TimeoutError`` is tried again, with the whole batch.
+        A record that it raises anything else for becomes a dead letter, and the others are applied.
+        """
+
+        def register(function: Function) -> Function:
+            source = Kafka(self._brokers, topics, value, {**self._kafka, **(kafka or {})})
+            merged: Settings = {**self._settings, **settings}
+            setup = Setup(group, source, self._store, **merged)
+            handler = Handler(function, takes_batches=batch)
+            self._listeners.append(Listener(setup, handler, threads, workers, order, max_records))
+            return function
+
+        return register
+
+    def run(self, until: Until = "stopped", *, on_step: OnStep = ignore) -> Tally:
+        """Run all listeners until stopped, or ``until="caught-up"``. Returns what they did.
+
+        Ctrl-C and SIGTERM finish the batches in flight and leave; a second one leaves at once. If one listener fails,
+        all stop, and its error is raised.
+        """
+        if until not in get_args(Until):
+            raise BadInput(f"until={until!r} is not known; write {' or '.join(get_args(Until))}")
+        return self._run(lambda running: running.run(until), on_step, threads=True)
+
+    def backfill(self, *, topic: str | None = None, partition: int | None = None, on_step: OnStep = ignore) -> Tally:
+        """Fill in what was skipped: the functions get records that are older than what they have applied since."""
+        return self._run(lambda running: running.backfill(topic, partition), on_step, threads=False)
+
+    def _run(self, work: Callable[[Listening], None], on_step: OnStep, *, threads: bool) -> Tally:
+        if not self._listeners:
+            raise BadInput("the app has no listener; decorate a function with @app.listen('topic', group='name')")
+        self._running = [
+            Listening(one, on_step, n) for one in self._listeners for n in range(one.threads if threads else 1)
+        ]
+        with leaving_on_signals(self.stop):
+            self._wait([_start(partial(work, running)) for running in self._running])
+        self._stop.clear()
+        return Tally.sum(running.total for running in self._running)
+
+    def stop(self) -> None:
+        """Finish the batches in flight, and leave."""
+        self._stop.set()
+
+    def _wait(self, futures: Sequence[Future[None]]) -> None:
+        left = set(futures)
+        while left:
+            # In short steps: a signal is only noticed between two of them.
+            done, left = wait(left, timeout=0.1, return_when=FIRST_EXCEPTION)
+            if self._stop.is_set() or any(one.exception() for one in done):
+                for running in self._running:
+                    running.stop()
+        for future in futures:
+            future.result()
+
+
+def _start(work: Callable[[], None]) -> Future[None]:
+    background = Background("tallymark-listener")
+    future = background.submit(work)
+    background.close()
+    return future

@@ -1,0 +1,211 @@
+"""Filling in what was skipped: read, shape and commit open skips while the group goes on.
+
+Every chunk is one transaction that writes its rows and takes it out of the open skip. It claims nothing and moves no
+position, so that whoever owns the partition is not disturbed; of two backfills that fill the same chunk, the second one
+is refused and looks again. Run it with a reader that stages nothing: a member that starts removes such tables.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from functools import partial
+from itertools import count
+from typing import TypeVar
+
+from tallymark.brokers import Brokers
+from tallymark.commit import Batch, Committer, Destination, check_letters
+from tallymark.errors import BadInput, BatchTooLarge, GroupPaused, PositionMoved
+from tallymark.fence import Skip, explain_loss
+from tallymark.letters import fetched, refused
+from tallymark.loop import Job
+from tallymark.patience import patiently
+from tallymark.plan import Move, Plan, adapt, check_identity, readable_from
+from tallymark.read import DeadLetter, Reader, Reading
+from tallymark.shape import Refusal, TableSpec
+from tallymark.spans import Log, Position, Span, Tally
+from tallymark.steps import OnStep, Progress, Step, ignore
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def backfill(
+    job: Job,
+    brokers: Brokers,
+    destination: Destination,
+    reader: Reader,
+    on_step: OnStep = ignore,
+    stop: threading.Event | None = None,
+    *,
+    topic: str | None = None,
+    partition: int | None = None,
+    overwrite: bool = False,
+) -> Tally:
+    """Fill all open skips of the group, or those of one topic or partition; returns what became of their offsets.
+
+    What Kafka has deleted since is lost, as ``on_loss`` says. ``overwrite`` allows tables in which the older records
+    that are filled in now can replace what newer ones have written.
+    """
+    if destination.delivery != "exactly-once":
+        raise BadInput(f"backfill is exactly-once only, and this is delivery={destination.delivery!r}: leave it out")
+    check_order(job.tables, overwrite=overwrite)
+    filler = Filler(job, brokers, destination, reader, on_step, stop or threading.Event())
+    return filler.run(topic, partition)
+
+
+def check_order(tables: Sequence[TableSpec], *, overwrite: bool) -> None:
+    """Refuse tables whose rows depend on the order in which records come."""
+    for spec in tables:
+        if overwrite or spec.write != "upsert":
+            continue
+        if spec.version is None:
+            raise BadInput(
+                f"table {spec.name}: filling in older records would overwrite newer rows; "
+                "give version=, or pass overwrite=True"
+            )
+        if spec.delete is not None:
+            raise BadInput(
+                f"table {spec.name}: filling in older records could bring back rows that newer ones have deleted; "
+                "pass overwrite=True if that is fine"
+            )
+
+
+class Filler:
+    """One backfill, chunk after chunk."""
+
+    def __init__(
+        self,
+        job: Job,
+        brokers: Brokers,
+        destination: Destination,
+        reader: Reader,
+        on_step: OnStep,
+        stop: threading.Event,
+    ) -> None:
+        self._job, self._brokers, self._reader, self._on_step, self._stop = job, brokers, reader, on_step, stop
+        self._store = destination.rows
+        self._committer = Committer(job.group, destination, job.budget, self._letters, job.patience)
+        most = min(job.limits.records, self._store.most_records or job.limits.records)
+        self._most = replace(job.limits, records=most)
+        self._limit = most
+        self._batches = count(1)
+        self._unreadable: set[Span] = set()
+
+    def run(self, topic: str | None, partition: int | None) -> Tally:
+        schemas = self._reader.schemas()
+        self._store.check_tables(self._job.tables, schemas)
+        self._store.create_ledger()
+        self._store.create_tables(self._job.tables, schemas)
+        total = Tally()
+        while not self._stop.is_set():
+            skips = self._patiently(partial(self._open, topic, partition))
+            if not skips:
+                break
+            total += self._fill(skips[0], sum(len(skip.span) for skip in skips))
+        return total
+
+    def _open(self, topic: str | None, partition: int | None) -> list[Skip]:
+        return [
+            skip
+            for skip in self._store.skips(self._job.group)
+            if topic in (None, skip.span.partition.topic)
+            and partition in (None, skip.span.partition.number)
+            and skip.span not in self._unreadable
+        ]
+
+    def _fill(self, skip: Skip, left: int) -> Tally:
+        """Fill the first chunk of this skip."""
+        began = time.monotonic()
+        batch = self._patiently(partial(self._prepared, skip, left))
+        if batch is None:
+            log.warning("left open, its end can't be read yet group=%s span=%s", self._job.group, skip.span)
+            self._unreadable.add(skip.span)
+            return Tally()
+        offsets = batch.plan.offsets
+        progress = Progress(batch.name, offsets, left - offsets)
+        try:
+            _, entry = self._committer.commit(batch, {}, lambda step: self._on_step(step, progress))
+        except PositionMoved as error:
+            log.warning("looking again group=%s: %s", self._job.group, error)
+            return Tally()
+        except BatchTooLarge as error:
+            self._read_less(offsets, error)
+            return Tally()
+        finally:
+            self._reader.forget(batch.reading)
+        tally = Tally.sum(fill.tally for fill in entry.fills)
+        self._on_step(Step.COMMITTED, replace(progress, tally=tally))
+        self._limit = adapt(self._limit, offsets, time.monotonic() - began, batch.reading.size, self._most)
+        log.info("filled group=%s batch=%s tally=%s left=%d", entry.group, entry.batch, tally, progress.behind)
+        self._on_step(Step.DONE, replace(progress, tally=tally))
+        if entry.pause is not None:
+            raise GroupPaused(
+                f"group {entry.group} was paused by its backfill: {entry.pause}; correct the pipeline, "
+                f"then tallymark resume {shlex.quote(entry.group)} and fill in the rest"
+            )
+        return tally
+
+    def _prepared(self, skip: Skip, left: int) -> Batch | None:
+        """Read and shape the first chunk; None if nothing of it can be read now."""
+        name, started = f"{self._job.owner.run}-fill-{next(self._batches)}", datetime.now(timezone.utc)
+        move = self._first_move(skip.span)
+        if move.stop == move.start:
+            return None
+        progress = Progress(name, move.read, left - move.read)
+        self._on_step(Step.PLANNED, progress)
+        try:
+            reading = self._reader.read([move.read_span], name) if move.read else self._nothing()
+        except BatchTooLarge as error:
+            self._read_less(move.read, error)
+            return self._prepared(skip, left)
+        # Asked after the reading: if it is the same topic still, it was the same topic then.
+        self._log(skip.span)
+        self._on_step(Step.READ, progress)
+        check_letters(reading)
+        tables = self._job.tables
+        letters = [*reading.dead_letters, *self._letters(refused(reading, tables))]
+        batch = Batch.shaped(name, started, Plan((move,)), reading, tables, letters, skip)
+        self._on_step(Step.STAGED, progress)
+        return batch
+
+    def _first_move(self, span: Span) -> Move:
+        found = self._log(span)
+        start = min(readable_from(span.start, found, self._job.on_loss), span.stop)
+        read = max(0, min(self._limit, span.stop - start, found.stop - start))
+        return Move(span.partition, span.start, lost=start - span.start, read=read)
+
+    def _log(self, span: Span) -> Log:
+        """What the brokers hold of the partition, if it is still the one that the ledger means."""
+        partition = span.partition
+        topic = self._brokers.topics([partition.topic])[partition.topic]
+        found = self._brokers.logs({topic.name: replace(topic, partitions=(partition,))})[partition]
+        check_identity(self._position(span), found.topic_id, found.cluster_id)
+        return found
+
+    def _position(self, span: Span) -> Position:
+        for position in self._store.positions(self._job.group).get(self._job.group, []):
+            if position.partition == span.partition:
+                return position
+        raise explain_loss(span.partition, 0, None)
+
+    def _read_less(self, offsets: int, error: BatchTooLarge) -> None:
+        if offsets <= 1:
+            raise error
+        self._limit = offsets // 2
+        log.info("filling in smaller chunks: %s group=%s offsets=%d", error, self._job.group, self._limit)
+
+    def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
+        return fetched(refusals, lambda wanted: self._patiently(lambda: self._brokers.records(wanted)))
+
+    def _nothing(self) -> Reading:
+        return Reading({}, {name: schema.empty_table() for name, schema in self._reader.schemas().items()}, [])
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        return patiently(work, self._stop, self._job.patience)

@@ -1,0 +1,282 @@
+"""Questions to the cluster: which topics and partitions there are, what the brokers hold of each, who is in a group."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import partial
+from typing import Any
+
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, OffsetSpec
+
+from tallymark.errors import AccessDenied, TallymarkError, UnknownTopic, Unreachable
+from tallymark.patience import patiently
+from tallymark.read import Record
+from tallymark.source import is_pattern
+from tallymark.spans import Log, Partition
+
+TIMEOUT = 10.0
+KNOWN_WITHIN = 0.5
+"""Seconds that brokers may take to know a new topic."""
+_UNREACHABLE = {
+    KafkaError._TIMED_OUT,
+    KafkaError._TRANSPORT,
+    KafkaError._ALL_BROKERS_DOWN,
+    KafkaError._RESOLVE,
+    KafkaError.REQUEST_TIMED_OUT,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.NOT_COORDINATOR,
+}
+_DENIED = {
+    KafkaError._AUTHENTICATION,
+    KafkaError.SASL_AUTHENTICATION_FAILED,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+}
+_UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.TOPIC_EXCEPTION}
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic as the cluster knows it now."""
+
+    name: str
+    id: str
+    partitions: tuple[Partition, ...]
+
+    def only(self, partitions: Collection[Partition]) -> Topic:
+        """The same topic, as if it had these partitions alone."""
+        return Topic(self.name, self.id, tuple(one for one in self.partitions if one in partitions))
+
+
+@dataclass(frozen=True)
+class GroupMember:
+    """A member of a Kafka group, as the brokers see it."""
+
+    id: str
+    client: str
+    host: str
+    partitions: tuple[Partition, ...]
+
+
+class Brokers:
+    """Asks, and never joins a group or commits anything."""
+
+    def __init__(self, brokers: str) -> None:
+        self.address = brokers
+        # librdkafka would write to stderr by itself; what matters comes back as an error.
+        self._admin = AdminClient({"bootstrap.servers": brokers, "log_level": 0, "socket.timeout.ms": 10_000})
+        self._cluster_id: str | None = None
+
+    def resolve(self, topics: Sequence[str]) -> list[str]:
+        """Names as they are, and for each pattern the topics that match it now. Kafka's own topics never do."""
+        patterns = [re.compile(topic) for topic in topics if is_pattern(topic)]
+        existing = self._existing_topics() if patterns else []
+        matching = {name for name in existing if any(pattern.match(name) for pattern in patterns)}
+        return sorted(matching | {topic for topic in topics if not is_pattern(topic)})
+
+    def find(self, topics: Sequence[str]) -> dict[str, Topic]:
+        """The topics of these names and patterns. One that was made just now takes a moment to be known."""
+        deadline = time.monotonic() + KNOWN_WITHIN
+        while True:
+            try:
+                return self.topics(self.resolve(topics))
+            except UnknownTopic:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def members(self, group: str) -> list[GroupMember]:
+        """Who is in the group now. A group that Kafka does not know has no members."""
+        try:
+            found = self._wait(self._admin.describe_consumer_groups([group], request_timeout=TIMEOUT)[group])
+        except _UnknownGroup:
+            return []
+        return [
+            GroupMember(
+                member.member_id,
+                member.client_id,
+                member.host,
+                tuple(sorted(Partition(one.topic, one.partition) for one in member.assignment.topic_partitions)),
+            )
+            for member in found.members
+        ]
+
+    def cluster_id(self) -> str:
+        if self._cluster_id is None:
+            description = self._wait(self._admin.describe_cluster(request_timeout=TIMEOUT))
+            self._cluster_id = str(description.cluster_id)
+        return self._cluster_id
+
+    def topics(self, names: Sequence[str], *, existing_only: bool = False) -> dict[str, Topic]:
+        """The named topics, with their ids and partitions: all of them, or those that exist."""
+        found = {}
+        for name, answer in self._ask_topics(names).items():
+            with suppress(*([UnknownTopic] if existing_only else [])):
+                found[name] = answer()
+        return found
+
+    def _ask_topics(self, names: Sequence[str]) -> dict[str, Callable[[], Topic]]:
+        """Asks now, and answers for each when it is called."""
+        self.cluster_id()
+        asked = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=TIMEOUT) if names else {}
+        return {name: partial(self._topic, name, future) for name, future in asked.items()}
+
+    def ask_ids(self, names: Sequence[str]) -> Callable[[], dict[str, str]]:
+        """Asks now for the ids of those topics that exist, and answers when it is called."""
+        asked = self._ask_topics(names)
+
+        def answer() -> dict[str, str]:
+            found = {}
+            for name, topic in asked.items():
+                with suppress(UnknownTopic):
+                    found[name] = topic().id
+            return found
+
+        return answer
+
+    def _topic(self, name: str, future: Future[Any]) -> Topic:
+        description = self._wait(future, topic=name)
+        partitions = tuple(Partition(name, info.id) for info in description.partitions)
+        return Topic(name, str(description.topic_id), partitions)
+
+    def logs(self, topics: Mapping[str, Topic]) -> dict[Partition, Log]:
+        """Where each partition starts and ends now. A new partition may take a moment to find its leader."""
+        return patiently(lambda: self._logs(topics), patience=TIMEOUT)
+
+    def _logs(self, topics: Mapping[str, Topic]) -> dict[Partition, Log]:
+        partitions = [partition for topic in topics.values() for partition in topic.partitions]
+        starts = self._ask(partitions, OffsetSpec.earliest())
+        stops = self._ask(partitions, OffsetSpec.latest(), IsolationLevel.READ_COMMITTED)
+        ends = self._ask(partitions, OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED)
+        cluster = self.cluster_id()
+        return {
+            partition: Log(
+                partition,
+                topics[partition.topic].id,
+                cluster,
+                start=self._offset(starts, partition),
+                stop=self._offset(stops, partition),
+                end=self._offset(ends, partition),
+            )
+            for partition in partitions
+        }
+
+    def offsets_at(self, partitions: Iterable[Partition], moment: datetime) -> dict[Partition, int | None]:
+        """The first offset with this timestamp or a later one; None where there is none yet."""
+        wanted = list(partitions)
+        answers = self._ask(wanted, OffsetSpec.for_timestamp(int(moment.timestamp() * 1000)))
+        offsets = {partition: self._offset(answers, partition) for partition in wanted}
+        return {partition: None if offset < 0 else offset for partition, offset in offsets.items()}
+
+    def records(self, wanted: Mapping[Partition, Collection[int]]) -> dict[tuple[Partition, int], Record]:
+        """Single records by their offsets, as they are in Kafka. Those that are gone are missing from the answer."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.address,
+                "group.id": "tallymark",  # required, and never joined
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "fetch.wait.max.ms": 20,
+                "log_level": 0,
+            }
+        )
+        try:
+            return {
+                (partition, record.offset): record
+                for partition, offsets in wanted.items()
+                for record in self._fetch(consumer, partition, sorted(offsets))
+            }
+        finally:
+            consumer.close()
+
+    def _fetch(self, consumer: Consumer, partition: Partition, offsets: Sequence[int]) -> Iterator[Record]:
+        consumer.assign([TopicPartition(partition.topic, partition.number, offsets[0])])
+        left, deadline = set(offsets), time.monotonic() + TIMEOUT
+        while left:
+            messages = consumer.consume(min(10_000, max(left) - min(left) + 1), 0.1)
+            if messages:
+                deadline = time.monotonic() + TIMEOUT
+            elif time.monotonic() > deadline:
+                raise Unreachable(f"the brokers at {self.address} do not deliver {partition} offset {min(left)}")
+            for message in messages:
+                if error := message.error():
+                    if error.code() != KafkaError._PARTITION_EOF:
+                        raise self.explain(error, partition.topic)
+                    return
+                found = _record(message)
+                if found.offset in left:
+                    yield found
+                left = {offset for offset in left if offset > found.offset}
+
+    def _ask(
+        self, partitions: Iterable[Partition], spec: Any, isolation: Any = IsolationLevel.READ_COMMITTED
+    ) -> dict[tuple[str, int], Future[Any]]:
+        request = {TopicPartition(partition.topic, partition.number): spec for partition in partitions}
+        if not request:
+            return {}
+        answers = self._admin.list_offsets(request, isolation_level=isolation, request_timeout=TIMEOUT)
+        return {(asked.topic, asked.partition): future for asked, future in answers.items()}
+
+    def _offset(self, answers: Mapping[tuple[str, int], Future[Any]], partition: Partition) -> int:
+        answer = self._wait(answers[partition.topic, partition.number], topic=partition.topic)
+        return int(answer.offset)
+
+    def _wait(self, future: Future[Any], topic: str | None = None) -> Any:
+        try:
+            return future.result(TIMEOUT + 5)
+        except KafkaException as error:
+            raise self.explain(error.args[0], topic) from error
+
+    def explain(self, error: Any, topic: str | None) -> TallymarkError:
+        """An error of the client as one of ours."""
+        if error.code() in _UNREACHABLE:
+            return Unreachable(
+                f"the brokers at {self.address} can't be reached ({error.str()}); check address and port"
+            )
+        if error.code() in _DENIED:
+            return AccessDenied(f"the brokers at {self.address} refused: {error.str()}; check the credentials and ACLs")
+        if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
+            return _UnknownGroup(error.str())
+        if error.code() in _UNKNOWN and topic is not None:
+            return UnknownTopic(f"topic {topic} does not exist on {self.address}; {self._suggestion(topic)}")
+        return TallymarkError(f"the brokers at {self.address} answered: {error.str()}")
+
+    def _suggestion(self, topic: str) -> str:
+        close = difflib.get_close_matches(topic, self._existing_topics(), n=3)
+        return f"did you mean {' or '.join(close)}?" if close else "create it or correct the name"
+
+    def _existing_topics(self) -> list[str]:
+        try:
+            return [name for name in self._admin.list_topics(timeout=TIMEOUT).topics if not name.startswith("__")]
+        except KafkaException as error:
+            raise self.explain(error.args[0], None) from error
+
+
+class _UnknownGroup(TallymarkError):
+    """There is no such group."""
+
+
+def _record(message: Any) -> Record:
+    kind, millis = message.timestamp()
+    when = datetime.fromtimestamp(millis / 1000, timezone.utc) if kind != TIMESTAMP_NOT_AVAILABLE else None
+    return Record(message.offset(), when, message.key(), message.value(), message.headers() or ())

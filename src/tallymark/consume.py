@@ -1,0 +1,303 @@
+"""One run of a consumer: from the assignment to batches that their handler commits, or does not.
+
+Everything here happens on the thread that takes the batches. Between two of them partitions come and go; what was
+handed out and not committed is fetched again.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from functools import partial
+from itertools import count
+
+import pyarrow as pa
+
+from tallymark.ahead import Ahead
+from tallymark.batches import Batch
+from tallymark.brokers import Brokers, Topic
+from tallymark.commit import Batch as Accounts
+from tallymark.commit import Committer, Destination
+from tallymark.errors import Fenced, UnknownTopic
+from tallymark.fetch import Fetcher, OutOfRange
+from tallymark.formats import Decoder
+from tallymark.goals import Goals
+from tallymark.handled import Handled, HandledCommitter
+from tallymark.loop import KEEP_BATCHES, Until
+from tallymark.patience import patiently
+from tallymark.pause import may_go_on
+from tallymark.plan import Move
+from tallymark.records import Records
+from tallymark.setup import Setup, new_owner
+from tallymark.share import Settled, Share
+from tallymark.skipahead import Lookout, jumps
+from tallymark.source import is_pattern
+from tallymark.spans import Log, Partition, Position
+from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.stores.transaction import Transaction
+
+log = logging.getLogger(__name__)
+
+FETCH_SECONDS = 0.1
+"""How long to wait for records before looking whether partitions come or go."""
+STATE_SECONDS = 1.0
+"""How often to look whether the group is meant to pause."""
+NO_RECORDS = Records([], pa.nulls(0, pa.binary()))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a consumer is in a partition.
+
+    ``committed`` is in the ledger, ``current`` is the next record to be handed out. ``last_stable`` is the end of what
+    can be read; the ``high_watermark`` counts records of open transactions, too. ``lag_seconds`` is the age of the last
+    record that was committed, while there are others behind it.
+    """
+
+    partition: Partition
+    committed: int
+    current: int
+    last_stable: int
+    high_watermark: int
+    lag_seconds: float | None
+
+    @property
+    def log_end(self) -> int:
+        """What tools call LOG-END-OFFSET: of a log the brokers show nothing beyond the high watermark."""
+        return self.high_watermark
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.log_end - self.committed)
+
+
+class Consuming:
+    """One run, from joining to leaving."""
+
+    def __init__(self, setup: Setup, destination: Destination, stop: threading.Event, on_step: OnStep = ignore) -> None:
+        self.owner = new_owner()
+        self._setup = setup
+        self._stop = stop
+        self._on_step = on_step
+        self._ledger = destination.ledger
+        self._most = destination.rows.most_records
+        self._brokers = Brokers(setup.source.brokers)
+        self._ahead = Ahead(Fetcher(setup.source, self._brokers), Decoder(setup.source.value))
+        committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience)
+        self._committer = HandledCommitter(committer)
+        membership = setup.member(self._brokers, self.owner)
+        self.share = Share(
+            setup.group,
+            self.owner,
+            membership,
+            self._brokers,
+            self._ledger,
+            setup.starts,
+            stop,
+            setup.patience,
+            tolerant=any(map(is_pattern, setup.source.topic_names)),
+        )
+        self._next: dict[Partition, Move] = {}
+        """How the next move of each partition begins: what is lost and skipped before the first record of it."""
+        self._lookout = Lookout(setup.catch_up) if setup.catch_up else None
+        self._looked_at_state = -STATE_SECONDS
+        self._batches = count(1)
+
+    def batches(self, most: int, until: Until = "stopped") -> Iterator[Batch]:
+        """Batch after batch, until stopped or at the end of what is there now."""
+        topics = patiently(self._check, self._stop, self._setup.patience)
+        goals = self.share.goals(topics) if until == "caught-up" else None
+        self._ledger.prune(self._setup.group, datetime.now(timezone.utc) - KEEP_BATCHES)
+        if not self._may_go_on(goals, lambda: None):
+            return
+        self.share.join(topics)
+        try:
+            while not self._finished(goals) and self._may_go_on(goals, self._settle):
+                self._settle()
+                self._skip_ahead()
+                batch = self._fetch(min(most, self._most or most))
+                if batch is not None:
+                    self._ahead.start(min(most, self._most or most), FETCH_SECONDS)
+                    yield batch
+                    batch.check_taken()
+        finally:
+            self._ahead.close()
+            self.share.leave()
+
+    def places(self) -> list[Place]:
+        """Where we are in every partition that is ours."""
+        logs = self._brokers.logs(self.share.held_topics())
+        current = dict(self._ahead.current)
+        saved = {one.partition: one for one in self._ledger.positions(self._setup.group).get(self._setup.group, [])}
+        return [place(saved[one], found, current.get(one)) for one, found in sorted(logs.items()) if one in saved]
+
+    @contextmanager
+    def transaction(self, batch: Batch) -> Iterator[Transaction]:
+        """Commit the batch with what is done in the block, and go on behind it."""
+        same_topics = self.share.ask_identity()
+        with self._committing(batch) as (handled, on_step):
+            accounts = partial(self._accounts, batch, same_topics)
+            with self._committer.transaction(accounts, handled, on_step) as db:
+                yield db
+
+    @contextmanager
+    def _committing(self, batch: Batch) -> Iterator[tuple[Handled, Callable[[Step], None]]]:
+        handled = Handled(dict(self.share.claims))
+        progress = Progress(batch.name, batch.offsets, 0)
+        try:
+            yield handled, lambda step: self._on_step(step, progress)
+        except Fenced as refused:
+            self._follow(self.share.recover(refused))
+            # Only now: if we could not go back to the saved positions, going on would pass the records over.
+            batch.abandoned = True
+            raise
+        except BaseException:
+            self.share.claims = handled.claims
+            if handled.moved:
+                # At most once: what was not done by now never will be.
+                batch.abandoned = True
+                self._advance(batch)
+            raise
+        self.share.claims = handled.claims
+        self._advance(batch)
+        assert handled.entry is not None
+        progress = replace(progress, tally=handled.entry.tally)
+        log.info("committed group=%s batch=%s tally=%s", self._setup.group, batch.name, progress.tally)
+        self._on_step(Step.COMMITTED, progress)
+        self._on_step(Step.DONE, progress)
+
+    def _accounts(self, batch: Batch, same_topics: Callable[[], None]) -> Accounts:
+        # Asked after the fetching: if it is the same topic still, it was the same topic then.
+        same_topics()
+        return batch.accounts()
+
+    def _advance(self, batch: Batch) -> None:
+        for move in batch.moves:
+            if move.skipped:
+                log.warning("skipped group=%s span=%s: %s", self._setup.group, move.skipped_span, move.reason)
+        behind = {partition: stop for partition, stop in batch.stops.items() if partition in self._next}
+        self._next |= {partition: Move(partition, stop, 0, 0) for partition, stop in behind.items()}
+        again = {partition: stop for partition, stop in behind.items() if self._ahead.current[partition] != stop}
+        if again:
+            self._ahead.add(again)
+
+    def _check(self) -> dict[str, Topic]:
+        """Everything that can be wrong, before we join and claim. Returns the topics that there are."""
+        topics = self._brokers.find(self._setup.source.topic_names)
+        self._ledger.create_ledger()
+        return topics
+
+    def _may_go_on(self, goals: Goals | None, meanwhile: Callable[[], None]) -> bool:
+        if time.monotonic() - self._looked_at_state < STATE_SECONDS:
+            return True
+        may = may_go_on(
+            self._ledger,
+            self._setup.group,
+            self._stop,
+            self._setup.patience,
+            has_end=goals is not None,
+            meanwhile=meanwhile,
+        )
+        self._looked_at_state = time.monotonic()
+        return may
+
+    def _finished(self, goals: Goals | None) -> bool:
+        if self._stop.is_set():
+            return True
+        ours = {partition: move.start for partition, move in self._next.items()}
+        return goals is not None and self.share.assigned and goals.reached(ours)
+
+    def _settle(self) -> None:
+        self._follow(self.share.settle())
+
+    def _follow(self, settled: Settled) -> None:
+        self._ahead.remove(settled.gone)
+        for partition in settled.gone:
+            self._next.pop(partition, None)
+        if settled.gained:
+            try:
+                self._begin({one: self.share.claims[one].position.next_offset for one in settled.gained})
+            except UnknownTopic:
+                if not self.share.tolerant:
+                    raise
+                self.share.forget(settled.gained)
+
+    def _begin(self, positions: Mapping[Partition, int]) -> None:
+        """Fetch these from their positions on, or from where the log begins if what is before it is lost."""
+        starts = self.share.readable(positions, self._setup.on_loss)
+        self._next |= {one: Move(one, at, starts[one] - at, 0) for one, at in positions.items()}
+        self._ahead.add(starts)
+
+    def _skip_ahead(self) -> None:
+        ahead = self._setup.catch_up
+        if ahead is None or self._lookout is None or not self._next or not self._lookout.due(time.monotonic()):
+            return
+        positions = {partition: move.stop for partition, move in self._next.items()}
+        logs = self.share.logs(positions)
+        found = jumps(ahead, positions, logs, self._brokers.offsets_at, datetime.now(timezone.utc))
+        for partition, jump in found.items():
+            move, to = self._next[partition], min(jump.to, logs[partition].stop)
+            if to > move.stop:
+                self._next[partition] = replace(move, skipped=move.skipped + to - move.stop, reason=jump.reason)
+                self._ahead.add({partition: to})
+
+    def _fetch(self, most: int) -> Batch | None:
+        """The next batch, if there is one. What holds no records for a handler is committed on the way."""
+        if not self._next:
+            self._stop.wait(FETCH_SECONDS)
+            return None
+        try:
+            taken = self._ahead.take(most, FETCH_SECONDS)
+        except OutOfRange as gone:
+            if gone.partition in self._next:
+                self._begin({gone.partition: self._next[gone.partition].start})
+            return None
+        except UnknownTopic:
+            if not self.share.tolerant:
+                raise
+            # The group will take it away from us.
+            return None
+        fetched = taken.fetched
+        moves = [
+            replace(move, read=fetched[one].stop - move.stop if one in fetched else 0)
+            for one, move in sorted(self._next.items())
+            if one in fetched or move.stop > move.start
+        ]
+        messages = {partition: got.messages for partition, got in fetched.items() if got.messages}
+        if messages:
+            name = f"{self.owner.run}-{next(self._batches)}"
+            return Batch(name, moves, messages, taken.records, taken.letters, self.transaction)
+        if moves:
+            self._pass_over(moves)
+        return None
+
+    def _pass_over(self, moves: Sequence[Move]) -> None:
+        """Move positions over offsets that hold no records: markers of transactions, losses, skips."""
+        batch = Batch(f"{self.owner.run}-{next(self._batches)}", moves, {}, NO_RECORDS, (), self.transaction)
+        same_topics = self.share.ask_identity()
+        try:
+            with self._committing(batch) as (handled, on_step):
+                self._committer.ledger_only(lambda: self._accounts(batch, same_topics), handled, on_step)
+        except Fenced:
+            if not batch.abandoned:
+                raise
+
+
+def place(position: Position, log: Log, current: int | None) -> Place:
+    lag = log.end - position.next_offset
+    age = None
+    if position.record_time is not None:
+        age = max(0.0, (datetime.now(timezone.utc) - position.record_time).total_seconds())
+    return Place(
+        position.partition,
+        committed=position.next_offset,
+        current=position.next_offset if current is None else current,
+        last_stable=log.stop,
+        high_watermark=log.end,
+        lag_seconds=age if lag > 0 else 0.0,
+    )

@@ -1,0 +1,160 @@
+"""A schema as Spark writes it, ``id BIGINT, at TIMESTAMP``, read into Arrow's types without Spark.
+
+The types are the ones that Spark's own conversion gives for the same schema, so that a table is the same whichever road
+its rows come by. NOT NULL and comments have no effect, as in Spark's ``from_json``: what a value leaves out is NULL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+import pyarrow as pa
+
+from tallymark.errors import BadInput
+
+PLAIN: dict[str, pa.DataType] = {
+    "BIGINT": pa.int64(),
+    "LONG": pa.int64(),
+    "INT": pa.int32(),
+    "INTEGER": pa.int32(),
+    "SMALLINT": pa.int16(),
+    "SHORT": pa.int16(),
+    "TINYINT": pa.int8(),
+    "BYTE": pa.int8(),
+    "DOUBLE": pa.float64(),
+    "FLOAT": pa.float32(),
+    "REAL": pa.float32(),
+    "STRING": pa.string(),
+    "BOOLEAN": pa.bool_(),
+    "BINARY": pa.binary(),
+    "DATE": pa.date32(),
+    "TIMESTAMP": pa.timestamp("us", tz="UTC"),
+    "TIMESTAMP_LTZ": pa.timestamp("us", tz="UTC"),
+    "TIMESTAMP_NTZ": pa.timestamp("us"),
+}
+DECIMALS = {"DECIMAL", "DEC", "NUMERIC"}
+MOST_DIGITS = 38
+TOKEN = re.compile(r"""\w+|`(?:[^`]|``)*`|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|\S""")
+Item = TypeVar("Item")
+
+
+def parse(ddl: str) -> pa.Schema:
+    """The fields of a schema string; BadInput names the place that can't be read."""
+    parser = _Parser(ddl)
+    fields = list(parser.type()) if parser.is_struct() else parser.fields()
+    parser.end()
+    return pa.schema(fields)
+
+
+class _Parser:
+    """Every method reads what it is named after, and leaves off behind it."""
+
+    def __init__(self, ddl: str) -> None:
+        self._ddl = ddl
+        self._tokens = [(match.group(), match.start()) for match in TOKEN.finditer(ddl)]
+        self._next = 0
+
+    def is_struct(self) -> bool:
+        return [token.upper() for token, _ in self._tokens[:2]] == ["STRUCT", "<"]
+
+    def fields(self) -> list[pa.Field]:
+        found = self._list(self._field)
+        names = [field.name.lower() for field in found]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise self._unread(f"it names the field {' and '.join(twice)} more than once")
+        return found
+
+    def type(self) -> pa.DataType:
+        name = self._token().upper()
+        nested = {"ARRAY": self._array, "MAP": self._map, "STRUCT": self._struct}
+        if name not in PLAIN and name not in DECIMALS and name not in nested:
+            raise self._unexpected("a type such as BIGINT, STRING or ARRAY<STRING>")
+        self._next += 1
+        if name in PLAIN:
+            return PLAIN[name]
+        if name in DECIMALS:
+            return self._decimal()
+        self._take("<")
+        found = nested[name]()
+        self._take(">")
+        return found
+
+    def end(self) -> None:
+        if self._token():
+            raise self._unexpected("a comma or the end")
+
+    def _field(self) -> pa.Field:
+        name = self._name()
+        self._skip(":")
+        found = pa.field(name, self.type())
+        if self._skip("NOT"):
+            self._take("NULL")
+        if self._skip("COMMENT"):
+            self._match("""['"].+""", "a comment in quotes")
+        return found
+
+    def _name(self) -> str:
+        name = self._match(
+            "`.+`|[a-z0-9_]*[a-z_][a-z0-9_]*", "the name of a field, in `backticks` if it is no plain word"
+        )
+        return name[1:-1].replace("``", "`") if name[0] == "`" else name
+
+    def _decimal(self) -> pa.DataType:
+        if not self._skip("("):
+            return pa.decimal128(10, 0)
+        precision = int(self._match("[0-9]{1,3}", "a number of digits"))
+        scale = int(self._match("[0-9]{1,3}", "a number of digits")) if self._skip(",") else 0
+        self._take(")")
+        if not max(1, scale) <= precision <= MOST_DIGITS:
+            raise self._unread(
+                f"DECIMAL({precision}, {scale}) should have 1 to {MOST_DIGITS} digits, no more behind the point"
+            )
+        return pa.decimal128(precision, scale)
+
+    def _array(self) -> pa.DataType:
+        return pa.list_(pa.field("element", self.type()))
+
+    def _map(self) -> pa.DataType:
+        self._match("STRING", "STRING, the only keys that JSON has")
+        self._take(",")
+        return pa.map_(pa.string(), pa.field("value", self.type()))
+
+    def _struct(self) -> pa.DataType:
+        return pa.struct(self.fields())
+
+    def _list(self, read: Callable[[], Item]) -> list[Item]:
+        found = [read()]
+        while self._skip(","):
+            found.append(read())
+        return found
+
+    def _token(self) -> str:
+        return self._tokens[self._next][0] if self._next < len(self._tokens) else ""
+
+    def _skip(self, token: str) -> bool:
+        found = self._token().upper() == token
+        self._next += found
+        return found
+
+    def _take(self, token: str) -> None:
+        if not self._skip(token):
+            raise self._unexpected(token)
+
+    def _match(self, pattern: str, wanted: str) -> str:
+        token = self._token()
+        if not re.fullmatch(pattern, token, re.IGNORECASE | re.ASCII | re.DOTALL):
+            raise self._unexpected(wanted)
+        self._next += 1
+        return token
+
+    def _unexpected(self, wanted: str) -> BadInput:
+        if not self._token():
+            return self._unread(f"it ends where {wanted} should follow")
+        token, position = self._tokens[self._next]
+        return self._unread(f"at position {position} stands {token!r} instead of {wanted}")
+
+    def _unread(self, why: str) -> BadInput:
+        return BadInput(f"Json schema {self._ddl!r} can't be read: {why}")

@@ -1,0 +1,248 @@
+"""Decoding Kafka's values into Arrow without Spark: the same values live, and the same die, as on Spark's road.
+
+Arrow parses many values at once; what it can't, or what it might take for something else than Spark does, is split into
+smaller and smaller pieces, and the last ones are looked at one by one (``fields.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json
+
+from tallymark import ddl, fields
+from tallymark.source import Bytes, Json
+
+JSON_SPACE = b" \t\r\n"
+JSON_NAMES = {
+    list: "an array",
+    str: "a string",
+    bool: "a boolean",
+    fields.Whole: "a number",
+    fields.Real: "a number",
+    type(None): "null",
+}
+DEEPEST = 200
+"""Objects and arrays within each other. Far beyond it Python runs out of stack, the sooner the deeper it is called."""
+LONGEST = 1000
+LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (LONGEST + 1))
+"""A number of more digits than Spark reads."""
+QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+CONSTANT = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
+"""What Arrow takes for a number and JSON does not."""
+MOST_BYTES = 64 << 20
+"""For Arrow to parse at once, far below what it can address."""
+PIECES = 8
+FEW = 100
+"""Values that are about as quickly looked at one by one."""
+
+DAY = r"^\d{4}-\d\d-\d\d"
+CLOCK = DAY + r"[ T]\d\d:\d\d:\d\d(\.\d+)?"
+ZONED = CLOCK + r"(Z|[+-](0\d|1[0-7]):[0-5]\d)$"
+SURPLUS_DIGITS = r"(\.\d{6})\d+"
+FIRST_DAY, LAST_DAY = -719162, 2932896
+"""Years 1 to 9999 in days since 1970."""
+DAY_MICROS = 86_400_000_000
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """``values`` has NULL for a record without a value and for one that is dead; ``errors`` says why, by its index."""
+
+    values: pa.ChunkedArray | pa.Array
+    errors: Mapping[int, str]
+
+
+class Decoder:
+    """Decodes by one format; made once, called for every batch."""
+
+    def __init__(self, source: Json | Bytes) -> None:
+        self._source = source
+        self._objects = _Objects(source) if isinstance(source, Json) else None
+        self.type: pa.DataType = self._objects.type if self._objects else pa.binary()
+
+    def __call__(self, values: Sequence[bytes | None]) -> Decoded:
+        if self._objects is None:
+            return Decoded(pa.array(values, pa.binary()), {})
+        # As wrong in a string as the line break, and as good as one between tokens.
+        texts = [value.strip(JSON_SPACE).replace(b"\n", b"\r") for value in values if value is not None]
+        dead: list[int] = []
+        found = pa.chunked_array(self._objects.decode(texts, 0, dead), self.type)
+        places: Sequence[int] = range(len(values))
+        if len(texts) < len(values):
+            places = [at for at, value in enumerate(values) if value is not None]
+            found = _spread(found, places, len(values))
+        return Decoded(found, {places[at]: self._why(values[places[at]] or b"") for at in dead})
+
+    def _why(self, value: bytes) -> str:
+        return "nested too deeply" if _is_deep(value) else explain(self._source, value)
+
+
+def explain(source: Json | Bytes, value: bytes) -> str:
+    """Why a value is dead, for its letter."""
+    assert isinstance(source, Json)
+    try:
+        decoded = fields.parse(value)
+    except UnicodeDecodeError as error:
+        return f"not UTF-8: {error.reason} at byte {error.start}"
+    except RecursionError:
+        return "nested too deeply"
+    except ValueError as error:
+        return f"not JSON: {error}"
+    if not isinstance(decoded, fields.Pairs):
+        return f"not a JSON object but {JSON_NAMES[type(decoded)]}"
+    return f"does not fit the schema {source.schema}"
+
+
+class _Doubt(Exception):
+    """Arrow might have read something that Spark would read otherwise."""
+
+
+class _Objects:
+    """JSON objects of one schema."""
+
+    def __init__(self, source: Json) -> None:
+        schema = ddl.parse(source.schema)
+        self.type = pa.struct(list(schema))
+        self._convert = fields.objects(self.type)
+        self._bulk = all(_is_time(field.type) or _in_bulk(field.type) for field in schema)
+        self._check_digits = "decimal" in str(self.type)
+        self._parsing = pyarrow.json.ParseOptions(
+            explicit_schema=pa.schema(pa.field(f.name, pa.string()) if _is_time(f.type) else f for f in schema),
+            unexpected_field_behavior="ignore",
+        )
+
+    def decode(self, values: list[bytes], first: int, dead: list[int]) -> Iterator[pa.Array]:
+        """The values in pieces; ``dead`` gets the places, counted from ``first``, of those that do not fit."""
+        if not self._bulk or len(values) <= FEW:
+            yield self._one_by_one(values, first, dead)
+            return
+        try:
+            yield self._at_once(values)
+        except (_Doubt, pa.ArrowException, UnicodeDecodeError):
+            step = -(-len(values) // PIECES)
+            for at in range(0, len(values), step):
+                yield from self.decode(values[at : at + step], first + at, dead)
+
+    def _one_by_one(self, values: list[bytes], first: int, dead: list[int]) -> pa.Array:
+        found = []
+        for at, value in enumerate(values, first):
+            try:
+                if _is_deep(value) or _has_long_number(value):
+                    raise fields.Unfit
+                found.append(self._convert(fields.parse(value)))
+            except fields.MISFITS:
+                found.append(None)
+                dead.append(at)
+        return pa.array(found, self.type)
+
+    def _at_once(self, values: list[bytes]) -> pa.Array:
+        text = _lines(values)
+        reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(text))
+        table = pyarrow.json.read_json(pa.BufferReader(text), reading, self._parsing)
+        if len(table) != len(values):
+            raise _Doubt
+        columns = [_column(table[field.name].combine_chunks(), field.type) for field in self.type]
+        found = pa.StructArray.from_arrays(columns, fields=list(self.type))
+        # Arrow reads 1e3 as a DECIMAL(5, 2), and finds out only when it is asked.
+        found.validate(full=self._check_digits)
+        return found
+
+
+def _lines(values: list[bytes]) -> bytes:
+    """The values on a line each. JSON never goes on between ``}`` and ``{``: that is an object a line at least."""
+    text = b"\n".join([*values, b""])
+    if not (text.startswith(b"{") and text.endswith(b"}\n") and text.count(b"}\n{") == len(values) - 1):
+        raise _Doubt
+    if len(text) > MOST_BYTES or b"\0" in text or ((b"NaN" in text or b"Inf" in text) and CONSTANT.search(text)):
+        raise _Doubt
+    if max(map(len, values)) > 2 * DEEPEST and any(_is_deep(value) or _has_long_number(value) for value in values):
+        raise _Doubt
+    text.decode("utf-8")
+    return text
+
+
+def _is_deep(value: bytes) -> bool:
+    if value.count(b"[") + value.count(b"{") <= DEEPEST:
+        return False
+    steps = (1 if sign in b"[{" else -1 for sign in QUOTED.sub(b"", value) if sign in b"[]{}")
+    return max(accumulate(steps), default=0) > DEEPEST
+
+
+def _has_long_number(value: bytes) -> bool:
+    if len(value) - len(value.translate(None, b"0123456789")) <= LONGEST:
+        return False
+    return LONG_NUMBER.search(QUOTED.sub(b"", value)) is not None
+
+
+def _is_time(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_temporal(kind))
+
+
+def _in_bulk(kind: pa.DataType) -> bool:
+    """Whether Arrow's parser makes of it what Spark makes."""
+    if pa.types.is_struct(kind):
+        return all(_in_bulk(field.type) for field in kind)
+    if pa.types.is_list(kind):
+        return _in_bulk(kind.value_type)
+    return not (_is_time(kind) or pa.types.is_map(kind) or pa.types.is_binary(kind))
+
+
+def _column(found: pa.Array, kind: pa.DataType) -> pa.Array:
+    if _is_time(kind):
+        return _times(found, kind)
+    _check_floats(found)
+    return found
+
+
+def _check_floats(found: pa.Array) -> None:
+    """Infinity is no number, and -0 is 0 unless it is -0.0, which can't be told any more."""
+    if pa.types.is_floating(found.type):
+        inverse = pc.divide(pa.scalar(1, found.type), found)
+        if pc.any(pc.is_inf(found)).as_py() or pc.any(pc.equal(inverse, float("-inf"))).as_py():
+            raise _Doubt
+    elif pa.types.is_struct(found.type):
+        for part in found.flatten():
+            _check_floats(part)
+    elif pa.types.is_list(found.type):
+        _check_floats(found.flatten())
+
+
+def _times(text: pa.Array, kind: pa.DataType) -> pa.Array:
+    """The spellings that are common, if all the values have the same."""
+    if kind == pa.date32():
+        found = _cast(text, DAY + "$", kind)
+    else:
+        zoned = kind.tz is not None and _all_match(text, ZONED)
+        found = _cast(text, ZONED if zoned else CLOCK + "$", kind if zoned else pa.timestamp("us")).cast(kind)
+    days = 1 if kind == pa.date32() else DAY_MICROS
+    ends = pc.min_max(found.cast(pa.int32() if days == 1 else pa.int64())).as_py()
+    if ends["min"] is not None and not FIRST_DAY * days <= ends["min"] <= ends["max"] < (LAST_DAY + 1) * days:
+        raise _Doubt
+    return found
+
+
+def _cast(text: pa.Array, pattern: str, kind: pa.DataType) -> pa.Array:
+    if not _all_match(text, pattern):
+        raise _Doubt
+    try:
+        return text.cast(kind)
+    except pa.ArrowInvalid:
+        return pc.replace_substring_regex(text, SURPLUS_DIGITS, r"\1").cast(kind)
+
+
+def _all_match(text: pa.Array, pattern: str) -> bool:
+    return pc.all(pc.match_substring_regex(text, pattern)).as_py() is not False
+
+
+def _spread(found: pa.ChunkedArray, present: Sequence[int], length: int) -> pa.ChunkedArray:
+    """With NULL between the values, for the records that have none."""
+    places: list[int | None] = [None] * length
+    for place, at in enumerate(present):
+        places[at] = place
+    return found.take(pa.array(places, pa.int64()))

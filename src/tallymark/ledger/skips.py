@@ -1,0 +1,99 @@
+"""Open skips in SQL: the rows of kind 'skip' in the journal. They shrink as they are filled, and go when they are full.
+
+Whoever changes the open skips of a partition holds its position's lock, so that they agree with its tally. They are
+looked up first and changed by their ids: a scan would wait for the notes of commits that wait for that lock.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, delete, select, update
+
+from tallymark.errors import CommitRefused
+from tallymark.fence import Entry, Fill, Skip, explain_unfillable
+from tallymark.ledger.read import lock_positions
+from tallymark.ledger.tables import exceptions, positions
+from tallymark.spans import OUTCOMES, Partition, Span
+
+
+def read_skips(connection: Connection, group: str) -> list[Skip]:
+    """The open skips of a group, in order."""
+    return [_skip(row) for row in connection.execute(_open(group))]
+
+
+def was_filled(connection: Connection, group: str, batch: str) -> bool:
+    """Whether the fills of this batch were committed."""
+    there = exceptions.c.group_name == group, exceptions.c.batch == batch, exceptions.c.kind == "backfill"
+    return connection.execute(select(exceptions.c.id).where(*there).limit(1)).first() is not None
+
+
+def fill(connection: Connection, entry: Entry) -> None:
+    """Compare and set: shrink what is filled and move the tallies, or raise and leave the rollback to the caller.
+
+    Positions stay where they are, and whose they are.
+    """
+    lock_positions(connection, entry.group, {span.partition for span in entry.spans})
+    rows = {_span(row): row for row in connection.execute(_open(entry.group))}
+    if error := explain_unfillable(map(_skip, rows.values()), entry.fills):
+        raise error
+    for each in entry.fills:
+        _shrink(connection, rows[each.skip].id, each.rest)
+        _recount(connection, entry.group, each)
+
+
+def void_skips(connection: Connection, group: str, partition: Partition) -> None:
+    """These will be read again, or are not in the tally any more: nobody fills them."""
+    here = exceptions.c.topic == partition.topic, exceptions.c.partition_id == partition.number
+    _void(connection, [row.id for row in connection.execute(_open(group).where(*here))])
+
+
+def void_before_resets(connection: Connection) -> None:
+    """The same for all skips that were recorded before their partition was sent back."""
+    later = exceptions.alias()
+    same = (later.c[name] == exceptions.c[name] for name in ("group_name", "topic", "partition_id"))
+    stale = select(exceptions.c.id).where(
+        exceptions.c.kind == "skip", later.c.kind == "reset", later.c.id > exceptions.c.id, *same
+    )
+    _void(connection, list(connection.scalars(stale.distinct())))
+
+
+def _void(connection: Connection, ids: list[int]) -> None:
+    if ids:
+        connection.execute(update(exceptions).where(exceptions.c.id.in_(ids)).values(kind="void"))
+
+
+def _open(group: str) -> Select[Any]:
+    order = exceptions.c.topic, exceptions.c.partition_id, exceptions.c.start_offset
+    return select(exceptions).where(exceptions.c.group_name == group, exceptions.c.kind == "skip").order_by(*order)
+
+
+def _span(row: Row[Any]) -> Span:
+    return Span(Partition(row.topic, row.partition_id), row.start_offset, row.stop_offset)
+
+
+def _skip(row: Row[Any]) -> Skip:
+    return Skip(_span(row), row.reason, row.recorded_at)
+
+
+def _shrink(connection: Connection, number: int, rest: Span) -> None:
+    row = exceptions.c.id == number
+    if len(rest):
+        connection.execute(update(exceptions).where(row).values(start_offset=rest.start))
+    else:
+        connection.execute(delete(exceptions).where(row))
+
+
+def _recount(connection: Connection, group: str, fill: Fill) -> None:
+    partition, change = fill.skip.partition, fill.change
+    statement = update(positions).where(
+        positions.c.group_name == group,
+        positions.c.topic == partition.topic,
+        positions.c.partition_id == partition.number,
+        positions.c.skipped >= len(fill.done),
+        positions.c.first_offset <= fill.done.start,
+        positions.c.next_offset >= fill.done.stop,
+    )
+    moved = connection.execute(statement.values({name: positions.c[name] + getattr(change, name) for name in OUTCOMES}))
+    if moved.rowcount != 1:
+        raise CommitRefused(f"group {group}: {fill.done} is not in the tally of its position; compare the two by hand")

@@ -1,0 +1,176 @@
+"""A member of a Kafka group that never fetches: for assignment, heartbeats and rebalances.
+
+It is polled from a thread of its own, so that work which takes long does not get it thrown out.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from tallymark.errors import AccessDenied, BadInput, Fenced, TallymarkError
+from tallymark.membership import Assignment, Group
+from tallymark.source import Kafka
+from tallymark.spans import Partition
+
+log = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.1
+LEAVE_SECONDS = 10.0
+QUIETLY = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._RESOLVE}
+"""What librdkafka gets over by itself."""
+SETTINGS = {
+    "enable.auto.commit": False,
+    "auto.offset.reset": "latest",
+    # New topics and partitions are noticed by refreshing: five minutes would be long.
+    "topic.metadata.refresh.interval.ms": 5_000,
+    "topic.blacklist": "^__.*",
+    "log_level": 0,
+}
+
+
+class Member:
+    """A member of a Kafka group."""
+
+    chosen: frozenset[Partition] | None = None
+
+    def __init__(self, name: str, source: Kafka, group: Group, client_id: str) -> None:
+        self.name = name
+        self._source = source
+        self._drain = min(group.drain, float(source.settings.get("max.poll.interval.ms", 300_000)) / 1000 * 0.8)
+        beat = 5.0 if group.protocol == "consumer" else source.settings.get("heartbeat.interval.ms", 3000) / 1000
+        self.grace: float | None = 2 * float(beat) + 1
+        self._cooperative = group.protocol == "consumer" or group.strategy == "cooperative-sticky"
+        self._settings = {
+            **SETTINGS,
+            "client.id": client_id,
+            **source.settings,
+            **group.settings(),
+            "bootstrap.servers": source.brokers,
+            "group.id": name,
+            # It never fetches: what it could hold is a waste.
+            "queued.max.messages.kbytes": 1024,
+            "error_cb": self._on_error,
+        }
+        self._now = Assignment()
+        self._serial = 0
+        self._error: TallymarkError | None = None
+        self._change = threading.Condition()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def join(self) -> None:
+        try:
+            client = Consumer(self._settings)
+        except (KafkaException, ValueError, TypeError) as error:
+            words = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+            raise BadInput(f"Kafka(settings=...) was refused by the client: {words}") from None
+        client.subscribe(
+            list(self._source.topic_names), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
+        )
+        self._thread = threading.Thread(target=self._serve, args=(client,), name="tallymark-member", daemon=True)
+        self._thread.start()
+
+    def assignment(self) -> Assignment:
+        with self._change:
+            if self._error is not None:
+                raise self._error
+            return self._now
+
+    def let_go(self, partitions: Iterable[Partition]) -> None:
+        with self._change:
+            # What was let go is not ours any more, though the group hears of it a moment later.
+            gone = self._now.leaving & set(partitions)
+            ours = {one: serial for one, serial in self._now.ours.items() if one not in gone}
+            self._now = Assignment(ours, self._now.leaving - gone, self._now.told)
+            self._change.notify_all()
+
+    def leave(self) -> None:
+        self._closing.set()
+        with self._change:
+            self._change.notify_all()
+        if self._thread is not None:
+            self._thread.join(LEAVE_SECONDS)
+
+    def _serve(self, client: Consumer) -> None:
+        """Poll until we leave: that runs the callbacks below, and tells the group that we are alive."""
+        try:
+            while not self._closing.is_set():
+                message = client.poll(POLL_SECONDS)
+                if message is not None and message.error() is not None:
+                    self._on_error(message.error())
+        except Exception as error:  # noqa: BLE001 - whoever asks for the assignment has to know
+            self._fail(TallymarkError(f"group {self.name}: the member failed: {error}"))
+        finally:
+            client.close()
+
+    def _assigned(self, client: Consumer, given: list[TopicPartition]) -> None:
+        client.incremental_assign(given) if self._cooperative else client.assign(given)
+        client.pause(given)
+        partitions = _partitions(given)
+        with self._change:
+            self._serial += 1
+            self._now = Assignment(
+                {**self._now.ours, **dict.fromkeys(partitions, self._serial)}, self._now.leaving, time.monotonic()
+            )
+            self._change.notify_all()
+        log.info("rebalance=assigned group=%s partitions=%s", self.name, _names(partitions))
+
+    def _revoked(self, client: Consumer, taken: list[TopicPartition]) -> None:
+        """Hold the rebalance up until the batch in flight is done, and no longer than ``drain``."""
+        partitions = _partitions(taken)
+        began = time.monotonic()
+        with self._change:
+            self._now = Assignment(self._now.ours, self._now.leaving | partitions, began)
+            self._change.notify_all()
+            drained = self._change.wait_for(
+                lambda: not self._now.leaving & partitions or self._closing.is_set(), self._drain
+            )
+        self._gone(client, taken)
+        took = time.monotonic() - began
+        words = "let go" if drained else "the batch in flight took longer than drain= allows"
+        log.info("rebalance=revoked group=%s partitions=%s seconds=%.2f %s", self.name, _names(partitions), took, words)
+
+    def _lost(self, client: Consumer, taken: list[TopicPartition]) -> None:
+        self._gone(client, taken)
+        log.warning("rebalance=lost group=%s partitions=%s", self.name, _names(_partitions(taken)))
+
+    def _gone(self, client: Consumer, taken: list[TopicPartition]) -> None:
+        partitions = _partitions(taken)
+        with self._change:
+            ours = {one: serial for one, serial in self._now.ours.items() if one not in partitions}
+            self._now = Assignment(ours, self._now.leaving - partitions, time.monotonic())
+            self._change.notify_all()
+        client.incremental_unassign(taken) if self._cooperative else client.unassign()
+
+    def _on_error(self, error: Any) -> None:
+        if error.code() in (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED):
+            self._fail(AccessDenied(f"group {self.name}: the brokers refused: {error.str()}; check the ACLs"))
+        elif error.code() == KafkaError.UNSUPPORTED_VERSION:
+            self._fail(BadInput(f"group {self.name}: the brokers can't do Group(protocol='consumer'): {error.str()}"))
+        elif error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
+            words = "its members have another strategy or protocol; all members need the same membership=Group(...)"
+            self._fail(BadInput(f"group {self.name}: {words}"))
+        elif error.fatal() or error.code() == KafkaError._FATAL:
+            instance = self._settings.get("group.instance.id")
+            self._fail(Fenced(f"group {self.name}: another member has come as instance={instance!r}: {error.str()}"))
+        elif error.code() not in QUIETLY:
+            log.warning("member group=%s error=%s", self.name, error.str())
+
+    def _fail(self, error: TallymarkError) -> None:
+        with self._change:
+            self._error = self._error or error
+            self._change.notify_all()
+
+
+def _partitions(listed: Iterable[TopicPartition]) -> frozenset[Partition]:
+    return frozenset(Partition(one.topic, one.partition) for one in listed)
+
+
+def _names(partitions: Iterable[Partition]) -> str:
+    return ",".join(map(str, sorted(partitions))) or "none"

@@ -1,0 +1,306 @@
+"""What a run may move: partitions that are assigned to it by the membership *and* claimed by it in the ledger.
+
+Whoever works calls ``settle`` between two batches. That claims what was assigned, gives back what is to be let go, and
+drops what was lost. Nothing here runs while a batch is being committed.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+
+from tallymark.brokers import Brokers, Topic
+from tallymark.claiming import Beginning
+from tallymark.errors import Fenced, PositionRefused, TallymarkError, UnknownTopic
+from tallymark.fence import Claim, Rebalance, Wish
+from tallymark.goals import Goals
+from tallymark.membership import Assignment, Membership
+from tallymark.patience import patiently
+from tallymark.plan import OnLoss, check_identity, readable_from
+from tallymark.positions import Start
+from tallymark.spans import Log, Owner, Partition, Position
+from tallymark.stores.store import Store
+
+log = logging.getLogger(__name__)
+
+MOST_FENCES = 5
+FENCES_SECONDS = 600.0
+"""How often a partition may be claimed by others while the group says that it is ours, and within which time."""
+
+GOOD_FOR_SECONDS = 0.05
+"""How long the brokers' word holds that a topic is still the same."""
+LONG_WAIT = 5.0
+"""Seconds after which somebody should be told that the group has not answered yet."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What has changed: partitions that were claimed, and those that are gone, to others or back to their positions."""
+
+    gained: frozenset[Partition] = frozenset()
+    gone: frozenset[Partition] = frozenset()
+
+
+class Share:
+    """One run's part of a group."""
+
+    def __init__(
+        self,
+        group: str,
+        owner: Owner,
+        membership: Membership,
+        brokers: Brokers,
+        ledger: Store,
+        start: Start,
+        stop: threading.Event,
+        patience: float | None = None,
+        *,
+        tolerant: bool = False,
+    ) -> None:
+        self.tolerant = tolerant
+        """Whether topics may come and go, because they are found by a pattern."""
+        self.claims: dict[Partition, Claim] = {}
+        self.topics: dict[str, Topic] = {}
+        self.rebalances = 0
+        """How many there were; the last ones stand in the ledger."""
+        self._group = group
+        self._owner = owner
+        self._membership = membership
+        self._brokers = brokers
+        self._ledger = ledger
+        self._start = start
+        self._stop = stop
+        self._patience = patience
+        self._serials: dict[Partition, int] = {}
+        self._fenced: dict[Partition, list[float]] = defaultdict(list)
+        self._beginning = Beginning(start, frozenset(), membership.chosen, tolerant)
+        self._may_override = True
+        # Where all starts at the earliest, or is chosen one by one, it does not matter who comes first.
+        self._begins = start.kind != "earliest" and membership.chosen is None
+        self._joined = 0.0
+        self._identified = -GOOD_FOR_SECONDS
+
+    def join(self, topics: Collection[str]) -> None:
+        """Begin. ``topics`` are those that exist now: those that are added later start at the earliest."""
+        self._beginning = replace(self._beginning, topics=frozenset(topics))
+        if self._membership.grace is not None and not self._start.prefer_saved:
+            # Who joins others must not send their partitions somewhere else.
+            others = patiently(lambda: self._brokers.members(self._group), self._stop, self._patience)
+            self._may_override = not others
+        self._membership.join()
+        self._joined = time.monotonic()
+
+    def goals(self, topics: Mapping[str, Topic]) -> Goals:
+        """To come to the end of all that is in these topics now, and that this membership is about."""
+        chosen = self._membership.chosen
+        logs = self._brokers.logs(topics).values()
+        return Goals([log for log in logs if chosen is None or log.partition in chosen], self._ledger, self._group)
+
+    @property
+    def assigned(self) -> bool:
+        """Whether the membership has said what is ours, be it nothing."""
+        return self._membership.assignment().told > 0
+
+    def settle(self) -> Settled:
+        """Bring claims in line with the assignment."""
+        now = self._membership.assignment()
+        self._say_waiting(now)
+        lost = [one for one in self.claims if now.ours.get(one) != self._serials[one]]
+        revoked = [one for one in self.claims if one in now.leaving and one not in lost]
+        if lost:
+            self._drop(lost)
+            self._remember("lost", lost=lost, since=now.told)
+        if revoked:
+            self._release(revoked)
+        self._membership.let_go(now.leaving)
+        if revoked:
+            self._remember("revoked", lost=revoked, since=now.told)
+        wanted = {one: serial for one, serial in now.ours.items() if self._wants(one, now.leaving)}
+        gained: frozenset[Partition] = frozenset()
+        if wanted:
+            try:
+                gained = self._gain(wanted)
+            except Fenced as refused:
+                recovered = self.recover(refused)
+                return Settled(recovered.gained, recovered.gone.union(lost, revoked))
+            except UnknownTopic:
+                if not self.tolerant:
+                    raise
+            if gained:
+                self._remember("assigned", gained=gained, since=now.told)
+        return Settled(gained, frozenset([*lost, *revoked]))
+
+    def recover(self, refused: Fenced) -> Settled:
+        """Some of ours was claimed by others. Keep the rest, at its saved positions.
+
+        The group may not have told us yet, as it happens to whoever was out of reach for a while. If it goes on saying
+        that the partition is ours, then the other one is late, and we claim it again.
+        """
+        if self._membership.grace is None:
+            raise refused
+        before = frozenset(self.claims)
+        saved = patiently(lambda: self._ledger.positions(self._group), self._stop, self._patience)
+        found = {one.partition: one for one in saved.get(self._group, [])}
+        fenced = [one for one, held in self.claims.items() if one not in found or not held.held_in(found[one])]
+        log.warning("claimed by others group=%s partitions=%s: %s", self._group, ",".join(map(str, fenced)), refused)
+        for one in fenced:
+            self._fenced[one] = [at for at in self._fenced[one] if time.monotonic() - at < FENCES_SECONDS]
+            self._fenced[one].append(time.monotonic())
+            if len(self._fenced[one]) > MOST_FENCES:
+                raise refused
+        self._drop(fenced)
+        self._remember("lost", lost=fenced, since=time.monotonic())
+        try:
+            self.claims = patiently(lambda: self._ledger.reclaim(self._group, self.claims), self._stop, self._patience)
+        except Fenced as again:
+            return Settled(self.recover(again).gained, before)
+        return Settled(frozenset(self.claims), before)
+
+    def leave(self) -> None:
+        """Give everything back: first in the ledger, then in the group."""
+        held, began = list(self.claims), time.monotonic()
+        self._release(held)
+        self._membership.leave()
+        if held:
+            self._remember("left", lost=held, since=began)
+
+    def held_topics(self) -> dict[str, Topic]:
+        """The topics, each as if it had only the partitions that are ours."""
+        held = list(self.claims)
+        return {name: topic.only(held) for name, topic in self.topics.items() if any(p.topic == name for p in held)}
+
+    def logs(self, partitions: Collection[Partition]) -> dict[Partition, Log]:
+        """What the brokers hold of these partitions of ours."""
+        topics = {name: topic.only(partitions) for name, topic in self.held_topics().items()}
+        return patiently(lambda: self._brokers.logs(topics), self._stop, self._patience)
+
+    def readable(self, positions: Mapping[Partition, int], on_loss: OnLoss) -> dict[Partition, int]:
+        """Where reading can go on in these partitions; raises if it can't without losing or repeating records."""
+        logs = self.logs(positions)
+        try:
+            return {one: readable_from(position, logs[one], on_loss) for one, position in positions.items()}
+        except PositionRefused:
+            # That the topic was replaced meanwhile would be the better explanation.
+            self.check_identity()
+            raise
+
+    def ask_identity(self) -> Callable[[], None]:
+        """Asks now whether our topics are still those that the positions are for; raises when it is called, if not.
+
+        Of a topic that is gone by now, all that was read was the old one. An answer is good for a moment: nobody can
+        delete a topic, make it again and fill it in less.
+        """
+        asked = time.monotonic()
+        if asked - self._identified < GOOD_FOR_SECONDS:
+            return lambda: None
+        ids = self._brokers.ask_ids(sorted({partition.topic for partition in self.claims}))
+
+        def answer() -> None:
+            self._compare(ids())
+            self._identified = asked
+
+        return answer
+
+    def check_identity(self) -> None:
+        """The same at once, whenever it was asked before."""
+        self._compare(self._brokers.ask_ids(sorted({partition.topic for partition in list(self.claims)}))())
+
+    def _compare(self, ids: Mapping[str, str]) -> None:
+        for claim in list(self.claims.values()):
+            if claim.partition.topic in ids:
+                check_identity(claim.position, ids[claim.partition.topic], self._brokers.cluster_id())
+
+    def forget(self, partitions: Iterable[Partition]) -> None:
+        """Not ours until the next ``settle``: their topic could not be found, and will be gone from the group soon."""
+        log.warning("topic is gone group=%s partitions=%s", self._group, ",".join(map(str, sorted(partitions))))
+        self._drop(partitions)
+
+    def _say_waiting(self, now: Assignment) -> None:
+        if not now.told and self._joined and time.monotonic() - self._joined > LONG_WAIT:
+            self._joined = 0.0
+            log.warning(
+                "still waiting for partitions group=%s: the group misses a member that was killed only after its "
+                "session timeout; membership=Group(instance=...) comes back at once",
+                self._group,
+            )
+
+    def _wants(self, partition: Partition, leaving: Collection[Partition]) -> bool:
+        fences = self._fenced.get(partition)
+        waiting = fences and time.monotonic() - fences[-1] < (self._membership.grace or 0)
+        return partition not in self.claims and partition not in leaving and not waiting
+
+    def _drop(self, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
+            del self.claims[partition]
+
+    def _release(self, partitions: Sequence[Partition]) -> None:
+        claims = [self.claims[partition] for partition in partitions]
+        self._drop(partitions)
+        # A claim that can't be given back is only a name: the next owner takes it anyway.
+        with suppress(TallymarkError):
+            if claims:
+                self._ledger.release(self._group, claims)
+
+    def _gain(self, wanted: Mapping[Partition, int]) -> frozenset[Partition]:
+        claims = patiently(lambda: self._claim(frozenset(wanted)), self._stop, self._patience)
+        self.claims |= claims
+        self._serials.update(wanted)
+        self._may_override = self._begins = False
+        log.info("claimed group=%s partitions=%d owner=%s", self._group, len(claims), self._owner.run)
+        return frozenset(claims)
+
+    def _claim(self, partitions: frozenset[Partition]) -> dict[Partition, Claim]:
+        """Take these: where the ledger has no position, by the first-poll strategy."""
+        topics = self._brokers.topics(sorted({partition.topic for partition in partitions}))
+        logs = self._brokers.logs({name: topic.only(partitions) for name, topic in topics.items()})
+        if self._begins:
+            logs |= self._brokers.logs(self._brokers.topics(sorted(self._beginning.topics), existing_only=True))
+        at = self._brokers.offsets_at(logs, self._start.timestamp) if self._start.timestamp else {}
+        cluster = self._brokers.cluster_id()
+
+        def decide(saved: Sequence[Position]) -> Wish:
+            for position in saved:
+                if position.partition.topic in topics:
+                    check_identity(position, topics[position.partition.topic].id, cluster)
+            return self._beginning.wish(saved, partitions, logs, at, self._may_override_at)
+
+        claims = self._ledger.claim(self._group, self._owner, partitions, decide, self.claims)
+        self.topics = {**self.topics, **topics}
+        return claims
+
+    def _may_override_at(self, position: Position) -> bool:
+        """At the start of a run, and not what another member of the group has moved since."""
+        alone = self._membership.grace is None
+        return self._may_override and (alone or position.updated_at <= self._owner.since)
+
+    def _remember(
+        self,
+        kind: str,
+        *,
+        since: float,
+        gained: Collection[Partition] = (),
+        lost: Collection[Partition] = (),
+    ) -> None:
+        if self._membership.grace is None:
+            return
+        self.rebalances += 1
+        rebalance = Rebalance(
+            at=datetime.now(timezone.utc),
+            run=self._owner.run,
+            host=self._owner.host,
+            seconds=max(0.0, time.monotonic() - since),
+            gained=tuple(sorted(gained)),
+            lost=tuple(sorted(lost)),
+            kind=kind,
+        )
+        log.info("rebalance=%s group=%s gained=%d lost=%d held=%d seconds=%.2f",
+                 kind, self._group, len(gained), len(lost), len(self.claims), rebalance.seconds)  # fmt: skip
+        # What is written for people to read must not stop the work.
+        with suppress(TallymarkError):
+            self._ledger.record_rebalances(self._group, [rebalance])

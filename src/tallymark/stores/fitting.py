@@ -1,0 +1,146 @@
+"""The table for rows that a handler gives: found or made at the first write, and how the rows have to look for it."""
+
+from __future__ import annotations
+
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import Column, Connection, Engine, MetaData, Table, inspect
+from sqlalchemy.exc import DBAPIError
+
+from tallymark.errors import BadInput, DataRefused
+from tallymark.shape import TableSpec
+from tallymark.stores.columns import JSON_MARK, column_type
+from tallymark.stores.dialects import Dialect
+from tallymark.stores.given import Given
+from tallymark.stores.staging import impatient
+from tallymark.stores.targets import create_table, evolve_table, existing_table, fits
+
+PAUSES = (0.0, 0.1, 0.5)
+"""Before a table is looked for again, because somebody else has made it meanwhile."""
+WIDEST = pa.decimal128(38, 18)
+"""A column for decimals whose type was guessed from the first ones: as wide as Spark's for Python's."""
+NARROWER = {
+    pa.int64(): (pa.int32(), pa.int16(), pa.int8(), pa.float64(), pa.float32()),
+    pa.float64(): (pa.float32(),),
+}
+"""What numbers of Python may become, if the column wants it and no value is lost."""
+ANY = (
+    pa.field("", pa.int64()),
+    *(pa.field("", narrower) for narrower in NARROWER[pa.int64()]),
+    *(pa.field("", kind) for kind in (pa.decimal128(1, 0), pa.date32(), pa.timestamp("us"), pa.bool_())),
+    *(pa.field("", kind) for kind in (pa.binary(), pa.string())),
+    pa.field("", pa.string(), metadata={JSON_MARK: b"1"}),
+)
+"""What a column of nothing but NULL may be."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A table, and the columns and types that rows of one shape have to be given for it."""
+
+    table: Table
+    schema: pa.Schema
+
+
+def fit(
+    connection: Connection, engine: Engine, dialect: Dialect, spec: TableSpec, given: Given, *, used: bool
+) -> Fitted:
+    """Find the table, or make it and add its columns as the spec allows, whoever else does the same just now.
+
+    ``used`` says that the transaction has written to the table before.
+    """
+    for pause in PAUSES:
+        time.sleep(pause)
+        try:
+            # On MySQL a statement that fails takes nothing else with it.
+            with nullcontext() if dialect.name == "mysql" else connection.begin_nested():
+                return _found_or_made(connection, engine, dialect, spec, given, used=used)
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            failed = error
+    raise failed
+
+
+def _found_or_made(
+    connection: Connection, engine: Engine, dialect: Dialect, spec: TableSpec, given: Given, *, used: bool
+) -> Fitted:
+    table, schema = _find(connection, dialect, spec, given)
+    if table is not None and all(field.name in table.c for field in schema):
+        return Fitted(table, schema)
+    if dialect.name != "mysql":
+        return Fitted(_make(connection, table, spec, schema, given), schema)
+    if used:
+        raise BadInput(
+            f"table {spec.name} lacks a column, and MySQL adds none to a table that the transaction has written to; "
+            "write the rows that have it first"
+        )
+    # Beside the transaction, which it would commit. What holds a lock may be that transaction: never wait for long.
+    with engine.begin() as beside, impatient(beside):
+        return Fitted(_make(beside, table, spec, schema, given), schema)
+
+
+def _find(connection: Connection, dialect: Dialect, spec: TableSpec, given: Given) -> tuple[Table | None, pa.Schema]:
+    schema = given.rows.schema
+    unsure = given.inferred or any(pa.types.is_null(field.type) for field in schema)
+    if unsure and inspect(connection).has_table(spec.name):
+        schema = _fitted(dialect, Table(spec.name, MetaData(), autoload_with=connection), given)
+    elif unsure:
+        _check_known(spec, schema)
+    table = existing_table(connection, spec, schema)
+    if table is not None:
+        dialect.check_table(connection, table, spec, schema.names)
+    return table, schema
+
+
+def _make(connection: Connection, table: Table | None, spec: TableSpec, schema: pa.Schema, given: Given) -> Table:
+    wide = pa.schema([_widened(field) for field in schema]) if given.inferred else schema
+    if table is None:
+        return create_table(connection, spec, wide)
+    return evolve_table(connection, table, spec, wide)
+
+
+def _check_known(spec: TableSpec, schema: pa.Schema) -> None:
+    for field in schema:
+        if pa.types.is_null(field.type):
+            raise BadInput(
+                f"table {spec.name} does not exist, and can't be made of rows whose {field.name} is always None, which "
+                "has no type; create the table, or give an Arrow table"
+            )
+
+
+def _widened(field: pa.Field) -> pa.Field:
+    kind = field.type
+    if not pa.types.is_decimal(kind) or kind.scale > WIDEST.scale:
+        return field
+    return field.with_type(WIDEST) if kind.precision - kind.scale <= WIDEST.precision - WIDEST.scale else field
+
+
+def _fitted(dialect: Dialect, table: Table, given: Given) -> pa.Schema:
+    """The rows' columns as types that the table takes. One of nothing but NULL that it does not have is left out."""
+    fields = []
+    for field in given.rows.schema:
+        column = table.c.get(field.name)
+        if column is not None and (given.inferred or pa.types.is_null(field.type)):
+            fields.append(_as_column(dialect, table, column, field))
+        elif not pa.types.is_null(field.type):
+            fields.append(field)
+    return pa.schema(fields)
+
+
+def _as_column(dialect: Dialect, table: Table, column: Column[Any], field: pa.Field) -> pa.Field:
+    if pa.types.is_null(field.type):
+        wishes = [wish.with_name(field.name) for wish in ANY]
+    else:
+        wishes = [field, *(field.with_type(narrower) for narrower in NARROWER.get(field.type, ()))]
+    for wish in wishes:
+        if dialect.name == "sqlite" or fits(column_type(wish, in_key=False), column.type):
+            return wish
+    raise DataRefused(
+        f"table {table.name}: column {field.name} is {column.type} and can't hold the rows' {field.type}; change the "
+        "column or convert the value"
+    )

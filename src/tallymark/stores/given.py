@@ -1,0 +1,174 @@
+"""Rows as a handler gives them, dicts or Arrow, as the Arrow that the bulk roads take."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime, time
+from decimal import Decimal
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import pyarrow as pa
+
+from tallymark.errors import BadInput, DataRefused, TableMismatch
+from tallymark.shape import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, TableSpec, finish, null_keys, visible
+from tallymark.stores.columns import JSON_MARK, is_json
+
+Rows: TypeAlias = Mapping[str, Any] | Iterable[Mapping[str, Any]] | pa.Table | pa.RecordBatch
+
+_PLAIN = {
+    pa.uint8(): pa.int16(),
+    pa.uint16(): pa.int32(),
+    pa.uint32(): pa.int64(),
+    pa.uint64(): pa.int64(),
+    pa.float16(): pa.float32(),
+    pa.date64(): pa.date32(),
+    pa.string_view(): pa.string(),
+    pa.binary_view(): pa.binary(),
+}
+"""Types that Spark does not have, and what they become."""
+_STRICT = (bytes, date, datetime)
+"""What Arrow would turn into the type of the column's first value without a word."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """The rows. ``inferred`` says that their types were guessed from the values, so that nobody insists on them."""
+
+    rows: pa.Table
+    inferred: bool
+
+    @classmethod
+    def of(cls, table: str, rows: Rows) -> Given:
+        if isinstance(rows, pa.RecordBatch):
+            rows = pa.Table.from_batches([rows])
+        if hasattr(rows, "__arrow_c_stream__"):
+            return cls(_plain_table(table, visible(pa.table(rows))), inferred=False)
+        found = [rows] if isinstance(rows, Mapping) else list(rows)
+        return cls(_table_of(table, found), inferred=True)
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """What rows have in common that the same table can take in the same way."""
+        json_columns = tuple(field.name for field in self.rows.schema if is_json(field))
+        return self.rows.schema.remove_metadata(), json_columns, self.inferred
+
+
+def changes(spec: TableSpec, rows: pa.Table) -> Changes:
+    """One row for each key, in the order of the keys."""
+    return finish(spec, _numbered(rows), "")
+
+
+def check_keys(spec: TableSpec, given: Given) -> None:
+    """Refuse rows without what tells them apart, whatever table they are for."""
+    for name in [*spec.key, *([spec.version] if spec.version else [])]:
+        if name not in given.rows.column_names:
+            error = DataRefused if given.inferred else TableMismatch
+            raise error(f"table {spec.name}: no row has {name}, which key= or version= names")
+    if any(given.rows[name].null_count for name in spec.key):
+        refusal = null_keys(spec, _numbered(given.rows))[0]
+        raise DataRefused(f"table {spec.name}: {refusal.error}")
+
+
+def _numbered(rows: pa.Table) -> pa.Table:
+    """The rows, each with its number for the offset that it does not have: of two rows the second is newer."""
+    count = rows.num_rows
+    hidden = {
+        TOPIC: pa.repeat("", count),
+        PARTITION: pa.repeat(pa.scalar(0, pa.int32()), count),
+        OFFSET: pa.array(range(count), pa.int64()),
+        TIMESTAMP: pa.repeat(pa.scalar(0, pa.timestamp("us", "UTC")), count),
+    }
+    for name, column in hidden.items():
+        rows = rows.append_column(name, column)
+    return rows
+
+
+def cast(table: str, rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of the schema, as its types, if no value is lost by that."""
+    columns = [_cast(table, field.name, rows[field.name], field.type) for field in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _table_of(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    for row in rows:
+        if not isinstance(row, Mapping):
+            raise BadInput(f"table {table}: rows are dicts or an Arrow table, and this is a {type(row).__name__}")
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    fields, columns = [], []
+    for name in names:
+        if not isinstance(name, str):
+            raise BadInput(f"table {table}: {name!r} is no name of a column: keys of rows are texts")
+        field, column = _inferred(table, name, [row.get(name) for row in rows])
+        fields.append(field)
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=pa.schema(fields))
+
+
+def _inferred(table: str, name: str, values: list[Any]) -> tuple[pa.Field, pa.Array]:
+    kinds = {type(value) for value in values} - {type(None)}
+    if any(issubclass(kind, Mapping | list | tuple | set) for kind in kinds):
+        return _json_field(name), _jsons(table, name, values)
+    zones = {value.tzinfo is None for value in values if isinstance(value, datetime)}
+    if len(zones) > 1 or (len(kinds) > 1 and any(kind in _STRICT for kind in kinds)):
+        found = "times with and without a zone" if len(zones) > 1 else " and ".join(sorted(k.__name__ for k in kinds))
+        raise DataRefused(f"table {table}: column {name} has {found}; give it one of them")
+    if kinds == {UUID}:
+        values = [None if value is None else str(value) for value in values]
+    try:
+        return _plain_column(table, pa.field(name, pa.null()), pa.array(values))
+    except (pa.ArrowException, OverflowError, UnicodeError) as error:
+        raise DataRefused(f"table {table}: column {name}: {error}") from error
+
+
+def _plain_table(table: str, rows: pa.Table) -> pa.Table:
+    if len(set(rows.column_names)) < rows.num_columns:
+        raise BadInput(f"table {table}: several columns have the same name; rename them")
+    found = [_plain_column(table, field, column) for field, column in zip(rows.schema, rows.columns, strict=True)]
+    return pa.Table.from_arrays([column for _, column in found], schema=pa.schema([field for field, _ in found]))
+
+
+def _plain_column(table: str, field: pa.Field, column: Any) -> tuple[pa.Field, Any]:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_nested(kind):
+        return _json_field(field.name), _jsons(table, field.name, column.to_pylist(maps_as_pydicts="strict"))
+    if pa.types.is_timestamp(kind):
+        kind = pa.timestamp("us", "UTC" if kind.tz else None)
+    elif pa.types.is_fixed_size_binary(kind):
+        kind = pa.binary()
+    kind = _PLAIN.get(kind, kind)
+    return field.with_type(kind), _cast(table, field.name, column, kind)
+
+
+def _cast(table: str, name: str, column: Any, kind: pa.DataType) -> Any:
+    try:
+        return column if column.type == kind else column.cast(kind)
+    except pa.ArrowException as error:
+        raise DataRefused(f"table {table}: column {name}: {error}") from error
+
+
+def _json_field(name: str) -> pa.Field:
+    return pa.field(name, pa.string(), metadata={JSON_MARK: b"1"})
+
+
+def _jsons(table: str, name: str, values: Iterable[Any]) -> pa.Array:
+    try:
+        texts = [None if value is None else json.dumps(value, allow_nan=False, default=_in_json) for value in values]
+    except (TypeError, ValueError) as error:
+        raise DataRefused(f"table {table}: column {name} can't be written as JSON: {error}") from error
+    return pa.array(texts, pa.string())
+
+
+def _in_json(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, Decimal | UUID):
+        return str(value)
+    return dict(value) if isinstance(value, Mapping) else list(value)

@@ -1,0 +1,256 @@
+"""The open transaction on Redis: what the block wants is collected, and sent at its end as part of the one script."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from tallymark.errors import BadInput, DataRefused
+from tallymark.shape import Changes, Write, visible
+from tallymark.stores.columns import is_json
+from tallymark.stores.given import Given, Rows, cast, changes, check_keys
+from tallymark.stores.redis.address import Form
+from tallymark.stores.redis.failures import translated
+from tallymark.stores.redis.keys import LEDGER, Keys
+from tallymark.stores.redis.rows import blocks, check_table, refused_rows
+from tallymark.stores.redis.script import Block, Work
+from tallymark.stores.transaction import Transaction, spec_for
+
+Value = str | bytes | int | float
+MOST_AT_ONCE = 1_000
+"""How many values one command takes; Lua hands it 8,000 at most."""
+MOST_DIGITS = 15
+_HOLDS = {
+    "SET": "string", "INCRBY": "string", "HSET": "hash", "HDEL": "hash", "HINCRBY": "hash",
+    "RPUSH": "list", "SADD": "set", "SREM": "set", "ZADD": "zset", "ZREM": "zset",
+}  # fmt: skip
+
+
+class RedisTransaction(Transaction):
+    """Keys are names below the store's tag: ``orders:42`` is ``{shop}:orders:42``.
+
+    Rows are written first, then the commands in their order; a key can't be among both. Reads answer at once, and see
+    what was committed before, not what this block has collected. A key of another type is refused when the block ends.
+    """
+
+    def __init__(self, store: str, client: Callable[[], Any], keys: Keys, form: Form) -> None:
+        self.written = {}
+        self._store, self._client, self._keys, self._form = store, client, keys, form
+        self._blocks: list[Block] = []
+        self._commands: list[tuple[Any, ...]] = []
+
+    # What is collected
+
+    def write(
+        self,
+        table: str,
+        rows: Rows,
+        *,
+        key: str | Sequence[str] = (),
+        write: Write = "append",
+        version: str | None = None,
+        create: bool = True,
+        evolve: bool = False,
+    ) -> None:
+        self._check_open()
+        spec = spec_for(table, key, write, version, create=create, evolve=evolve)
+        found = Given.of(table, rows)
+        if not found.rows.num_rows:
+            return
+        check_keys(spec, found)
+        given = found.rows
+        # NULL of any type is a field that is not there.
+        schema = pa.schema([one.with_type(pa.string()) if pa.types.is_null(one.type) else one for one in given.schema])
+        change = changes(spec, cast(table, given, schema))
+        check_table(spec, schema)
+        for refusal in refused_rows(change, self._form):
+            raise DataRefused(f"table {table}: {refusal.error}")
+        if not spec.key:
+            change = Changes(spec, visible(change.puts), change.deletes)
+        json_columns = {one.name for one in schema if is_json(one)}
+        made = blocks(change, self._form, self._keys.table(table), uuid.uuid4().hex, json_columns)
+        self._blocks += [block for block, _ in made]
+        self.written[table] = self.written.get(table, 0) + len(change)
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        self._check_open()
+        blocks, commands, written = len(self._blocks), len(self._commands), dict(self.written)
+        try:
+            yield
+        except BaseException:
+            del self._blocks[blocks:], self._commands[commands:]
+            self.written = written
+            raise
+
+    def set(self, key: str, value: Value) -> None:
+        self._collect("SET", key, [_value(value)])
+
+    def delete(self, *keys: str) -> None:
+        for key in keys:
+            self._collect("DEL", key, [])
+
+    def hset(self, key: str, field: str | Mapping[str, Value], value: Value | None = None) -> None:
+        """One field, or several with their values."""
+        fields = field if isinstance(field, Mapping) else {field: value}
+        pairs = ((_field(name), _value(one)) for name, one in fields.items())
+        self._collect("HSET", key, chain.from_iterable(pairs))
+
+    def hdel(self, key: str, *fields: str) -> None:
+        self._collect("HDEL", key, map(_field, fields))
+
+    def rpush(self, key: str, *values: Value) -> None:
+        self._collect("RPUSH", key, map(_value, values))
+
+    def sadd(self, key: str, *members: Value) -> None:
+        self._collect("SADD", key, map(_value, members))
+
+    def srem(self, key: str, *members: Value) -> None:
+        self._collect("SREM", key, map(_value, members))
+
+    def zadd(self, key: str, scores: Mapping[str, float]) -> None:
+        """Members with their scores."""
+        if any(math.isnan(score) for score in scores.values()):
+            raise BadInput(f"zadd {key}: a score is not a number")
+        self._collect("ZADD", key, chain.from_iterable((_value(score), name) for name, score in scores.items()))
+
+    def zrem(self, key: str, *members: Value) -> None:
+        self._collect("ZREM", key, map(_value, members))
+
+    def incrby(self, key: str, n: int = 1) -> None:
+        self._collect("INCRBY", key, [_count(key, n)])
+
+    def hincrby(self, key: str, field: str, n: int = 1) -> None:
+        self._collect("HINCRBY", key, [_field(field), _count(key, n)])
+
+    # What answers at once
+
+    def get(self, key: str) -> Any:
+        return self._read("get", key)
+
+    def exists(self, key: str) -> bool:
+        return bool(self._read("exists", key))
+
+    def hget(self, key: str, field: str) -> Any:
+        return self._read("hget", key, field)
+
+    def hgetall(self, key: str) -> Any:
+        return self._read("hgetall", key)
+
+    def lrange(self, key: str, start: int = 0, stop: int = -1) -> Any:
+        return self._read("lrange", key, start, stop)
+
+    def smembers(self, key: str) -> Any:
+        return self._read("smembers", key)
+
+    def zscore(self, key: str, member: Value) -> Any:
+        return self._read("zscore", key, member)
+
+    # The end of the block
+
+    @contextmanager
+    def opened(self) -> Iterator[RedisTransaction]:
+        try:
+            yield self
+        finally:
+            self._over = True
+
+    def add_to(self, work: Work) -> bool:
+        """Hand over what was collected; whether there was anything."""
+        rows = set(chain.from_iterable(block.keys for block in self._blocks))
+        for _, key, *_ in self._commands:
+            if key in rows:
+                raise BadInput(f"key {key} is written as a row and by a command in one block: use one of them")
+        work.blocks += self._blocks
+        work.commands += _settled(self._commands)
+        return bool(self._blocks or self._commands)
+
+    def _collect(self, command: str, key: str, arguments: Iterable[Any]) -> None:
+        self._check_open()
+        name, values = self._name(key), list(arguments)
+        if command == "DEL":
+            self._commands.append((command, name))
+        for start in range(0, len(values), MOST_AT_ONCE):
+            self._commands.append((command, name, *values[start : start + MOST_AT_ONCE]))
+
+    def _read(self, command: str, key: str, *arguments: Any) -> Any:
+        self._check_open()
+        name = self._name(key)
+        with translated(self._store):
+            return getattr(self._client(), command)(name, *arguments)
+
+    def _name(self, key: str) -> str:
+        if not isinstance(key, str) or not key:
+            raise BadInput(f"{key!r} is no key: write a text, such as orders:42")
+        if key == LEDGER or key.startswith(f"{LEDGER}:"):
+            raise BadInput(f"key {key} belongs to the ledger: choose another name")
+        return f"{{{self._keys.tag}}}:{key}"
+
+
+def _settled(commands: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """The commands, made so that none can fail because of one before it: a script is not rolled back.
+
+    The script looks at what the server has before its first write. So a key is of one kind throughout the block, and
+    what is added to a number in several steps is added at once.
+    """
+    kinds: dict[str, str] = {}
+    sums: dict[str, dict[str, int]] = {}
+    texts: dict[str, set[str]] = {}
+    found: list[tuple[Any, ...]] = []
+    for command, key, *rest in commands:
+        kind = _HOLDS.get(command)
+        if kind and kinds.setdefault(key, kind) != kind:
+            raise BadInput(f"key {key} is a {kinds[key]} and a {kind} in one block: use two keys")
+        adding, not_numbers = sums.setdefault(key, {}), texts.setdefault(key, set())
+        if command not in ("INCRBY", "HINCRBY"):
+            for field, value in _set_by(command, rest, [*adding, *not_numbers]):
+                adding.pop(field, None)
+                (not_numbers.discard if isinstance(value, int) else not_numbers.add)(field)
+            found.append((command, key, *rest))
+            continue
+        field = rest[0] if command == "HINCRBY" else ""
+        if field in not_numbers:
+            raise DataRefused(f"key {key} was set to a text in this block: {command} needs a number")
+        if field in adding:
+            *same, n = found[adding[field]]
+            found[adding[field]] = (*same, _count(key, n + rest[-1]))
+        else:
+            adding[field] = len(found)
+            found.append((command, key, *rest))
+    return found
+
+
+def _set_by(command: str, rest: Sequence[Any], fields: Sequence[str]) -> Iterable[tuple[str, Any]]:
+    """What a command makes of fields that may be added to later, where a string is its only field; gone counts as 0."""
+    if command == "SET":
+        return [("", rest[0])]
+    if command == "HSET":
+        return zip(rest[::2], rest[1::2], strict=True)
+    return [(field, 0) for field in (rest if command == "HDEL" else fields if command == "DEL" else ())]
+
+
+def _value(value: Any) -> Value:
+    if isinstance(value, bool) or not isinstance(value, str | bytes | int | float):
+        raise BadInput(f"Redis keeps texts, bytes and numbers, and {type(value).__name__} is none: convert it")
+    if isinstance(value, int):
+        # More digits than a number may have that is added to: as a text.
+        return value if abs(value) < 10**MOST_DIGITS else str(value)
+    return repr(value) if isinstance(value, float) else value
+
+
+def _field(field: Any) -> str:
+    if not isinstance(field, str):
+        raise BadInput(f"{field!r} is no field of a hash: write a text")
+    return field
+
+
+def _count(key: str, n: int) -> int:
+    if not isinstance(n, int) or isinstance(n, bool) or abs(n) >= 10**MOST_DIGITS:
+        raise BadInput(f"key {key}: {n} can't be added to it: whole numbers of up to {MOST_DIGITS} digits can")
+    return n

@@ -1,0 +1,249 @@
+"""The open transaction on a database with SQL: SQLAlchemy's connection, with ``write`` and without ways to end it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import lru_cache
+from typing import Any, NamedTuple, NoReturn
+
+from sqlalchemy import Connection, CursorResult, Engine, Executable, NestedTransaction, ScalarResult, event, text
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from tallymark.errors import BadInput, TableChanged, Unreachable
+from tallymark.fence import Entry
+from tallymark.ledger.commit import advance, record
+from tallymark.shape import Write
+from tallymark.steps import Step
+from tallymark.stores import rows as bulk
+from tallymark.stores.dialects import Dialect
+from tallymark.stores.failures import translated
+from tallymark.stores.fitting import Fitted, fit
+from tallymark.stores.given import Given, Rows, cast, changes, check_keys
+from tallymark.stores.transaction import ENDS_ITSELF, Transaction, spec_for
+
+Known = dict[tuple[Any, ...], Fitted]
+"""Tables that were found before, by the spec and the shape of the rows."""
+MOST_KNOWN = 1_000
+Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
+
+_ENDING = ("commit", "rollback", "close", "begin", "begin_twophase", "invalidate", "detach")
+_ENDS = re.compile(
+    r"[\s;]*(COMMIT|END|ABORT|ROLLBACK(?!.*\bTO\b)|BEGIN|START\s+TRANSACTION)\b", re.IGNORECASE | re.DOTALL
+)
+_MYSQL_COMMITS = re.compile(
+    r"[\s;]*(?!\w+\s+(?:OR\s+REPLACE\s+)?TEMPORARY\b)"
+    r"(ALTER|ANALYZE|CREATE|DROP|FLUSH|GRANT|LOCK|OPTIMIZE|RENAME|REPAIR|REVOKE|TRUNCATE|UNLOCK)\b",
+    re.IGNORECASE,
+)
+
+
+class SqlTransaction(Transaction):
+    """Begins with the first statement, so that a handler that thinks first holds no lock meanwhile.
+
+    Whatever ``Connection`` has is here too; ``execute``, ``scalar`` and ``scalars`` also take plain text with named
+    parameters (``:id``). Errors are SQLAlchemy's inside the block, and ours once they leave it.
+    """
+
+    def __init__(self, store: str, engine: Engine, dialect: Dialect, known: Known) -> None:
+        self.written = {}
+        self._store, self._engine, self._dialect, self._known = store, engine, dialect, known
+        # Known to others only after the commit: the table may have been made by this transaction.
+        self._found: Known = {}
+        self._stack = ExitStack()
+        self._connection: Connection | None = None
+        self._whole: NestedTransaction | None = None
+        self._used = False
+
+    @property
+    def connection(self) -> Connection:
+        """SQLAlchemy's own, for ORMs: ``Session(bind=db.connection)``."""
+        connection = self._open
+        if self._whole is None:
+            # In a savepoint of ours a session makes its own, and rolls back no more than that.
+            self._whole = connection.begin_nested()
+        return connection
+
+    @property
+    def _open(self) -> Connection:
+        self._check_open()
+        if self._connection is None:
+            self._connection = self._begin()
+        return self._connection
+
+    def execute(self, statement: str | Executable, parameters: Parameters = None, **options: Any) -> CursorResult[Any]:
+        if isinstance(statement, str) and parameters and not options:
+            driver = _for_driver(statement, self._engine.dialect)
+            if (given := driver.arranged(parameters)) is not None:
+                return self._open.exec_driver_sql(driver.text, given)
+        return self._open.execute(_statement(statement), parameters, **options)
+
+    def scalar(self, statement: str | Executable, parameters: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        return self._open.scalar(_statement(statement), parameters, **options)
+
+    def scalars(self, statement: str | Executable, parameters: Parameters = None, **options: Any) -> ScalarResult[Any]:
+        return self._open.scalars(_statement(statement), parameters, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _refuse if name in _ENDING else getattr(self._open, name)
+
+    def write(
+        self,
+        table: str,
+        rows: Rows,
+        *,
+        key: str | Sequence[str] = (),
+        write: Write = "append",
+        version: str | None = None,
+        create: bool = True,
+        evolve: bool = False,
+    ) -> None:
+        spec = spec_for(table, key, write, version, create=create, evolve=evolve)
+        given = Given.of(table, rows)
+        if not given.rows.num_rows:
+            return
+        check_keys(spec, given)
+        place = (spec, given.shape)
+        try:
+            with translated(self._store), self.savepoint():
+                fitted = self._found.get(place) or self._known.get(place)
+                if fitted is None:
+                    used = table in self.written
+                    fitted = fit(self._open, self._engine, self._dialect, spec, given, used=used)
+                self._found[place] = fitted
+                change = changes(spec, cast(table, given.rows, fitted.schema))
+                bulk.write(self._dialect, self._open, fitted.table, change)
+                self.written[table] = self.written.get(table, 0) + len(change)
+        except TableChanged:
+            self._known.pop(place, None)
+            raise
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        nested, written, found = self._open.begin_nested(), dict(self.written), dict(self._found)
+        try:
+            yield
+            nested.commit()
+        except BaseException:
+            # After a deadlock or without a connection there is no savepoint any more. ``_whole`` will tell.
+            with suppress(SQLAlchemyError):
+                nested.rollback()
+            self.written, self._found = written, found
+            raise
+
+    @contextmanager
+    def opened(self) -> Iterator[SqlTransaction]:
+        """Commit at the end of the block, or roll back."""
+        try:
+            with self._stack:
+                yield self
+        except (DBAPIError, PoolTimeout):
+            # Other errors of SQLAlchemy are about how it is used, and for whoever wrote the handler.
+            with translated(self._store):
+                raise
+        finally:
+            self._over = True
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
+        self._known.update(self._found)
+
+    def finish(self, entry: Entry | None, on_step: Callable[[Step], None]) -> None:
+        """The end of the block: what the ledger is to say, and the positions last."""
+        if entry is None and self._connection is None:
+            return
+        connection = self._open
+        self._check_whole()
+        if entry is not None:
+            record(connection, entry)
+        on_step(Step.WRITTEN)
+        if entry is not None:
+            advance(connection, entry)
+            on_step(Step.MOVED)
+        self._over = True
+
+    def _begin(self) -> Connection:
+        connection = self._stack.enter_context(self._engine.begin())
+        event.listen(connection, "commit", self._before_commit)
+        event.listen(connection, "before_cursor_execute", self._before_statement)
+        if self._dialect.name != "postgresql":
+            self._whole = connection.begin_nested()
+        return connection
+
+    def _check_whole(self) -> None:
+        """Refuse to commit half, when something was undone behind our back.
+
+        MySQL rolls back all of a transaction that was in a deadlock, and goes on as if nothing had happened: then the
+        first savepoint is gone. psycopg knows the state of PostgreSQL's transaction without asking.
+        """
+        if self._whole is not None and not self._whole.is_active:
+            raise BadInput(f"the transaction was ended inside the block, and is undone: {ENDS_ITSELF}")
+        if self._dialect.name == "postgresql":
+            self._check_postgresql()
+        if self._whole is None:
+            return
+        try:
+            self._whole.commit()
+        except DBAPIError as error:
+            if "savepoint" not in str(error.orig).lower():
+                raise
+            raise Unreachable(f"{self._store} has rolled the transaction back by itself; try again") from error
+
+    def _check_postgresql(self) -> None:
+        driver: Any = self._open.connection.driver_connection
+        status = driver.info.transaction_status.name
+        if status == "INERROR":
+            raise BadInput(
+                "a statement in the block has failed, and its error was caught too late: PostgreSQL takes back the "
+                "whole transaction, unless the statement stands in `with db.savepoint():`"
+            )
+        if status == "IDLE" and self._used:
+            raise BadInput(f"the transaction was ended inside the block, and is undone: {ENDS_ITSELF}")
+
+    def _before_commit(self, connection: Connection) -> None:
+        if not self._over:
+            # SQLAlchemy takes the transaction for ended now, and would not roll it back any more.
+            connection.dialect.do_rollback(connection.connection)
+            _refuse()
+
+    def _before_statement(self, _: Connection, __: Any, statement: str, *___: Any) -> None:
+        if _ENDS.match(statement):
+            _refuse()
+        self._used = True
+        if self._dialect.name == "mysql" and (found := _MYSQL_COMMITS.match(statement)):
+            raise BadInput(f"MySQL commits a transaction when it meets {found[1].upper()}: do that outside the block")
+
+
+class _Driver(NamedTuple):
+    """Plain text as the driver wants it. SQLAlchemy would look at every parameter of every row for a type."""
+
+    text: str
+    names: frozenset[str]
+    order: Sequence[str] | None
+
+    def arranged(self, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Any:
+        """The parameters in the driver's form; None if some are missing, which SQLAlchemy explains better."""
+        rows = [given] if isinstance(given, Mapping) else given
+        if not all(self.names <= row.keys() for row in rows):
+            return None
+        if self.order is None:
+            return given
+        found = [tuple([row[name] for name in self.order]) for row in rows]
+        return found[0] if isinstance(given, Mapping) else found
+
+
+@lru_cache(MOST_KNOWN)
+def _for_driver(statement: str, dialect: Any) -> _Driver:
+    compiled = text(statement).compile(dialect=dialect)
+    return _Driver(str(compiled), frozenset(compiled.params), compiled.positiontup)
+
+
+def _refuse(*_: Any, **__: Any) -> NoReturn:
+    raise BadInput(ENDS_ITSELF)
+
+
+def _statement(statement: str | Executable) -> Executable:
+    return text(statement) if isinstance(statement, str) else statement

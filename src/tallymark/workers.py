@@ -1,0 +1,174 @@
+"""Several workers behind one consumer, with the order kept and the positions right.
+
+Handlers run side by side, as far as the order allows. From its first use of the transaction on, a handler has it to
+itself, and only after every earlier record of its partition is finished: so what is in the transaction is always the
+finished beginning of each partition, whoever was quicker.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict, deque
+from collections.abc import Hashable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal
+
+from tallymark.batches import Batch
+from tallymark.errors import Retry, TallymarkError
+from tallymark.handler import Handler, RecordFailed
+from tallymark.records import Record
+from tallymark.spans import Partition
+from tallymark.stores.transaction import Transaction
+
+Order = Literal["partition", "key", "none"]
+
+
+class GivenUp(BaseException):
+    """An earlier record could not be finished, so this one can't be either. No handler should catch it."""
+
+
+class Workers:
+    """A pool that works on one batch at a time."""
+
+    def __init__(self, handler: Handler, workers: int, order: Order) -> None:
+        self._handler = handler
+        self._count = workers
+        self._order = order
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="tallymark-worker")
+
+    def close(self) -> None:
+        self._pool.shutdown()
+
+    def work(self, batch: Batch, db: Transaction) -> None:
+        """All records of the batch, or the finished beginning of each partition, if one has to be tried again."""
+        lanes = Lanes(batch.records, self._order)
+        futures = [self._pool.submit(self._serve, lanes, batch, db) for _ in range(self._count)]
+        for future in futures:
+            future.result()
+        if lanes.error is not None and (not isinstance(lanes.error, Retry) or not lanes.progressed):
+            raise lanes.error
+        batch.shorten(lanes.unfinished())
+
+    def _serve(self, lanes: Lanes, batch: Batch, db: Transaction) -> None:
+        while (at := lanes.take()) is not None:
+            record = lanes.records[at]
+            try:
+                with lanes.turn(at, db) as own:
+                    self._handler.one(record, own)
+            except RecordFailed as error:
+                batch.dead(record, str(error))
+                lanes.done(at)
+            except TallymarkError as error:
+                lanes.give_up(at, error)
+            except GivenUp:
+                lanes.give_up(at)
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the batch
+                lanes.give_up(at, TallymarkError(f"a worker ended with {type(error).__name__}: {error}"))
+            else:
+                lanes.done(at)
+
+
+class Lanes:
+    """Which record may be worked on, and which may write. The earliest unfinished one of a partition always may."""
+
+    def __init__(self, records: Sequence[Record], order: Order) -> None:
+        self.records = records
+        self.error: TallymarkError | None = None
+        self._lanes = [_lane(record, at, order) for at, record in enumerate(records)]
+        self._waiting = list(range(len(records)))
+        self._busy: set[Hashable] = set()
+        self._left: dict[tuple[str, int], deque[int]] = defaultdict(deque)
+        for at, record in enumerate(records):
+            self._left[record.topic, record.partition].append(at)
+        self._begun = {place: left[0] for place, left in self._left.items()}
+        self._finished: set[int] = set()
+        self._change = threading.Condition()
+        self._writing = threading.Lock()
+
+    def take(self) -> int | None:
+        """The first record whose lane is free. None when there is nothing left to do."""
+        with self._change:
+            while self._waiting and self.error is None:
+                for at in self._waiting:
+                    if self._lanes[at] not in self._busy:
+                        self._waiting.remove(at)
+                        self._busy.add(self._lanes[at])
+                        return at
+                self._change.wait()
+            return None
+
+    def done(self, at: int) -> None:
+        with self._change:
+            self._finished.add(at)
+            left = self._left_of(at)
+            while left and left[0] in self._finished:
+                left.popleft()
+            self._busy.discard(self._lanes[at])
+            self._change.notify_all()
+
+    def give_up(self, at: int, error: TallymarkError | None = None) -> None:
+        with self._change:
+            if error is not None and (self.error is None or isinstance(self.error, Retry)):
+                self.error = error
+            self._busy.discard(self._lanes[at])
+            self._change.notify_all()
+
+    @contextmanager
+    def turn(self, at: int, db: Transaction) -> Iterator[Any]:
+        """The transaction for one handler: it is waited for at its first use, and undone if the handler raises."""
+        with ExitStack() as stack:
+
+            def begin() -> Transaction:
+                stack.enter_context(self.waiting_for(at))
+                stack.enter_context(db.savepoint())
+                return db
+
+            yield Turn(begin)
+
+    @contextmanager
+    def waiting_for(self, at: int) -> Iterator[None]:
+        """After all earlier records of the partition, and alone."""
+        with self._change:
+            self._change.wait_for(lambda: self._is_next(at) or self.error is not None)
+            if not self._is_next(at):
+                raise GivenUp
+        with self._writing:
+            yield
+
+    @property
+    def progressed(self) -> bool:
+        """Whether any partition has come further."""
+        return any(first in self._finished for first in self._begun.values())
+
+    def unfinished(self) -> dict[Partition, int]:
+        """The first record of each partition that is not finished."""
+        return {Partition(*place): self.records[left[0]].offset for place, left in self._left.items() if left}
+
+    def _is_next(self, at: int) -> bool:
+        return self._left_of(at)[0] == at
+
+    def _left_of(self, at: int) -> deque[int]:
+        record = self.records[at]
+        return self._left[record.topic, record.partition]
+
+
+class Turn:
+    """Stands in for the transaction until a handler uses it."""
+
+    def __init__(self, begin: Any) -> None:
+        self._begin = begin
+        self._db: Transaction | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if self._db is None:
+            self._db = self._begin()
+        return getattr(self._db, name)
+
+
+def _lane(record: Record, at: int, order: Order) -> Hashable:
+    if order == "partition":
+        return record.topic, record.partition
+    if order == "key" and record.key is not None:
+        return record.topic, record.partition, record.key
+    return at

@@ -1,0 +1,104 @@
+"""The command line for groups of several members: services, who is in a group, skipping and filling in."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import started, tallymark, wait_until
+from tests.support.databases import execute, query
+from tests.support.kafka import Topics
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+SERVICE = """
+import tallymark as tm
+
+app = tm.App(brokers={brokers!r}, store={store!r}, kafka={{"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}})
+
+@app.listen({topic!r}, group={group!r}, value=tm.Json("id BIGINT"), catch_up={catch_up})
+def receive(record, db):
+    db.write("seen", {{"id": record.value["id"], "part": record.partition}})
+"""
+
+
+@pytest.fixture
+def service(tmp_path: Path, brokers: str, group: str) -> Callable[..., Path]:
+    def write(topic: str, store: str, catch_up: str = "None") -> Path:
+        file = tmp_path / "service.py"
+        settings = {"brokers": brokers, "topic": topic, "store": store, "group": group, "catch_up": catch_up}
+        file.write_text(SERVICE.format(**settings))
+        return file
+
+    return write
+
+
+def test_two_services_share_a_group_and_leave_at_once(
+    topics: Topics, group: str, database: Callable[[str], str], service: Callable[..., Path]
+) -> None:
+    store, topic = database("sqlite"), topics.create(2)
+    execute(store, "CREATE TABLE seen (id BIGINT, part INT)")
+    file = service(topic, store)
+    running = [started("run", file), started("run", file)]
+    try:
+
+        def shared() -> bool:
+            said = tallymark("members", "--file", file, "--json")
+            held = [one["partitions"] for one in json.loads(said.stdout or "{}").get("members") or []]
+            return sorted(map(len, held)) == [1, 1]
+
+        wait_until(shared, "both have a partition")
+        topics.send(topic, ({"id": n} for n in range(100)), partitions=2)
+        wait_until(lambda: len(query(store, "SELECT id FROM seen")) == 100, "all is there")
+        shown = tallymark("members", group, "--file", file)
+        assert shown.returncode == 0
+        assert f"{topic}[0]" in shown.stdout
+        assert "revoked" in shown.stdout
+        running[0].send_signal(signal.SIGTERM)
+        assert running[0].wait(20) == 0
+        # Well within the session timeout: it has left, and was not missed.
+        wait_until(lambda: len(query(store, "SELECT owner FROM tallymark_positions WHERE owner IS NOT NULL")) == 2, "")
+    finally:
+        for process in running:
+            process.send_signal(signal.SIGINT)
+        ends = [process.communicate(timeout=30) for process in running]
+    assert [process.returncode for process in running] == [0, 0], ends
+    assert sorted(int(str(found)) for (found,) in query(store, "SELECT id FROM seen")) == list(range(100))
+
+
+def test_what_a_service_has_skipped_is_filled_in_later(
+    topics: Topics, group: str, database: Callable[[str], str], service: Callable[..., Path]
+) -> None:
+    store, topic = database("postgresql"), topics.create(2)
+    topics.send(topic, ({"id": n} for n in range(1000)), partitions=2)
+    file = service(topic, store, "tm.SkipAhead(when_behind=100, keep=10)")
+    run = tallymark("run", file, "--until", "caught-up", "--json")
+    assert {name: json.loads(run.stdout)[name] for name in ("applied", "skipped")} == {"applied": 20, "skipped": 980}
+    assert "skipped" in run.stderr
+    assert len(query(store, "SELECT * FROM tallymark_exceptions WHERE kind = 'skip'")) == 2
+    fill = tallymark("backfill", file, "--json")
+    assert json.loads(fill.stdout)["applied"] == 980, fill.stderr
+    assert sorted(int(str(found)) for (found,) in query(store, "SELECT id FROM seen")) == list(range(1000))
+    assert query(store, "SELECT sum(skipped), sum(applied) FROM tallymark_positions") == [(0, 1000)]
+    again = tallymark("backfill", file, "--json")
+    assert json.loads(again.stdout)["applied"] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["members", "g"], "name the group and --brokers, --store or both"),
+        (["members", "g", "--store", "sqlite:///empty.db"], "has no ledger"),
+        (["backfill", "nothing.py"], "there is no such file"),
+    ],
+)
+def test_mistakes_get_one_sentence(arguments: list[str], words: str, tmp_path: Path) -> None:
+    arguments = [one.replace("empty.db", f"/{tmp_path}/empty.db") for one in arguments]
+    done = tallymark(*arguments)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert words in done.stderr

@@ -1,0 +1,243 @@
+"""Listeners: a decorated function with the transaction in hand, and what becomes of records it can't take."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import tallymark as tm
+from tallymark.errors import BadInput, TooManyDead
+from tallymark.steps import Progress, Step
+from tests.support.databases import execute, query
+from tests.support.kafka import Topics
+from tests.support.pipelines import UNBALANCED, eventually
+
+Databases = Callable[[str], str]
+VALUE = tm.Json("id BIGINT, name STRING")
+QUICK = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
+
+
+@pytest.fixture
+def topic(topics: Topics) -> str:
+    name = topics.create(3)
+    topics.send(name, ({"id": n, "name": f"n{n}"} for n in range(300)), partitions=3)
+    return name
+
+
+def ids(url: str, table: str = "seen") -> list[int]:
+    return sorted(int(str(found)) for (found,) in query(url, f"SELECT id FROM {table}"))
+
+
+def letters(url: str) -> list[tuple[object, ...]]:
+    return query(url, "SELECT partition_id, record_offset, error FROM tallymark_dead_letters ORDER BY record_offset")
+
+
+def make(brokers: str, url: str, **settings: Any) -> tm.App:
+    execute(url, "CREATE TABLE seen (id BIGINT NOT NULL)")
+    return tm.App(brokers=brokers, store=url, kafka=QUICK, **settings)
+
+
+def insert(record: tm.Record, db: Any) -> None:
+    db.execute("INSERT INTO seen (id) VALUES (:id)", {"id": record.value["id"]})
+
+
+def test_a_function_for_each_record(brokers: str, topic: str, group: str, store_url: str) -> None:
+    app = make(brokers, store_url)
+    app.listen(topic, group=group, value=VALUE)(insert)
+    assert app.run("caught-up") == tm.Tally(applied=300)
+    assert ids(store_url) == list(range(300))
+    assert query(store_url, UNBALANCED) == []
+
+
+@pytest.mark.parametrize("order", ["partition", "key", "none"])
+def test_several_consumers_with_workers_behind_them(
+    brokers: str, topic: str, group: str, database: Databases, order: Any
+) -> None:
+    url = database("postgresql")
+    app = make(brokers, url)
+
+    threads = 2 if order == "key" else 1
+
+    @app.listen(topic, group=group, value=VALUE, threads=threads, workers=4, order=order, max_records=50)
+    async def receive(record: tm.Record, db: Any) -> None:
+        await asyncio.sleep(0.001)
+        insert(record, db)
+
+    assert app.run("caught-up") == tm.Tally(applied=300)
+    assert ids(url) == list(range(300))
+
+
+def test_a_batch_goes_over_the_bulk_road_and_the_table_is_made(
+    brokers: str, topic: str, group: str, store_url: str
+) -> None:
+    app = tm.App(brokers=brokers, store=store_url, kafka=QUICK)
+
+    @app.listen(topic, group=group, value=VALUE, batch=True)
+    def receive(records: tm.Records, db: Any) -> None:
+        db.write("orders", records.values_to_arrow(), key="id", write="upsert")
+
+    assert app.run("caught-up") == tm.Tally(applied=300)
+    assert ids(store_url, "orders") == list(range(300))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("batch", [False, True])
+def test_records_that_the_function_or_the_database_refuses_are_dead_letters(
+    brokers: str, topics: Topics, topic: str, group: str, database: Databases, workers: int, batch: bool
+) -> None:
+    if batch and workers > 1:
+        pytest.skip("workers share out single records")
+    url = database("postgresql")
+    topics.send_to(topic, 0, [b"not json", {"id": 7000, "name": "x"}])
+    app = make(brokers, url)
+    execute(url, "ALTER TABLE seen ADD CHECK (id <> 42)")
+
+    def take(record: tm.Record, db: Any) -> None:
+        insert(record, db)
+        if record.value["id"] == 7000:
+            raise KeyError("no such customer")
+
+    def take_all(records: tm.Records, db: Any) -> None:
+        for record in records:
+            take(record, db)
+
+    app.listen(topic, group=group, value=VALUE, workers=workers, batch=batch)(take_all if batch else take)
+    assert app.run("caught-up") == tm.Tally(applied=299, dead=3)
+    assert ids(url) == [n for n in range(300) if n != 42]
+    words = {offset: str(error) for _, offset, error in letters(url)}
+    assert words[14].startswith("new row for relation")
+    assert words[100].startswith("not JSON")
+    assert words[101] == "KeyError: 'no such customer'"
+    assert query(url, UNBALANCED) == []
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_may_pass_is_tried_again_and_nothing_is_there_twice(
+    brokers: str, topic: str, group: str, database: Databases, workers: int
+) -> None:
+    url, tries = database("sqlite"), Counter[int]()
+    app = make(brokers, url)
+
+    @app.listen(topic, group=group, value=VALUE, workers=workers, order="none")
+    def receive(record: tm.Record, db: Any) -> None:
+        insert(record, db)
+        tries[record.value["id"]] += 1
+        if record.value["id"] in (50, 250) and tries[record.value["id"]] < 3:
+            raise ConnectionError("the other service is away")
+
+    assert app.run("caught-up") == tm.Tally(applied=300)
+    assert ids(url) == list(range(300))
+    assert min(tries[50], tries[250]) == 3
+    assert letters(url) == []
+
+
+def test_what_does_not_pass_in_time_ends_the_run_and_nothing_is_lost(
+    brokers: str, topic: str, group: str, database: Databases
+) -> None:
+    url = database("sqlite")
+    app = make(brokers, url, patience=0.3)
+    app.listen(topic, group=group, value=VALUE)(raising(tm.Retry("not yet")))
+    with pytest.raises(tm.Retry, match="not yet"):
+        app.run("caught-up")
+    again = tm.App(brokers=brokers, store=url, kafka=QUICK)
+    again.listen(topic, group=group, value=VALUE)(insert)
+    assert again.run("caught-up") == tm.Tally(applied=300)
+
+
+def raising(error: Exception) -> Callable[[tm.Record, Any], None]:
+    def receive(record: tm.Record, db: Any) -> None:
+        raise error
+
+    return receive
+
+
+def test_a_function_that_always_fails_is_taken_for_broken(
+    brokers: str, topic: str, group: str, database: Databases
+) -> None:
+    url = database("sqlite")
+    app = make(brokers, url)
+    app.listen(topic, group=group, value=VALUE)(raising(NameError("typo")))
+    with pytest.raises(TooManyDead, match=r"listener receive failed on .* NameError: typo; nothing moved"):
+        app.run("caught-up")
+    assert letters(url) == []
+
+
+@pytest.mark.parametrize(("delivery", "rows"), [("exactly-once", 300), ("at-least-once", 400), ("at-most-once", 200)])
+def test_a_crash_between_rows_and_positions_does_what_the_delivery_says(
+    brokers: str, topic: str, group: str, database: Databases, delivery: Any, rows: int
+) -> None:
+    url = database("sqlite")
+    app = make(brokers, url, delivery=delivery)
+    app.listen(topic, group=group, value=VALUE, max_records=100)(insert)
+    passed = 0
+
+    def crash(step: Step, _: Progress) -> None:
+        nonlocal passed
+        passed += step is Step.HALFWAY
+        if step is Step.HALFWAY and passed == 2:
+            raise SystemExit("pulled the plug")
+
+    if delivery == "exactly-once":
+        app.run("caught-up", on_step=crash)
+    else:
+        with pytest.raises(SystemExit):
+            app.run("caught-up", on_step=crash)
+    app.run("caught-up")
+    assert len(ids(url)) == rows
+    assert query(url, UNBALANCED) == []
+
+
+def test_on_redis_the_function_gets_a_small_client(brokers: str, topic: str, group: str, redis_url: str) -> None:
+    from tests.support import redis
+
+    app = tm.App(brokers=brokers, store=redis_url, kafka=QUICK)
+
+    @app.listen(topic, group=group, value=VALUE)
+    def receive(record: tm.Record, db: Any) -> None:
+        db.hset(f"order:{record.value['id']}", "name", record.value["name"])
+        db.incrby("count")
+        if record.value["id"] == 13:
+            raise ValueError("unlucky")
+
+    assert app.run("caught-up") == tm.Tally(applied=299, dead=1)
+    client = redis.client(redis_url)
+    assert client.get(redis.key(redis_url, "count")) == b"299"
+    assert not client.exists(redis.key(redis_url, "order:13"))
+    assert client.hget(redis.key(redis_url, "order:299"), "name") == b"n299"
+
+
+def test_listeners_of_an_app_stop_together(brokers: str, topic: str, group: str, database: Databases) -> None:
+    url = database("sqlite")
+    app = make(brokers, url)
+    app.listen(topic, group=group, value=VALUE, threads=2)(insert)
+    running = threading.Thread(target=app.run)
+    running.start()
+    assert eventually(lambda: len(ids(url)) == 300)
+    app.stop()
+    running.join(20)
+    assert not running.is_alive()
+    assert query(url, "SELECT owner FROM tallymark_positions WHERE owner IS NOT NULL") == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"threads": 0}, "threads=, workers= and max_records= must be positive"),
+        ({"order": "topic"}, "order='topic' is not known; write partition, key, none"),
+        ({"workers": 2, "batch": True}, "workers= share out single records"),
+        ({"threads": 2, "membership": tm.Standalone()}, r"Standalone\(\) has no group"),
+    ],
+)
+def test_settings_that_can_not_be_are_refused_at_once(arguments: dict[str, Any], words: str) -> None:
+    app = tm.App(brokers="localhost:9", store="sqlite:///nowhere.db")
+    with pytest.raises(BadInput, match=words):
+        app.listen("t", group="g", **arguments)(insert)
+    with pytest.raises(BadInput, match="the app has no listener"):
+        app.run()
+    with pytest.raises(BadInput, match="must take a record, or a record and the transaction"):
+        app.listen("t", group="g")(lambda: None)

@@ -1,0 +1,104 @@
+"""Several loops share a group, as several Spark drivers of one pipeline do: the counts are exact throughout."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tallymark.steps import OnStep, Progress, Step, ignore
+from tests.support import truth
+from tests.support.crash import Run
+from tests.support.kafka import Topics
+from tests.support.running import wait_for
+from tests.support.storm_loop import SharedLoop, start_loop
+
+Join = Callable[..., SharedLoop]
+
+
+@pytest.fixture
+def join() -> Iterator[Join]:
+    """``join(run)``: a loop that runs until the test is over."""
+    made: list[SharedLoop] = []
+
+    def one(run: Run, on_step: OnStep = ignore) -> SharedLoop:
+        made.append(SharedLoop(run, on_step))
+        return made[-1]
+
+    yield one
+    for loop in made:
+        loop.close()
+        assert loop.error is None, loop.error
+
+
+@pytest.fixture
+def run(brokers: str, database: Callable[[str], str], group: str, topics: Topics) -> Run:
+    return Run(brokers, database("postgresql"), group, topics.create(4))
+
+
+def send(topics: Topics, run: Run, first: int, stop: int) -> None:
+    topics.send(run.topic, ({"id": number} for number in range(first, stop)), partitions=4)
+
+
+def shares(run: Run) -> list[int]:
+    """How many partitions each owner has."""
+    try:
+        found = truth.ledger(run.store, "positions", "owner")
+    except Exception:  # noqa: BLE001 - there is no ledger yet
+        return []
+    return sorted(Counter(owner for (owner,) in found if owner).values())
+
+
+def written(run: Run) -> int:
+    try:
+        return truth.events(run.store).total()
+    except Exception:  # noqa: BLE001 - there is no table yet
+        return 0
+
+
+def test_loops_share_and_one_of_them_is_killed(join: Join, run: Run, topics: Topics) -> None:
+    join(run)
+    wait_for(lambda: shares(run) == [4])
+    send(topics, run, 0, 80)
+    join(run)
+    wait_for(lambda: shares(run) == [2, 2])
+    third = start_loop(run)
+    try:
+        wait_for(lambda: shares(run) == [1, 1, 2])
+        send(topics, run, 80, 160)
+        wait_for(lambda: written(run) > 100)
+        third.kill()
+        third.join()
+        send(topics, run, 160, 240)
+        wait_for(lambda: written(run) == 240)
+    finally:
+        third.kill()
+    wait_for(lambda: shares(run) == [2, 2])
+    truth.check_complete(run.store, topics.committed(run.topic))
+
+
+def test_a_batch_that_was_read_ahead_is_abandoned_when_its_partitions_move(
+    join: Join, run: Run, topics: Topics, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While one batch commits the next one is read; by the time it could commit, half of it belongs to another."""
+    caplog.set_level("INFO", "tallymark.loop")
+    read, go = threading.Event(), threading.Event()
+
+    def hold(step: Step, progress: Progress) -> None:
+        # The second batch is ready; the reading thread keeps it until its partitions are leaving.
+        if step is Step.STAGED and progress.batch.endswith("-2"):
+            read.set()
+            go.wait(20)
+
+    join(run, hold)
+    wait_for(lambda: shares(run) == [4])
+    send(topics, run, 0, 100)
+    assert read.wait(20)
+    join(run)
+    wait_for(lambda: shares(run) == [2, 2])
+    go.set()
+    wait_for(lambda: written(run) == 100)
+    assert "abandoned a batch" in caplog.text
+    truth.check_complete(run.store, topics.committed(run.topic))

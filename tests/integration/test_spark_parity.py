@@ -1,0 +1,188 @@
+"""Values decoded without Spark are those that Spark decodes: the same ones live, with the same content."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tallymark import Json
+from tallymark.errors import BadInput
+from tallymark.formats import Decoder
+from tests.integration.test_spark_decode import kafka_frame
+from tests.support import json_values as corpus
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEAD = "dead"
+EXAMPLES = 400
+
+STRICTER = [
+    # Spark takes a byte as unsigned, and 128 becomes -128.
+    r'{"t":128}',
+    # What is no number in JSON would be the text "Infinity", in quotes.
+    r'{"x":-?1e400}',
+    r'{"x":1e2147483648}',
+    # Days since 1970, in quotes.
+    r'{"(w":{")?day":"[+-]?\d{1,3}"}+',
+    # Zones by the names of places, and offsets with seconds.
+    r'{"(w":{")?(at|n)":"2026-01-31.12:00:00( Europe/Berlin| PST|\+02:00:30)"}+',
+    # Base64 that goes on behind its end.
+    r'{"b":"QQ==QQ=="}',
+    # Nested deeper than Python can follow from wherever it is called.
+    r'{"z":\[{200,}\]+}',
+    # Further down Spark takes a time without a date for one of today, a number for seconds or for a year, and infinity.
+    r'{"w":{"at":"(T?12:30(:00)?|2026|02026.*|\+2026.*|\\t2026.*)"}}',
+    r'{"w":{"n":"(2026|02026.*|\+2026.*|\\t2026.*)"}}',
+    r'{"w":{"at":17}}',
+    r'{"w":{"[df]":1e400}}',
+]
+"""What lives on Spark's road and is dead on ours: none of these means what Spark makes of it, for all we know."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def utc(spark: SparkSession) -> None:
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+
+
+def by_spark(spark: SparkSession, schema: str, values: list[bytes]) -> list[Any]:
+    from tallymark.spark.decode import RAW
+    from tallymark.spark.decode import Decoder as SparkDecoder
+
+    decoded = SparkDecoder(Json(schema))(kafka_frame(spark, values)).select("offset", "value", RAW)
+    rows = sorted(decoded.toArrow().to_pylist(), key=lambda row: int(row["offset"]))
+    return [DEAD if row[RAW] is not None else row["value"] for row in rows]
+
+
+def by_arrow(schema: str, values: list[bytes]) -> list[Any]:
+    decoded = Decoder(Json(schema))(values)
+    return [DEAD if at in decoded.errors else value for at, value in enumerate(decoded.values.to_pylist())]
+
+
+def is_stricter(value: bytes) -> bool:
+    return any(re.fullmatch(pattern, value.decode("utf-8", "replace")) for pattern in STRICTER)
+
+
+def is_same(ours: Any, sparks: Any) -> bool:
+    """-0.0 is not 0.0 here, and a double in place of a string may have more digits than it needs."""
+    if isinstance(ours, dict) and isinstance(sparks, dict):
+        return ours.keys() == sparks.keys() and all(is_same(ours[name], sparks[name]) for name in ours)
+    return repr(ours) == repr(sparks) or spelled_alike(ours, sparks)
+
+
+def spelled_alike(ours: Any, sparks: Any) -> bool:
+    number = r"-?\d+\.\d+(E-?\d+)?"
+    return all(isinstance(t, str) and re.fullmatch(number, t) for t in (ours, sparks)) and float(ours) == float(sparks)
+
+
+def differences(spark: SparkSession, schema: str, values: list[bytes]) -> dict[bytes, tuple[Any, Any]]:
+    return {
+        value: (ours, sparks)
+        for value, ours, sparks in zip(values, by_arrow(schema, values), by_spark(spark, schema, values), strict=True)
+        if not is_same(ours, sparks)
+    }
+
+
+@pytest.mark.parametrize("name", ["SCALAR", "NESTED", "SLOW"])
+def test_the_edges_of_every_type(spark: SparkSession, name: str) -> None:
+    schema = corpus.SCALARS if name == "SCALAR" else getattr(corpus, name)
+    found = differences(spark, schema, getattr(corpus, f"{name}_VALUES"))
+    wrong = {value[:100]: both for value, both in found.items() if not (is_stricter(value) and both[0] == DEAD)}
+    assert not wrong
+
+
+texts = st.text(max_size=8)
+times = st.from_regex(
+    r"(2026|0001|9999)-(0?1|12)(-(0?1|31)"
+    r"([ T](00|12|23|24)(:(0|30)(:(59|5)(\.[0-9]{0,8})?( ?(Z|[+-]0?[0-9](:?30)?))?)?)?)?)?",
+    fullmatch=True,
+)
+anything = st.none() | st.booleans() | st.integers() | texts | st.lists(st.integers() | texts, max_size=3)
+fitting: dict[str, st.SearchStrategy[Any]] = {
+    "l": st.integers(-(2**63), 2**63 - 1),
+    "i": st.integers(-(2**31), 2**31),
+    "s": st.integers(-40_000, 40_000),
+    "t": st.integers(-9, 9),
+    "d": st.floats(allow_nan=False, allow_infinity=False),
+    "f": st.floats(-1e37, 1e37),
+    "p": st.decimals(-1000, 1000, places=3).map(str) | st.floats(-1000, 1000),
+    "q": st.integers() | st.floats(-1e9, 1e9),
+    "o": st.booleans(),
+    "x": texts | st.floats(-1e6, 1e6) | st.dictionaries(texts, st.integers() | texts, max_size=3),
+    "day": times,
+    "at": times,
+    "n": times,
+}
+
+
+@st.composite
+def values(draw: st.DrawFn) -> bytes:
+    """An object that fits, now and then with a field that does not, or with a byte too few or too many."""
+    names = draw(st.lists(st.sampled_from([*fitting, "other"]), max_size=6, unique=True))
+    odd = draw(st.sampled_from([None, None, None, *names]))
+    fields = {name: draw(anything if name in (odd, "other") else fitting[name]) for name in names}
+    text = json.dumps(fields, ensure_ascii=draw(st.booleans())).encode()
+    if draw(st.integers(0, 3)):
+        return text
+    at = draw(st.integers(0, len(text)))
+    return (
+        text[:at]
+        + draw(st.sampled_from([b"", b"{", b"}", b'"', b",", b"\\", b"0", b" ", b"\n", b"\xff"]))
+        + text[at + 1 :]
+    )
+
+
+def drawn(count: int) -> list[bytes]:
+    """Always the same ones, so that one job decodes them all."""
+    found: list[bytes] = []
+
+    @settings(max_examples=count, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(values())
+    def collect(value: bytes) -> None:
+        found.append(value)
+
+    collect()
+    return found
+
+
+def test_whatever_comes(spark: SparkSession) -> None:
+    examples = drawn(EXAMPLES)
+    assert not differences(spark, corpus.SCALARS, examples)
+    assert len(Decoder(Json(corpus.SCALARS))(examples).errors) in range(EXAMPLES // 10, EXAMPLES * 9 // 10)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        corpus.SCALARS,
+        corpus.NESTED,
+        corpus.SLOW,
+        "a LONG, b SHORT, c BYTE, d REAL, e DEC, f NUMERIC(4), g INTEGER, h TIMESTAMP_LTZ",
+        "a: bigint, b: struct<c int, d: string not null comment 'it\\'s'>",
+        "STRUCT<a: INT, b: MAP<STRING, ARRAY<DATE>>>",
+        '`a b` INT NOT NULL COMMENT "x, y", `c``d` STRING, 1a DECIMAL ( 5 , 2 ), select ARRAY<ARRAY<INT>>',
+    ],
+)
+def test_a_schema_gives_the_types_that_spark_gives(spark: SparkSession, schema: str) -> None:
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    from tallymark.spark.decode import Decoder as SparkDecoder
+
+    spark_type = SparkDecoder(Json(schema))(kafka_frame(spark, [])).schema["value"].dataType
+    assert Decoder(Json(schema)).type == to_arrow_type(spark_type)
+
+
+@pytest.mark.parametrize(
+    "schema", ["id", "id NUMBER", "BIGINT", "id BIGINT)", "12 INT", "é INT", "a INT NULL", "a INT,"]
+)
+def test_a_schema_that_spark_can_not_read_is_refused(spark: SparkSession, schema: str) -> None:
+    from tallymark.spark.decode import parse_schema
+
+    for read in (Decoder, parse_schema):
+        with pytest.raises(BadInput, match="Json schema "):
+            read(Json(schema))

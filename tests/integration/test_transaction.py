@@ -1,0 +1,442 @@
+"""The open transaction of a handler on databases with SQL: rows and positions commit together, or neither."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Integer, String, select, text
+from sqlalchemy.exc import IntegrityError, NoResultFound, OperationalError
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+
+from tallymark.errors import BadInput, CommitRefused, DataRefused, Fenced, TableChanged, TallymarkError, Unreachable
+from tallymark.fence import Claim, Entry
+from tallymark.spans import Partition
+from tallymark.steps import Step
+from tallymark.stores.sql import SqlStore
+from tests.support.commits import take, work
+from tests.support.databases import KINDS, create, drop, query
+from tests.support.proxy import Cut, Lose, Proxy
+from tests.support.stores import opened, prepare
+
+PARTITION = Partition("web", 0)
+INSERT = "INSERT INTO seen (id) VALUES (:id)"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def kept_url(
+    request: pytest.FixtureRequest, servers: dict[str, str], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
+    """A database of each kind for all of these tests: making one takes longer than most of them."""
+    if request.param == "sqlite":
+        yield f"sqlite:///{tmp_path_factory.mktemp('kept') / 'store.db'}"
+        return
+    url = create(servers[request.param])
+    yield url
+    drop(url)
+
+
+@pytest.fixture
+def store(kept_url: str) -> Iterator[SqlStore]:
+    made = opened(kept_url)
+    made.create_ledger()
+    prepare(made, *(f"DROP TABLE IF EXISTS {table}" for table in ("seen", "made", "others")))
+    prepare(made, "CREATE TABLE seen (id INTEGER NOT NULL PRIMARY KEY, name VARCHAR(20))")
+    prepare(made, *(f"DELETE FROM tallymark_{table}" for table in ("positions", "batches", "dead_letters")))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def claims(store: SqlStore) -> dict[Partition, Claim]:
+    return take(store, "group", "me", [PARTITION])
+
+
+def step(claims: dict[Partition, Claim], start: int = 0, stop: int = 3, dead: int = 0) -> Callable[[], Entry]:
+    return lambda: work("group", "me", claims, start, stop, dead=dead).entry
+
+
+def nothing() -> None:
+    """No entry: the positions are somebody else's."""
+
+
+def run(
+    store: SqlStore,
+    entry: Callable[[], Entry | None],
+    *handlers: Callable[[Any], object],
+    on_step: Callable[[Step], None] = lambda _: None,
+) -> None:
+    with store.begin(entry, on_step) as db:
+        for handler in handlers:
+            handler(db)
+
+
+def insert(*ids: int) -> Callable[[Any], object]:
+    return lambda db: db.execute(INSERT, [{"id": id} for id in ids])
+
+
+def seen(store: SqlStore) -> list[int]:
+    with store.look() as connection:
+        return list(connection.scalars(text("SELECT id FROM seen ORDER BY id")))
+
+
+def position(store: SqlStore) -> int:
+    return store.positions("group")["group"][0].next_offset
+
+
+# Both or neither
+
+
+def test_rows_and_positions_commit_together(store: SqlStore, claims: dict[Partition, Claim]) -> None:
+    steps: list[Step] = []
+    with store.begin(step(claims, dead=1), steps.append) as db:
+        db.execute(INSERT, {"id": 1})
+        db.execute(INSERT, [{"id": 2}, {"id": 3}])
+        assert db.scalar("SELECT count(*) FROM seen") == 3
+        assert list(db.scalars("SELECT id FROM seen WHERE id > :id ORDER BY id", {"id": 1})) == [2, 3]
+        assert (steps, seen(store)) == ([], [])
+    assert steps == [Step.WRITTEN, Step.MOVED]
+    assert (seen(store), position(store)) == ([1, 2, 3], 3)
+    [found] = store.positions("group")["group"]
+    assert (found.tally.applied, found.tally.dead) == (2, 1)
+
+
+def test_the_entry_is_asked_for_when_the_block_has_ended(store: SqlStore, claims: dict[Partition, Claim]) -> None:
+    dead = 0
+    with store.begin(lambda: step(claims, dead=dead)()) as db:
+        db.execute(INSERT, {"id": 1})
+        dead = 2
+    assert store.positions("group")["group"][0].tally.dead == 2
+
+
+def test_whatever_raises_nothing_is_written(store: SqlStore, claims: dict[Partition, Claim]) -> None:
+    def handle(at: str) -> None:
+        def fail(here: str) -> None:
+            if here == at:
+                raise KeyError(at)
+
+        def entry() -> Entry:
+            fail("entry")
+            return step(claims)()
+
+        run(store, entry, insert(1), lambda db: db.write("made", {"id": 1}), lambda _: fail("block"), on_step=fail)
+
+    for at in ("block", "entry", Step.WRITTEN, Step.MOVED):
+        with pytest.raises(KeyError, match=at):
+            handle(at)
+        assert (seen(store), position(store)) == ([], 0)
+    handle("nowhere")
+    assert (seen(store), query_ids(store, "made"), position(store)) == ([1], [1], 3)
+
+
+def test_without_an_entry_the_rows_commit_alone(store: SqlStore, claims: dict[Partition, Claim]) -> None:
+    with store.begin(nothing) as db:
+        db.execute(INSERT, {"id": 1})
+    with store.begin(nothing):
+        pass
+    assert (seen(store), position(store)) == ([1], 0)
+
+
+def test_a_block_that_writes_nothing_moves_the_position(store: SqlStore, claims: dict[Partition, Claim]) -> None:
+    with store.begin(step(claims)):
+        pass
+    assert position(store) == 3
+
+
+def test_who_was_fenced_inside_the_block_writes_nothing(store: SqlStore, claims: dict[Partition, Claim]) -> None:
+    def rival_comes() -> Entry:
+        # SQLite has one writer: whoever claims there does it before the first statement or after the last.
+        if store.dialect.name != "sqlite":
+            take(store, "group", "rival", [PARTITION])
+        return step(claims)()
+
+    def rival_came(_: Any) -> None:
+        if store.dialect.name == "sqlite":
+            take(store, "group", "rival", [PARTITION])
+
+    with pytest.raises(Fenced, match="rival"):
+        run(store, rival_comes, rival_came, insert(1))
+    assert (seen(store), position(store)) == ([], 0)
+
+
+def test_a_position_that_moved_refuses_the_commit(store: SqlStore, claims: dict[Partition, Claim]) -> None:
+    with pytest.raises(CommitRefused, match="behind this batch"), store.begin(step(claims, 5, 8)) as db:
+        db.execute(INSERT, {"id": 1})
+    assert (seen(store), position(store)) == ([], 0)
+
+
+@pytest.mark.parametrize("lose", ["request", "reply"])
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_connection_that_breaks_in_commit_leaves_both_or_neither(
+    kind: str, lose: Lose, database: Callable[[str], str]
+) -> None:
+    url = database(kind)
+    with Proxy(url) as proxy:
+        store = opened(proxy.url)
+        store.create_ledger()
+        prepare(store, "CREATE TABLE seen (id INTEGER NOT NULL PRIMARY KEY)")
+        held = take(store, "group", "me", [PARTITION])
+
+        def cut(at: Step) -> None:
+            if at is Step.MOVED:
+                proxy.arm(Cut(proxy.commit, lose))
+
+        with pytest.raises(Unreachable), store.begin(step(held), cut) as db:
+            db.execute(INSERT, {"id": 1})
+        store.close()
+    landed = lose == "reply"
+    assert query(url, "SELECT count(*) FROM seen") == [(int(landed),)]
+    assert query(url, "SELECT next_offset FROM tallymark_positions") == [(3 if landed else 0,)]
+
+
+# Savepoints and errors
+
+
+def test_a_savepoint_undoes_its_block_and_lets_the_error_pass(store: SqlStore, claims: dict[Partition, Claim]) -> None:
+    with store.begin(step(claims)) as db:
+        db.execute(INSERT, {"id": 1})
+        with db.savepoint():
+            db.execute(INSERT, {"id": 2})
+            with suppress(KeyError):
+                with db.savepoint():
+                    db.execute(INSERT, {"id": 3})
+                    db.write("others", {"id": 3})
+                    raise KeyError
+                pytest.fail("the error has to pass")
+        assert db.written == {}
+        db.write("others", {"id": 4})
+        assert db.written == {"others": 1}
+    assert seen(store) == [1, 2]
+    assert query_ids(store, "others") == [4]
+
+
+def query_ids(store: SqlStore, table: str) -> list[int]:
+    with store.look() as connection:
+        return list(connection.scalars(text(f"SELECT id FROM {table} ORDER BY id")))
+
+
+def test_who_catches_an_error_of_the_database_in_a_savepoint_goes_on(
+    store: SqlStore, claims: dict[Partition, Claim]
+) -> None:
+    with store.begin(step(claims)) as db:
+        db.execute(INSERT, {"id": 1})
+        with suppress(IntegrityError), db.savepoint():
+            db.execute(INSERT, {"id": 1})
+        db.execute(INSERT, {"id": 2})
+    assert (seen(store), position(store)) == ([1, 2], 3)
+
+
+@pytest.mark.parametrize("with_entry", [True, False])
+def test_a_transaction_that_the_database_has_given_up_is_never_taken_for_committed(
+    store: SqlStore, claims: dict[Partition, Claim], with_entry: bool
+) -> None:
+    entry = step(claims) if with_entry else nothing
+
+    def swallow() -> None:
+        with store.begin(entry) as db:
+            db.execute(INSERT, {"id": 1})
+            with suppress(IntegrityError):
+                db.execute(INSERT, {"id": 1})
+
+    if store.dialect.name == "postgresql":
+        with pytest.raises(BadInput, match="savepoint"):
+            swallow()
+    else:
+        swallow()
+    there = store.dialect.name != "postgresql"
+    assert (seen(store), position(store)) == ([1] if there else [], 3 if there and with_entry else 0)
+
+
+@pytest.mark.parametrize("with_entry", [True, False])
+def test_a_deadlock_that_was_caught_undoes_everything(database: Callable[[str], str], with_entry: bool) -> None:
+    store = opened(database("mariadb"))
+    store.create_ledger()
+    prepare(store, "CREATE TABLE seen (id INTEGER NOT NULL PRIMARY KEY, name VARCHAR(20))")
+    prepare(store, "INSERT INTO seen (id) VALUES (1), (2)")
+    held = take(store, "group", "me", [PARTITION])
+    update = "UPDATE seen SET name = 'x' WHERE id = :id"
+    other = store.engine.connect()
+    waiting = threading.Thread(target=lambda: other.execute(text(update), {"id": 1}))
+    # The server gives up the transaction that has changed less.
+    for number in range(10, 60):
+        other.execute(text(INSERT), {"id": number})
+    other.execute(text(update), {"id": 2})
+
+    def caught() -> None:
+        with store.begin(step(held) if with_entry else nothing) as db:
+            db.execute(update, {"id": 1})
+            waiting.start()
+            with pytest.raises(OperationalError, match="Deadlock"), db.savepoint():
+                db.execute(update, {"id": 2})
+            db.execute(INSERT, {"id": 3})
+
+    try:
+        with pytest.raises(Unreachable, match="by itself"):
+            caught()
+    finally:
+        waiting.join()
+        other.rollback()
+        other.close()
+    assert (seen(store), position(store)) == ([1, 2], 0)
+    store.close()
+
+
+def test_errors_are_translated_when_they_leave_the_block(store: SqlStore, claims: dict[Partition, Claim]) -> None:
+    with pytest.raises(DataRefused), store.begin(step(claims)) as db:
+        db.execute(INSERT, [{"id": 1}, {"id": 1}])
+    with pytest.raises(TableChanged), store.begin(step(claims)) as db:
+        db.execute("INSERT INTO absent (id) VALUES (1)")
+    with pytest.raises(NoResultFound), store.begin(step(claims)) as db:
+        db.execute("SELECT id FROM seen").one()
+    assert (seen(store), position(store)) == ([], 0)
+
+
+def test_a_deferred_constraint_that_fails_in_commit_is_a_matter_of_the_data(database: Callable[[str], str]) -> None:
+    store = opened(database("postgresql"))
+    prepare(store, "CREATE TABLE seen (id INTEGER UNIQUE DEFERRABLE INITIALLY DEFERRED)")
+    with pytest.raises(DataRefused), store.begin(nothing) as db:
+        db.execute(INSERT, [{"id": 1}, {"id": 1}])
+    assert seen(store) == []
+    store.close()
+
+
+# What the block can't do
+
+
+CALLS: dict[str, Callable[[Any], object]] = {
+    "commit": lambda db: db.commit(),
+    "rollback": lambda db: db.rollback(),
+    "close": lambda db: db.close(),
+    "begin": lambda db: db.begin(),
+    "invalidate": lambda db: db.invalidate(),
+    "detach": lambda db: db.detach(),
+    "COMMIT": lambda db: db.execute("COMMIT"),
+    "end": lambda db: db.exec_driver_sql(" \n end"),
+    "ROLLBACK": lambda db: db.execute("rollback"),
+    "the connection's commit": lambda db: db.connection.commit(),
+}
+
+
+def test_the_block_can_not_end_the_transaction(store: SqlStore) -> None:
+    for call in CALLS.values():
+        with pytest.raises(BadInput, match="raise to roll back"):
+            run(store, nothing, insert(1), call)
+        assert seen(store) == []
+
+
+def test_who_ends_it_behind_our_back_is_told(store: SqlStore, claims: dict[Partition, Claim]) -> None:
+    def commit(db: Any) -> None:
+        with suppress(BadInput):
+            db.connection.commit()
+
+    for entry in (nothing, step(claims)):
+        for ending in (commit, lambda db: db.connection.rollback()):
+            with pytest.raises(BadInput, match="ended inside the block"):
+                run(store, entry, insert(1), ending)
+            assert (seen(store), position(store)) == ([], 0)
+
+
+def test_mysql_statements_that_would_commit_are_refused(database: Callable[[str], str]) -> None:
+    store = opened(database("mariadb"))
+    prepare(store, "CREATE TABLE seen (id INTEGER)")
+    run(store, nothing, lambda db: db.execute("CREATE TEMPORARY TABLE fine (id INTEGER)"))
+    with pytest.raises(BadInput, match="meets CREATE"):
+        run(store, nothing, insert(1), lambda db: db.execute("\nCREATE TABLE others (id INTEGER)"))
+    assert seen(store) == []
+    store.close()
+
+
+def test_after_the_block_the_transaction_is_over(store: SqlStore) -> None:
+    with store.begin(nothing) as db:
+        db.execute(INSERT, {"id": 1})
+    for use in (lambda: db.execute(INSERT, {"id": 2}), lambda: db.connection, lambda: db.write("seen", {"id": 2})):
+        with pytest.raises(BadInput, match="is over"):
+            use()
+    assert seen(store) == [1]
+
+
+# What it can
+
+
+def test_another_thread_may_go_on_with_it(store: SqlStore, claims: dict[Partition, Claim]) -> None:
+    failed: list[Exception] = []
+
+    def work(db: Any, number: int) -> None:
+        try:
+            db.execute(INSERT, {"id": number})
+            db.write("seen", {"id": number + 10})
+        except Exception as error:  # noqa: BLE001
+            failed.append(error)
+
+    with store.begin(step(claims)) as db:
+        for number in (1, 2):
+            thread = threading.Thread(target=work, args=(db, number))
+            thread.start()
+            thread.join()
+        db.execute(INSERT, {"id": 3})
+    assert not failed
+    assert (seen(store), position(store)) == ([1, 2, 3, 11, 12], 3)
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Seen(Base):
+    __tablename__ = "seen"
+    id: Mapped[int] = mapped_column(Integer, primary_key=True)
+    name: Mapped[str | None] = mapped_column(String(20))
+
+
+@pytest.mark.parametrize("options", [{"join_transaction_mode": "create_savepoint"}, {}])
+def test_an_orm_session_joins_it(store: SqlStore, claims: dict[Partition, Claim], options: Any) -> None:
+    with store.begin(step(claims)) as db:
+        with Session(bind=db.connection, **options) as session:
+            session.add(Seen(id=1, name="one"))
+            session.commit()
+            session.add(Seen(id=2))
+            session.flush()
+            session.rollback()
+        assert seen(store) == []
+
+    def fail(db: Any) -> None:
+        with Session(bind=db.connection, **options) as session:
+            session.add(Seen(id=3))
+            session.commit()
+        raise KeyError
+
+    with pytest.raises(KeyError):
+        run(store, step(claims, 3, 6), fail)
+    assert (seen(store), position(store)) == ([1], 3)
+
+
+def test_it_can_do_what_a_connection_can(store: SqlStore) -> None:
+    with store.begin(nothing) as db:
+        assert isinstance(db.connection, Connection)
+        assert db.dialect.name == db.connection.dialect.name
+        assert db.exec_driver_sql("SELECT 1").scalar_one() == 1
+        assert db.execute(select(Seen.id)).all() == []
+        with pytest.raises(AttributeError):
+            db.no_such_thing  # noqa: B018
+
+
+def test_thinking_holds_no_lock(database: Callable[[str], str]) -> None:
+    """SQLite has one writer: a block that has not used the transaction yet does not keep others from writing."""
+    store = opened(database("sqlite"))
+    prepare(store, "CREATE TABLE seen (id INTEGER)")
+    with store.begin(nothing) as db:
+        prepare(store, "INSERT INTO seen (id) VALUES (1)")
+        db.execute(INSERT, {"id": 2})
+    assert seen(store) == [1, 2]
+    store.close()
+
+
+def test_an_unreachable_store_is_told_as_such(database: Callable[[str], str]) -> None:
+    url = database("postgresql")
+    with Proxy(url) as proxy:
+        store = opened(proxy.url)
+    with pytest.raises(TallymarkError, match="can't be reached"), store.begin(nothing) as db:
+        db.execute("SELECT 1")

@@ -1,0 +1,63 @@
+"""The batch loop as a member of a group: what several Spark drivers of one pipeline are to each other."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from tallymark.brokers import Brokers
+from tallymark.commit import Destination
+from tallymark.errors import TallymarkError
+from tallymark.loop import Loop
+from tallymark.member import Member
+from tallymark.membership import Group
+from tallymark.source import Kafka
+from tallymark.steps import OnStep, ignore
+from tallymark.stores.opening import open_store
+from tests.support.crash import Run, make_loop
+from tests.support.reader import PlainReader
+from tests.support.storm_member import PROCESSES, QUICK, TIMEOUT
+
+
+class SharedLoop:
+    """A loop in a thread of its own, which shares the partitions of its group."""
+
+    def __init__(self, run: Run, on_step: OnStep = ignore) -> None:
+        self.store, self.reader = open_store(run.store), PlainReader(run.brokers)
+        job = make_loop(run, self.store, self.reader).job
+        member = Member(run.group, Kafka(run.brokers, run.topic, settings=QUICK), Group(), job.owner.run)
+        destination = Destination(self.store, self.store)
+        self.loop = Loop(job, Brokers(run.brokers), destination, self.reader, on_step, member)
+        self.owner = job.owner.run
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self.loop.run()
+        except TallymarkError as error:
+            self.error = error
+
+    def wait(self) -> None:
+        self._thread.join(TIMEOUT)
+        assert not self._thread.is_alive()
+
+    def close(self) -> None:
+        self.loop.stop()
+        self.wait()
+        self.reader.close()
+        self.store.close()
+
+
+def start_loop(run: Run) -> Any:
+    """The same in a process of its own, to be killed; returns the process."""
+    process = PROCESSES.Process(target=_process, args=(run,), daemon=True)
+    process.start()
+    return process
+
+
+def _process(run: Run) -> None:
+    shared = SharedLoop(run)
+    shared._thread.join()
+    raise SystemExit(str(shared.error))

@@ -1,0 +1,135 @@
+"""A member of a group that writes down every record it gets, so that one which is missing or came twice would show.
+
+It works in a thread (``Working``) or in a process of its own (``start``), which can be killed and stopped.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tallymark as tm
+from tallymark.batches import Batch
+from tallymark.consumer import Consumer
+from tallymark.errors import Fenced, Unreachable
+from tallymark.membership import Group, Standalone
+
+log = logging.getLogger(__name__)
+
+TIMEOUT = 30.0
+QUICK: dict[str, Any] = {
+    "session.timeout.ms": 2_000,
+    "heartbeat.interval.ms": 200,
+    "topic.metadata.refresh.interval.ms": 500,
+}
+COUNTERS = "CREATE TABLE counters (run VARCHAR(64) PRIMARY KEY, n BIGINT NOT NULL)"
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload([__name__])
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a member is told."""
+
+    brokers: str
+    store: str
+    group: str
+    topics: str | Sequence[str]
+    name: str = "member"
+    most: int = 200
+    start: str = "uncommitted-earliest"
+    settings: Mapping[str, Any] = field(default_factory=lambda: QUICK)
+    membership: Group | Standalone = field(default_factory=Group)
+    handler_seconds: float = 0.0
+    logs: Path | None = None
+
+    def consumer(self) -> Consumer:
+        source = tm.Kafka(self.brokers, self.topics, value=tm.Json("number BIGINT"), settings=self.settings)
+        return Consumer(group=self.group, source=source, store=self.store, start=self.start, membership=self.membership)
+
+
+def work(consumer: Consumer, spec: Spec, inside: Callable[[Batch], None]) -> None:
+    """Take batch after batch. Whoever was fenced goes on with the next one; what may pass is tried again."""
+    for batch in consumer.batches(spec.most):
+        deadline = time.monotonic() + TIMEOUT
+        while not batch.committed:
+            try:
+                with batch.transaction() as db:
+                    put(db, batch, spec.name)
+                    inside(batch)
+            except Fenced as error:
+                log.warning("fenced: %s", error)
+                break
+            except Unreachable as error:
+                log.warning("again: %s", error)
+                if time.monotonic() > deadline:
+                    raise
+
+
+def put(db: Any, batch: Batch, name: str) -> None:
+    """A row for each record without a key, and a counter: neither would hide that something came twice."""
+    rows = [
+        {"number": one.value["number"], "topic": one.topic, "partition_id": one.partition, "record_offset": one.offset}
+        | {"run": name}
+        for one in batch.records
+    ]
+    if hasattr(db, "rpush"):
+        db.rpush("seen", *("{number} {topic} {partition_id} {record_offset}".format(**row) for row in rows))
+        db.incrby("counter", len(rows))
+    elif rows:
+        db.write("seen", rows)
+        if not db.execute("UPDATE counters SET n = n + :k WHERE run = :run", {"k": len(rows), "run": name}).rowcount:
+            db.execute("INSERT INTO counters (run, n) VALUES (:run, :k)", {"k": len(rows), "run": name})
+
+
+class Working:
+    """A member in a thread of its own. ``inside`` is called in every transaction, before it commits."""
+
+    def __init__(self, spec: Spec, inside: Callable[[Batch], None] = lambda _: None) -> None:
+        self.spec = spec
+        self.consumer = spec.consumer()
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, args=(inside,), daemon=True, name=spec.name)
+        self._thread.start()
+
+    def _run(self, inside: Callable[[Batch], None]) -> None:
+        try:
+            work(self.consumer, self.spec, inside)
+        except BaseException as error:  # noqa: BLE001 - for the test to look at
+            self.error = error
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def wait(self) -> None:
+        self._thread.join(TIMEOUT)
+        assert not self.alive, f"{self.spec.name} did not end"
+
+    def stop(self) -> None:
+        self.consumer.stop()
+        self.wait()
+
+
+def start(spec: Spec) -> Any:
+    """The same in a process of its own, which leaves on SIGTERM; returns the process."""
+    process = PROCESSES.Process(target=_process, args=(spec,), name=spec.name, daemon=True)
+    process.start()
+    return process
+
+
+def _process(spec: Spec) -> None:
+    if spec.logs is not None:
+        form = f"%(asctime)s {spec.name} %(name)s %(message)s"
+        logging.basicConfig(filename=spec.logs / f"{spec.name}.log", level=logging.INFO, format=form)
+    try:
+        work(spec.consumer(), spec, lambda _: time.sleep(spec.handler_seconds))
+    except BaseException:
+        log.exception("ended by an error")
+        raise

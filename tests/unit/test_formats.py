@@ -1,0 +1,161 @@
+"""Values are decoded in bulk or one by one, and nobody can tell which; each stays in its place."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallymark import Bytes, Json
+from tallymark.errors import BadInput
+from tallymark.formats import FEW, Decoder
+from tests.support import json_values as corpus
+
+ORDERS = Json("id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP")
+MANY = FEW + 1
+
+
+def order(number: int) -> bytes:
+    return json.dumps({"id": number, "customer": f"c{number}", "amount": 0.5, "at": "2026-01-31T12:00:00Z"}).encode()
+
+
+def ids(decoder: Decoder, values: list[bytes | None]) -> list[int | str | None]:
+    decoded = decoder(values)
+    rows = decoded.values.to_pylist()
+    return [decoded.errors.get(at, row and row["id"]) for at, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    ("schema", "values"),
+    [(corpus.SCALARS, corpus.SCALAR_VALUES), (corpus.NESTED, corpus.NESTED_VALUES)],
+    ids=["scalars", "nested"],
+)
+def test_in_bulk_a_value_is_what_it_is_alone(monkeypatch: pytest.MonkeyPatch, schema: str, values: list[bytes]) -> None:
+    monkeypatch.setattr("tallymark.formats.FEW", 1)
+    decoder = Decoder(Json(schema))
+    for value in values:
+        alone, among = decoder([value]), decoder([value, value])
+        assert repr(among.values.to_pylist()) == repr(alone.values.to_pylist() * 2), value[:100]
+        assert among.errors == ({0: alone.errors[0], 1: alone.errors[0]} if alone.errors else {})
+
+
+@given(st.lists(st.sampled_from([None, *corpus.NESTED_VALUES[:80]]), max_size=20))
+def test_every_value_stays_in_its_place(values: list[bytes | None]) -> None:
+    decoder = Decoder(Json(corpus.NESTED))
+    alone = [decoder([value]) for value in values]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tallymark.formats.FEW", 1)
+        together = decoder(values)
+    assert repr(together.values.to_pylist()) == repr([one.values[0].as_py() for one in alone])
+    assert together.errors == {at: one.errors[0] for at, one in enumerate(alone) if one.errors}
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        [b'{"id":1}{"id":2}', b""],
+        [b'{"id":1} {"id":2}', b" "],
+        [b'{"id":1}\n{"id":2}', b"\x00"],
+        [b'{"id":1}\r{"id":2}', b'{"id":3}\x00'],
+        [b'{"x":[{}', b"{}]}"],
+        [b'{"x":"}', b'{"}'],
+    ],
+)
+def test_values_that_make_up_for_each_other_die_both(odd: list[bytes]) -> None:
+    found = ids(Decoder(ORDERS), [*map(order, range(MANY)), *odd, *map(order, range(MANY))])
+    assert found[:MANY] == found[MANY + 2 :] == list(range(MANY))
+    assert all(isinstance(why, str) for why in found[MANY : MANY + 2])
+
+
+def test_a_batch_is_parsed_at_once_and_a_bad_value_costs_only_its_neighbours() -> None:
+    values: list[bytes | None] = [order(number) for number in range(2000)]
+    decoder = Decoder(ORDERS)
+    assert decoder(values).values.num_chunks == 1
+    values[777] = b"bad"
+    decoded = decoder(values)
+    assert max(len(chunk) for chunk in decoded.values.chunks) == 250
+    assert decoded.errors == {777: "not JSON: Expecting value: line 1 column 1 (char 0)"}
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        "2026-01-31T12:00:00Z",
+        "2026-01-31T14:00:00.000000+02:00",
+        "2026-01-31 12:00:00",
+        "2026-01-31T12:00:00.000000999Z",
+    ],
+)
+def test_the_common_spellings_of_a_time_are_parsed_at_once(at: str) -> None:
+    decoded = Decoder(ORDERS)([json.dumps({"at": at}).encode()] * MANY)
+    assert decoded.values.num_chunks == 1
+    assert {str(row["at"]) for row in decoded.values.to_pylist()} == {"2026-01-31 12:00:00+00:00"}
+
+
+@pytest.mark.parametrize(
+    "kind", ["ARRAY<DOUBLE>", "STRUCT<x: STRING>", "DECIMAL(5, 2)", "DATE", "TIMESTAMP_NTZ", "BYTE"]
+)
+def test_these_types_are_parsed_at_once(kind: str) -> None:
+    assert Decoder(Json(f"id BIGINT, a {kind}"))([b'{"id":1}'] * MANY).values.num_chunks == 1
+
+
+def test_a_record_without_a_value_is_neither_dead_nor_decoded() -> None:
+    decoder = Decoder(ORDERS)
+    assert ids(decoder, [None, order(1), None, order(2)]) == [None, 1, None, 2]
+    assert ids(decoder, [None, *map(order, range(MANY)), None]) == [None, *range(MANY), None]
+    assert decoder([None, None]).values.null_count == 2
+    assert len(decoder([]).values) == 0
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (b"", "not JSON: Expecting value: line 1 column 1 (char 0)"),
+        (b' \n{"id":x}', "not JSON: Expecting value: line 2 column 7 (char 8)"),
+        (b"\xef\xbb\xbf{}", "not JSON: Unexpected UTF-8 BOM: line 1 column 1 (char 0)"),
+        (b"[]", "not a JSON object but an array"),
+        (b"1.5", "not a JSON object but a number"),
+        (b'{"id":"\xff"}', "not UTF-8: invalid start byte at byte 7"),
+        (b'{"id":"1"}', f"does not fit the schema {ORDERS.schema}"),
+        pytest.param(b'{"z":' + b"[" * 200 + b"]" * 200 + b"}", "nested too deeply", id="deep"),
+        pytest.param(b'{"z":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply", id="very deep"),
+    ],
+)
+def test_a_dead_value_says_why_in_the_words_of_its_letter(value: bytes, words: str) -> None:
+    for values in ([value], [order(1), value], [*map(order, range(MANY)), value]):
+        assert Decoder(ORDERS)(values).errors == {len(values) - 1: words}
+
+
+def test_a_long_batch_of_large_values_is_no_more_than_arrow_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tallymark.formats.MOST_BYTES", 50_000)
+    decoded = Decoder(ORDERS)([order(number) for number in range(2000)])
+    assert decoded.values.num_chunks == 8
+    assert [row["id"] for row in decoded.values.to_pylist()] == list(range(2000))
+
+
+def test_bytes_are_left_as_they_are() -> None:
+    decoder = Decoder(Bytes())
+    values: list[Any] = [b"\xff\x00", b"", None, b'{"id":1}']
+    decoded = decoder(values)
+    assert decoder.type == decoded.values.type == pa.binary()
+    assert decoded.values.to_pylist() == values
+    assert not decoded.errors
+
+
+def test_the_type_is_known_before_the_first_value() -> None:
+    decoder = Decoder(ORDERS)
+    assert decoder.type == decoder([]).values.type == decoder([order(1)]).values.type
+    assert [field.name for field in decoder.type] == ["id", "customer", "amount", "at"]
+    with pytest.raises(BadInput, match="Json schema 'id NUMBER' can't be read"):
+        Decoder(Json("id NUMBER"))
+
+
+def test_spark_is_not_needed() -> None:
+    code = "import sys, tallymark.formats; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
