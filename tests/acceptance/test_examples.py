@@ -1,0 +1,65 @@
+"""Every example runs as it is, on real servers, and shows what it says. Each asserts its own point."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.command import DEADLINE, REPOSITORY
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+EXAMPLES = REPOSITORY / "examples"
+SHOWN = {
+    "m01_offset_table": "partition 2: no offset yet",
+    "m02_offsets_in_redis": r"tallymark:position:\w+:\w+:1 .*'next_offset': '10'",
+    "m03_one_transaction": r"rows and position after another run: \(15, 15\)",
+    "m04_delivery": "exactly-once 20 records, crash at moved: 20 rows, 20 different, position 20",
+    "m05_subscription": r"revoked  gained \[\] lost \[\[",
+    "m06_rebalance_triggers": r"a partition is added:\n  tallymark-\S+ has .*-books\[4\]",
+    "m07_first_poll": r"uncommitted-latest +nothing saved: \[\] .* \[3, 4\]",
+    "m08_in_doubt": r"refused \d+ records of partitions .* was claimed by",
+    "m09_skip_ahead": "exception: skip 0 1100 1,200 records behind",
+    "m10_standalone": "members of the group in Kafka: 0",
+    "m11_threads": r"threads: \S+ applied 100 \S+ applied 100",
+    "m12_settings": "refused: .*enable.auto.commit can't be set",
+    "m13_positions": "committed 10, current 10, last stable 10, high watermark 13, lag 3",
+    "m14_generations": "the old one was refused: .* was claimed by run",
+    "m18_listener": "dead letters: .*nobody ordered this",
+}
+STORES = {"m01_offset_table": "mariadb", "m03_one_transaction": "postgresql"}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_an_example_runs_and_shows_its_point(
+    name: str, brokers: str, database: Callable[[str], str], redis_url: str, tmp_path: Path
+) -> None:
+    store = redis_url if "redis" in name else database(STORES.get(name, "sqlite"))
+
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"{name}.py"],
+        env={**os.environ, "TALLYMARK_BROKERS": brokers, "TALLYMARK_STORE": store},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(SHOWN[name], done.stdout), done.stdout
+    assert "Traceback" not in done.stderr, done.stderr
+
+
+def test_every_requirement_has_an_example_that_is_listed_and_run() -> None:
+    files = {file.stem for file in EXAMPLES.glob("m*.py")}
+    assert files == set(SHOWN)
+    assert {int(name[1:3]) for name in files} == {*range(1, 15), 18}
+    listed = (EXAMPLES / "README.md").read_text()
+    assert {name for name in files if f"({name}.py)" not in listed} == set()
