@@ -10,7 +10,7 @@ help:
 	@echo 'make test    all tests, on real servers'
 	@echo 'make check   lint and types'
 	@echo 'make faults  the long fault tests'
-	@echo 'make bench   rows per second into every store, beside Spark JDBC; writes docs/benchmarks.md'
+	@echo 'make bench   rows per second into every store, beside Spark JDBC and loops by hand; writes docs/benchmarks.md'
 	@echo 'make format  put the code into shape'
 	@echo 'make lock    pin the newest dependencies'
 	@echo 'make clean   remove the environment and what tools left behind'
@@ -32,6 +32,7 @@ faults: $(READY)
 
 bench: $(READY)
 	@$(BIN)/python bench/stores.py --write docs/benchmarks.md $(ARGS)
+	@$(BIN)/python bench/consumers.py --write docs/benchmarks.md
 
 format: $(READY)
 	@$(BIN)/ruff check --fix --quiet src tests bench examples; $(BIN)/ruff format src tests bench examples
