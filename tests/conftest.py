@@ -40,6 +40,8 @@ LONG = {
     "test_up_adds_what_is_missing_and_down_ends_all_but_kept_data": "",
     "test_a_group_is_paused_with_a_reason_and_resumed": "redis",
     "test_poison_on_redis": "",
+    "test_at_least_once_repeats_the_rows_of_the_batch_that_was_halfway_and_loses_none": "sqlite-postgresql",
+    "test_at_most_once_loses_the_rows_of_the_batch_that_was_halfway_and_repeats_none": "sqlite-postgresql",
     "test_executors_stage_what_one_transaction_promotes": "mariadb",
 }
 """Tests, or those of their cases, that are much like others and take long: ``make faults`` runs them."""
