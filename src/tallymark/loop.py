@@ -299,7 +299,8 @@ class Loop:
 
     def _plan(self, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
         skips = {}
-        if self.job.catch_up and self._lookout and self._lookout.due(time.monotonic()):
+        # A look at nothing, before partitions are assigned, would count as one.
+        if cursor and self.job.catch_up and self._lookout and self._lookout.due(time.monotonic()):
             skips = jumps(self.job.catch_up, cursor, logs, self._brokers.offsets_at, _now())
         try:
             return plan(cursor, logs, self._limit, self.job.on_loss, skips)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from tallymark import SkipAhead
 from tallymark.steps import OnStep, Progress, Step, ignore
 from tests.support import truth
 from tests.support.crash import Run
@@ -23,8 +25,8 @@ def join() -> Iterator[Join]:
     """``join(run)``: a loop that runs until the test is over."""
     made: list[SharedLoop] = []
 
-    def one(run: Run, on_step: OnStep = ignore) -> SharedLoop:
-        made.append(SharedLoop(run, on_step))
+    def one(run: Run, on_step: OnStep = ignore, **changes: Any) -> SharedLoop:
+        made.append(SharedLoop(run, on_step, **changes))
         return made[-1]
 
     yield one
@@ -102,3 +104,13 @@ def test_a_batch_that_was_read_ahead_is_abandoned_when_its_partitions_move(
     wait_for(lambda: written(run) == 100)
     assert "abandoned a batch" in caplog.text
     truth.check_complete(run.store, topics.committed(run.topic))
+
+
+def test_a_member_that_is_far_behind_jumps_when_it_gets_its_partitions(join: Join, run: Run, topics: Topics) -> None:
+    send(topics, run, 0, 400)
+    join(run, catch_up=SkipAhead(when_behind=50, keep=5))
+    wait_for(lambda: written(run) == 20)
+    tallies = truth.ledger(run.store, "positions", "applied", "skipped")
+    assert sorted(map(tuple, tallies)) == [(5, 95)] * 4
+    kinds = truth.ledger(run.store, "exceptions", "kind", "start_offset", "stop_offset")
+    assert sorted(map(tuple, kinds)) == [("skip", 0, 95)] * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from typing import Any
 
 from tallymark.brokers import Brokers
@@ -22,9 +23,9 @@ from tests.support.storm_member import PROCESSES, QUICK, TIMEOUT
 class SharedLoop:
     """A loop in a thread of its own, which shares the partitions of its group."""
 
-    def __init__(self, run: Run, on_step: OnStep = ignore) -> None:
+    def __init__(self, run: Run, on_step: OnStep = ignore, **changes: Any) -> None:
         self.store, self.reader = open_store(run.store), PlainReader(run.brokers)
-        job = make_loop(run, self.store, self.reader).job
+        job = replace(make_loop(run, self.store, self.reader).job, **changes)
         member = Member(run.group, Kafka(run.brokers, run.topic, settings=QUICK), Group(), job.owner.run)
         destination = Destination(self.store, self.store)
         self.loop = Loop(job, Brokers(run.brokers), destination, self.reader, on_step, member)
