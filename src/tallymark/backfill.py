@@ -21,14 +21,15 @@ from typing import TypeVar
 from tallymark.brokers import Brokers
 from tallymark.commit import Batch, Committer, Destination, check_letters
 from tallymark.errors import BadInput, BatchTooLarge, GroupPaused, PositionMoved
-from tallymark.fence import Skip, explain_loss
+from tallymark.fence import Skip
 from tallymark.letters import fetched, refused
 from tallymark.loop import Job
+from tallymark.openskips import OpenSkips
 from tallymark.patience import patiently
-from tallymark.plan import Move, Plan, adapt, check_identity, readable_from
+from tallymark.plan import Move, Plan, adapt, readable_from
 from tallymark.read import DeadLetter, Reader, Reading
 from tallymark.shape import Refusal, TableSpec
-from tallymark.spans import Log, Position, Span, Tally
+from tallymark.spans import Span, Tally
 from tallymark.steps import OnStep, Progress, Step, ignore
 
 log = logging.getLogger(__name__)
@@ -53,11 +54,9 @@ def backfill(
     What Kafka has deleted since is lost, as ``on_loss`` says. ``overwrite`` allows tables in which the older records
     that are filled in now can replace what newer ones have written.
     """
-    if destination.delivery != "exactly-once":
-        raise BadInput(f"backfill is exactly-once only, and this is delivery={destination.delivery!r}: leave it out")
+    skips = OpenSkips(job.group, destination, brokers, topic, partition)
     check_order(job.tables, overwrite=overwrite)
-    filler = Filler(job, brokers, destination, reader, on_step, stop or threading.Event())
-    return filler.run(topic, partition)
+    return Filler(job, skips, brokers, destination, reader, on_step, stop or threading.Event()).run()
 
 
 def check_order(tables: Sequence[TableSpec], *, overwrite: bool) -> None:
@@ -83,12 +82,14 @@ class Filler:
     def __init__(
         self,
         job: Job,
+        skips: OpenSkips,
         brokers: Brokers,
         destination: Destination,
         reader: Reader,
         on_step: OnStep,
         stop: threading.Event,
     ) -> None:
+        self._skips = skips
         self._job, self._brokers, self._reader, self._on_step, self._stop = job, brokers, reader, on_step, stop
         self._store = destination.rows
         self._committer = Committer(job.group, destination, job.budget, self._letters, job.patience)
@@ -96,37 +97,26 @@ class Filler:
         self._most = replace(job.limits, records=most)
         self._limit = most
         self._batches = count(1)
-        self._unreadable: set[Span] = set()
 
-    def run(self, topic: str | None, partition: int | None) -> Tally:
+    def run(self) -> Tally:
         schemas = self._reader.schemas()
         self._store.check_tables(self._job.tables, schemas)
         self._store.create_ledger()
         self._store.create_tables(self._job.tables, schemas)
         total = Tally()
         while not self._stop.is_set():
-            skips = self._patiently(partial(self._open, topic, partition))
+            skips = self._patiently(self._skips.listed)
             if not skips:
                 break
             total += self._fill(skips[0], sum(len(skip.span) for skip in skips))
         return total
-
-    def _open(self, topic: str | None, partition: int | None) -> list[Skip]:
-        return [
-            skip
-            for skip in self._store.skips(self._job.group)
-            if topic in (None, skip.span.partition.topic)
-            and partition in (None, skip.span.partition.number)
-            and skip.span not in self._unreadable
-        ]
 
     def _fill(self, skip: Skip, left: int) -> Tally:
         """Fill the first chunk of this skip."""
         began = time.monotonic()
         batch = self._patiently(partial(self._prepared, skip, left))
         if batch is None:
-            log.warning("left open, its end can't be read yet group=%s span=%s", self._job.group, skip.span)
-            self._unreadable.add(skip.span)
+            self._skips.leave(skip)
             return Tally()
         offsets = batch.plan.offsets
         progress = Progress(batch.name, offsets, left - offsets)
@@ -166,7 +156,7 @@ class Filler:
             self._read_less(move.read, error)
             return self._prepared(skip, left)
         # Asked after the reading: if it is the same topic still, it was the same topic then.
-        self._log(skip.span)
+        self._skips.log(skip.span.partition)
         self._on_step(Step.READ, progress)
         check_letters(reading)
         tables = self._job.tables
@@ -176,24 +166,10 @@ class Filler:
         return batch
 
     def _first_move(self, span: Span) -> Move:
-        found = self._log(span)
+        found = self._skips.log(span.partition)
         start = min(readable_from(span.start, found, self._job.on_loss), span.stop)
         read = max(0, min(self._limit, span.stop - start, found.stop - start))
         return Move(span.partition, span.start, lost=start - span.start, read=read)
-
-    def _log(self, span: Span) -> Log:
-        """What the brokers hold of the partition, if it is still the one that the ledger means."""
-        partition = span.partition
-        topic = self._brokers.topics([partition.topic])[partition.topic]
-        found = self._brokers.logs({topic.name: replace(topic, partitions=(partition,))})[partition]
-        check_identity(self._position(span), found.topic_id, found.cluster_id)
-        return found
-
-    def _position(self, span: Span) -> Position:
-        for position in self._store.positions(self._job.group).get(self._job.group, []):
-            if position.partition == span.partition:
-                return position
-        raise explain_loss(span.partition, 0, None)
 
     def _read_less(self, offsets: int, error: BatchTooLarge) -> None:
         if offsets <= 1:

@@ -9,46 +9,45 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 from tallymark.batches import Batch
 from tallymark.brokers import Brokers
+from tallymark.commit import Batch as Accounts
 from tallymark.commit import Committer, Destination
-from tallymark.errors import BadInput, CommitRefused, Unreachable
-from tallymark.fence import Skip, explain_loss
+from tallymark.errors import CommitRefused, Unreachable
+from tallymark.fence import Skip
 from tallymark.fetch import Fetcher
 from tallymark.formats import Decoder
 from tallymark.handled import Handled, HandledCommitter
+from tallymark.openskips import OpenSkips
 from tallymark.patience import patiently
-from tallymark.plan import Move, check_identity, readable_from
+from tallymark.plan import Move, readable_from
 from tallymark.records import decoded
 from tallymark.setup import Setup, new_owner
-from tallymark.spans import Log, Partition, Span, Tally
+from tallymark.spans import Span, Tally
 from tallymark.steps import OnStep, Progress, Step, ignore
 from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
 
 FETCH_SECONDS = 0.2
+T = TypeVar("T")
 
 
 class Filling:
     """One backfill of a consumer."""
 
     def __init__(self, setup: Setup, destination: Destination, stop: threading.Event, on_step: OnStep = ignore) -> None:
-        if destination.delivery != "exactly-once":
-            raise BadInput(
-                f"backfill is exactly-once only, and this is delivery={destination.delivery!r}: leave it out"
-            )
         self._setup = setup
         self._stop = stop
         self._on_step = on_step
-        self._store = destination.rows
+        self._destination = destination
         self._brokers = Brokers(setup.source.brokers)
         self._decode = Decoder(setup.source.value)
         committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience)
@@ -58,31 +57,24 @@ class Filling:
 
     def batches(self, most: int, topic: str | None, partition: int | None) -> Iterator[Batch]:
         """The open skips of the group, or of one topic or partition."""
-        self._store.create_ledger()
-        unreadable: set[Span] = set()
+        skips = OpenSkips(self._setup.group, self._destination, self._brokers, topic, partition)
+        self._destination.ledger.create_ledger()
         while not self._stop.is_set():
-            skips = [
-                skip
-                for skip in patiently(lambda: self._store.skips(self._setup.group), self._stop, self._setup.patience)
-                if topic in (None, skip.span.partition.topic)
-                and partition in (None, skip.span.partition.number)
-                and skip.span not in unreadable
-            ]
-            if not skips:
+            found = self._patiently(skips.listed)
+            if not found:
                 return
-            batch = patiently(partial(self._batch, skips[0], most), self._stop, self._setup.patience)
+            batch = self._patiently(partial(self._batch, skips, found[0], most))
             if batch is None:
-                log.warning("left open, its end can't be read yet group=%s span=%s", self._setup.group, skips[0].span)
-                unreadable.add(skips[0].span)
+                skips.leave(found[0])
                 continue
             yield batch
             batch.check_taken()
 
     @contextmanager
-    def transaction(self, batch: Batch) -> Iterator[Transaction]:
+    def transaction(self, skips: OpenSkips, batch: Batch) -> Iterator[Transaction]:
         """Fill the part of the skip with what is done in the block."""
         handled, progress = Handled({}), Progress(batch.name, batch.offsets, 0)
-        accounts = partial(self._accounts, batch)
+        accounts = partial(self._accounts, skips, batch)
         try:
             with self._committer.transaction(accounts, handled, lambda step: self._on_step(step, progress)) as db:
                 yield db
@@ -95,14 +87,14 @@ class Filling:
         self._on_step(Step.COMMITTED, progress)
         self._on_step(Step.DONE, progress)
 
-    def _accounts(self, batch: Batch) -> Any:
+    def _accounts(self, skips: OpenSkips, batch: Batch) -> Accounts:
         # Asked after the fetching: if it is the same topic still, it was the same topic then.
-        self._log(batch.moves[0].partition)
+        skips.log(batch.moves[0].partition)
         return batch.accounts()
 
-    def _batch(self, skip: Skip, most: int) -> Batch | None:
+    def _batch(self, skips: OpenSkips, skip: Skip, most: int) -> Batch | None:
         """The first part of a skip; None if nothing of it can be read now."""
-        partition, found = skip.span.partition, self._log(skip.span.partition)
+        partition, found = skip.span.partition, skips.log(skip.span.partition)
         start = min(readable_from(skip.span.start, found, self._setup.on_loss), skip.span.stop)
         stop = max(start, min(skip.span.stop, found.stop))
         stop, messages = self._fetched(Span(partition, start, stop), most) if stop > start else (start, [])
@@ -111,7 +103,7 @@ class Filling:
             return None
         records, letters = decoded(self._decode, messages)
         name = f"{self._run}-fill-{next(self._batches)}"
-        return Batch(name, [move], {partition: messages}, records, letters, self.transaction, skip)
+        return Batch(name, [move], {partition: messages}, records, letters, partial(self.transaction, skips), skip)
 
     def _fetched(self, span: Span, most: int) -> tuple[int, list[Any]]:
         """Up to so many messages of a span, and the offset behind them."""
@@ -130,12 +122,5 @@ class Filling:
         finally:
             fetcher.close()
 
-    def _log(self, partition: Partition) -> Log:
-        """What the brokers hold of the partition, if it is still the one that the ledger means."""
-        topic = self._brokers.topics([partition.topic])[partition.topic]
-        found = self._brokers.logs({topic.name: topic.only([partition])})[partition]
-        for position in self._store.positions(self._setup.group).get(self._setup.group, []):
-            if position.partition == partition:
-                check_identity(position, found.topic_id, found.cluster_id)
-                return found
-        raise explain_loss(partition, 0, None)
+    def _patiently(self, work: Callable[[], T]) -> T:
+        return patiently(work, self._stop, self._setup.patience)

@@ -157,10 +157,15 @@ class Member:
             words = "its members have another strategy or protocol; all members need the same membership=Group(...)"
             self._fail(BadInput(f"group {self.name}: {words}"))
         elif error.fatal() or error.code() == KafkaError._FATAL:
-            instance = self._settings.get("group.instance.id")
-            self._fail(Fenced(f"group {self.name}: another member has come as instance={instance!r}: {error.str()}"))
+            self._fail(self._ended(error))
         elif error.code() not in QUIETLY:
             log.warning("member group=%s error=%s", self.name, error.str())
+
+    def _ended(self, error: Any) -> TallymarkError:
+        """Why the client can't go on. With a name of its own, that is another member of the same name."""
+        if instance := self._settings.get("group.instance.id"):
+            return Fenced(f"group {self.name}: another member has come as instance={instance!r}: {error.str()}")
+        return TallymarkError(f"group {self.name}: the member can't go on: {error.str()}; start again")
 
     def _fail(self, error: TallymarkError) -> None:
         with self._change:

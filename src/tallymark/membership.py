@@ -19,7 +19,7 @@ from tallymark.spans import Partition
 log = logging.getLogger(__name__)
 
 Strategy = Literal["cooperative-sticky", "range", "roundrobin"]
-Protocol_ = Literal["classic", "consumer"]
+GroupProtocol = Literal["classic", "consumer"]
 DISCOVERY_SECONDS = 1.0
 """How often somebody who reads alone looks for new partitions."""
 
@@ -34,15 +34,17 @@ class Group:
     """
 
     strategy: Strategy = "cooperative-sticky"
-    protocol: Protocol_ = "classic"
+    protocol: GroupProtocol = "classic"
     instance: str | None = None
     drain: float = 30.0
 
     def __post_init__(self) -> None:
         if self.strategy not in get_args(Strategy):
             raise BadInput(f"Group(strategy={self.strategy!r}) is not known; write {', '.join(get_args(Strategy))}")
-        if self.protocol not in get_args(Protocol_):
-            raise BadInput(f"Group(protocol={self.protocol!r}) is not known; write {' or '.join(get_args(Protocol_))}")
+        if self.protocol not in get_args(GroupProtocol):
+            raise BadInput(
+                f"Group(protocol={self.protocol!r}) is not known; write {' or '.join(get_args(GroupProtocol))}"
+            )
         if self.protocol == "consumer" and self.strategy == "roundrobin":
             raise BadInput("Group(protocol='consumer') has no round robin; write strategy='range', or leave it out")
         if self.drain <= 0:
@@ -81,7 +83,6 @@ class Assignment:
 class Membership(Protocol):
     """Says which partitions are ours. Called from the thread that works."""
 
-    name: str
     chosen: frozenset[Partition] | None
     """The partitions that it is about; None: all."""
     grace: float | None
@@ -102,7 +103,6 @@ class Membership(Protocol):
 class Alone:
     """All partitions of the topics, or chosen ones; new ones are found at the next look."""
 
-    name = "standalone"
     grace: float | None = None
 
     def __init__(self, brokers: Brokers, topics: Sequence[str], chosen: frozenset[Partition] | None = None) -> None:

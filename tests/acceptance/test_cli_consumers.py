@@ -57,7 +57,7 @@ def test_two_services_share_a_group_and_leave_at_once(
         shown = tallymark("members", group, "--file", file)
         assert shown.returncode == 0
         assert f"{topic}[0]" in shown.stdout
-        assert "revoked" in shown.stdout
+        assert "assigned" in shown.stdout
         running[0].send_signal(signal.SIGTERM)
         assert running[0].wait(20) == 0
         # Well within the session timeout: it has left, and was not missed.

@@ -473,7 +473,7 @@ def test_who_joins_a_group_that_runs_does_not_move_its_positions(
 ) -> None:
     """Neither back to what was read, nor over what is still unread."""
     hurry = threading.Event()
-    join(replace(spec, most=10), lambda _: None if hurry.is_set() else time.sleep(0.1))
+    join(replace(spec, most=10), lambda _: hurry.wait(0.5))
     send(topics, spec, 0, 1500)
     wait_for(lambda: bool(numbers(spec)))
     join(replace(spec, start=start_at, name="second"))

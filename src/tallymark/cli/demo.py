@@ -32,7 +32,7 @@ def demo(
     keep: Keep = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a pipeline on a real broker, kill it as often as you like, and count what became of every record.
+    """Run a pipeline on a real broker, kill it up to three times, and count what became of every record.
 
     Ends with exit code 1 if a single record is missing or there twice.
     """
