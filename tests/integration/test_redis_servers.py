@@ -99,7 +99,7 @@ def test_a_file_that_ends_in_the_middle_of_a_commit_is_read_up_to_the_one_before
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[str]:
-    with OwnValkey(tmp_path / "cluster", cluster_enabled="yes") as server:
+    with OwnValkey(tmp_path / "cluster", cluster_enabled="yes", cluster_port=str(free_port())) as server:
         node = client(server.url)
         node.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
         while node.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
