@@ -6,6 +6,7 @@ Offsets live in the destination database and commit in the same transaction as t
 from tallymark.app import App
 from tallymark.batches import Batch
 from tallymark.budget import Budget
+from tallymark.cluster import Sasl, Tls
 from tallymark.consume import Place
 from tallymark.consumer import Consumer
 from tallymark.errors import Fenced, Retry, TallymarkError
@@ -35,10 +36,12 @@ __all__ = [
     "Record",
     "Records",
     "Retry",
+    "Sasl",
     "SkipAhead",
     "Standalone",
     "Start",
     "Tally",
     "TallymarkError",
+    "Tls",
     "Transaction",
 ]

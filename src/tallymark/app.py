@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from tallymark.background import Background
+from tallymark.cluster import Cluster, Sasl, Tls
 from tallymark.errors import BadInput
 from tallymark.handler import Handler
 from tallymark.listener import Listener, Listening
@@ -43,9 +44,16 @@ class App:
     """
 
     def __init__(
-        self, *, brokers: str, store: str, kafka: Mapping[str, Any] | None = None, **settings: Unpack[Settings]
+        self,
+        *,
+        brokers: str,
+        store: str,
+        kafka: Mapping[str, Any] | None = None,
+        security: Sasl | None = None,
+        tls: Tls | bool | None = None,
+        **settings: Unpack[Settings],
     ) -> None:
-        self._brokers = brokers
+        self._cluster = Cluster(brokers, security, tls)
         self._store = store
         self._kafka = dict(kafka or {})
         self._settings = settings
@@ -82,7 +90,8 @@ class App:
         """
 
         def register(function: Function) -> Function:
-            source = Kafka(self._brokers, topics, value, {**self._kafka, **(kafka or {})})
+            named = {**self._kafka, **(kafka or {})}
+            source = Kafka(self._cluster.brokers, topics, value, named, self._cluster.security, self._cluster.tls)
             merged: Settings = {**self._settings, **settings}
             setup = Setup(group, source, self._store, **merged)
             handler = Handler(function, takes_batches=batch)

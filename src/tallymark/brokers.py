@@ -7,11 +7,12 @@ import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import (
     TIMESTAMP_NOT_AVAILABLE,
@@ -24,33 +25,21 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from tallymark.errors import AccessDenied, TallymarkError, UnknownTopic, Unreachable
+from tallymark.cluster import Cluster
+from tallymark.complaints import Complaints
+from tallymark.errors import BadInput, TallymarkError, UnknownTopic, Unreachable
 from tallymark.patience import patiently
 from tallymark.read import Record
 from tallymark.source import is_pattern
 from tallymark.spans import Log, Partition
 
+T = TypeVar("T")
+
 TIMEOUT = 10.0
 KNOWN_WITHIN = 0.5
 """Seconds that brokers may take to know a new topic."""
-_UNREACHABLE = {
-    KafkaError._TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._RESOLVE,
-    KafkaError.REQUEST_TIMED_OUT,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
-    KafkaError.COORDINATOR_NOT_AVAILABLE,
-    KafkaError.NOT_COORDINATOR,
-}
-_DENIED = {
-    KafkaError._AUTHENTICATION,
-    KafkaError.SASL_AUTHENTICATION_FAILED,
-    KafkaError.TOPIC_AUTHORIZATION_FAILED,
-    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-}
+LOOK_SECONDS = 0.5
+"""How often whoever waits for an answer looks whether the client complains."""
 _UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.TOPIC_EXCEPTION}
 
 
@@ -78,12 +67,15 @@ class GroupMember:
 
 
 class Brokers:
-    """Asks, and never joins a group or commits anything."""
+    """Asks, and never joins a group or commits anything. An address alone is completed by the environment."""
 
-    def __init__(self, brokers: str) -> None:
-        self.address = brokers
+    def __init__(self, cluster: Cluster | str) -> None:
+        self.cluster = Cluster(cluster) if isinstance(cluster, str) else cluster
+        self.address = self.cluster.brokers
+        self.complaints = Complaints(self.cluster)
         # librdkafka would write to stderr by itself; what matters comes back as an error.
-        self._admin = AdminClient({"bootstrap.servers": brokers, "log_level": 0, "socket.timeout.ms": 10_000})
+        own = {"log_level": 0, "socket.timeout.ms": 10_000, "error_cb": self.complaints.on_error}
+        self._admin = connect(AdminClient, {**self.cluster.settings(), **own})
         self._cluster_id: str | None = None
 
     def resolve(self, topics: Sequence[str]) -> list[str]:
@@ -191,7 +183,7 @@ class Brokers:
         """Single records by their offsets, as they are in Kafka. Those that are gone are missing from the answer."""
         consumer = Consumer(
             {
-                "bootstrap.servers": self.address,
+                **self.cluster.settings(),
                 "group.id": "tallymark",  # required, and never joined
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
@@ -242,24 +234,29 @@ class Brokers:
         return int(answer.offset)
 
     def _wait(self, future: Future[Any], topic: str | None = None) -> Any:
-        try:
-            return future.result(TIMEOUT + 5)
-        except KafkaException as error:
-            raise self.explain(error.args[0], topic) from error
+        deadline = time.monotonic() + TIMEOUT + 5
+        while True:
+            try:
+                answer = future.result(LOOK_SECONDS)
+            except FutureTimeout:
+                self._admin.poll(0)
+                self.complaints.check()
+                if time.monotonic() > deadline:
+                    raise Unreachable(f"the brokers at {self.address} do not answer; check address and port") from None
+            except KafkaException as error:
+                self._admin.poll(0)
+                raise self.explain(error.args[0], topic) from error
+            else:
+                self.complaints.clear()
+                return answer
 
     def explain(self, error: Any, topic: str | None) -> TallymarkError:
         """An error of the client as one of ours."""
-        if error.code() in _UNREACHABLE:
-            return Unreachable(
-                f"the brokers at {self.address} can't be reached ({error.str()}); check address and port"
-            )
-        if error.code() in _DENIED:
-            return AccessDenied(f"the brokers at {self.address} refused: {error.str()}; check the credentials and ACLs")
         if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
             return _UnknownGroup(error.str())
         if error.code() in _UNKNOWN and topic is not None:
             return UnknownTopic(f"topic {topic} does not exist on {self.address}; {self._suggestion(topic)}")
-        return TallymarkError(f"the brokers at {self.address} answered: {error.str()}")
+        return self.complaints.explain(error, topic)
 
     def _suggestion(self, topic: str) -> str:
         close = difflib.get_close_matches(topic, self._existing_topics(), n=3)
@@ -269,7 +266,17 @@ class Brokers:
         try:
             return [name for name in self._admin.list_topics(timeout=TIMEOUT).topics if not name.startswith("__")]
         except KafkaException as error:
+            self._admin.poll(0)
             raise self.explain(error.args[0], None) from error
+
+
+def connect(make: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -> T:
+    """A client of librdkafka, or one sentence about the setting that it refuses."""
+    try:
+        return make(settings)
+    except (KafkaException, ValueError, TypeError) as error:
+        words = error.args[0].str() if isinstance(error, KafkaException) else str(error)
+        raise BadInput(f"the settings for Kafka were refused by the client: {words}") from None
 
 
 class _UnknownGroup(TallymarkError):

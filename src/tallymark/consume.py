@@ -86,7 +86,7 @@ class Consuming:
         self._on_step = on_step
         self._ledger = destination.ledger
         self._most = destination.rows.most_records
-        self._brokers = Brokers(setup.source.brokers)
+        self._brokers = Brokers(setup.source.cluster)
         self._ahead = Ahead(Fetcher(setup.source, self._brokers), Decoder(setup.source.value))
         committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience)
         self._committer = HandledCommitter(committer)

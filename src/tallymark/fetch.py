@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, TopicPartition
 
-from tallymark.brokers import Brokers
-from tallymark.errors import BadInput, TallymarkError
+from tallymark.brokers import Brokers, connect
+from tallymark.errors import TallymarkError
 from tallymark.source import Kafka
 from tallymark.spans import Partition
 
@@ -54,7 +54,7 @@ class Fetcher:
     """Fetches partitions from given offsets on."""
 
     def __init__(self, source: Kafka, brokers: Brokers) -> None:
-        self._settings = {**FETCH, **source.settings, "bootstrap.servers": source.brokers}
+        self._settings = {**FETCH, **source.settings, **source.cluster.settings()}
         self._brokers = brokers
         self.cursor: dict[Partition, int] = {}
         self._ever: set[Partition] = set()
@@ -71,7 +71,7 @@ class Fetcher:
         if again:
             self.close()
         if self._client is None:
-            self._client, self._ever, offsets = self._connect(), set(), self.cursor
+            self._client, self._ever, offsets = connect(Consumer, self._settings), set(), self.cursor
         self._ever |= offsets.keys()
         if offsets:
             self._client.incremental_assign([TopicPartition(p.topic, p.number, o) for p, o in offsets.items()])
@@ -133,13 +133,6 @@ class Fetcher:
         # librdkafka goes on trying by itself.
         if mine and error.code() not in _PASSING and not error.retriable():
             raise self._brokers.explain(error, message.topic())
-
-    def _connect(self) -> Consumer:
-        try:
-            return Consumer(self._settings)
-        except (KafkaException, ValueError, TypeError) as error:
-            words = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-            raise BadInput(f"Kafka(settings=...) was refused by the client: {words}") from None
 
 
 def timestamp(message: Any) -> datetime | None:

@@ -11,8 +11,9 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from tallymark.brokers import connect
 from tallymark.errors import AccessDenied, BadInput, Fenced, TallymarkError
 from tallymark.membership import Assignment, Group
 from tallymark.source import Kafka
@@ -51,7 +52,7 @@ class Member:
             "client.id": client_id,
             **source.settings,
             **group.settings(),
-            "bootstrap.servers": source.brokers,
+            **source.cluster.settings(),
             "group.id": name,
             # It never fetches: what it could hold is a waste.
             "queued.max.messages.kbytes": 1024,
@@ -65,11 +66,7 @@ class Member:
         self._thread: threading.Thread | None = None
 
     def join(self) -> None:
-        try:
-            client = Consumer(self._settings)
-        except (KafkaException, ValueError, TypeError) as error:
-            words = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-            raise BadInput(f"Kafka(settings=...) was refused by the client: {words}") from None
+        client = connect(Consumer, self._settings)
         client.subscribe(
             list(self._source.topic_names), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
         )

@@ -154,7 +154,7 @@ class Pipeline:
 
     def _brokers(self, destination: Destination) -> Brokers:
         """The cheap questions first: Spark takes seconds to start."""
-        brokers = Brokers(self.setup.source.brokers)
+        brokers = Brokers(self.setup.source.cluster)
         brokers.find(self.setup.source.topic_names)
         destination.rows.ping()
         destination.ledger.ping()

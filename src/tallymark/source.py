@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tallymark.cluster import Cluster, Sasl, Tls, check_settings
 from tallymark.errors import BadInput
 
 PATTERN = "^"
@@ -54,27 +55,29 @@ class Kafka:
 
     >>> Kafka("localhost:9092", "orders", value=Json("id BIGINT, amount DOUBLE"))
     >>> Kafka("localhost:9092", "^orders-.*", settings={"session.timeout.ms": 10_000})
+    >>> shop = Sasl("SCRAM-SHA-512", "shop", password_file="/run/secrets/kafka")
+    >>> Kafka("kafka:9093", "orders", security=shop, tls=Tls(ca="ca.pem"))
 
     ``settings`` are those of librdkafka, by its own names. They are for members and consumers: Spark reads with a
-    client of its own.
+    client of its own. ``security`` and ``tls`` are for all clients; without both, the environment is asked.
     """
 
     brokers: str
     topics: str | Sequence[str]
     value: Json | Bytes = Bytes()
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    security: Sasl | None = None
+    tls: Tls | bool | None = None
+    cluster: Cluster = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.brokers.strip():
-            raise BadInput("Kafka() needs the address of a broker, such as 'localhost:9092'")
+        object.__setattr__(self, "cluster", Cluster(self.brokers, self.security, self.tls))
         names = (self.topics,) if isinstance(self.topics, str) else tuple(self.topics)
         if not names or not all(isinstance(name, str) and name for name in names):
             raise BadInput("Kafka() needs a topic, such as Kafka('localhost:9092', 'orders')")
         for name in names:
             _check_pattern(name)
-        for name in self.settings:
-            if name in REFUSED:
-                raise BadInput(f"Kafka(settings=...): {name} can't be set: {REFUSED[name]}")
+        check_settings(self.settings, REFUSED, "Kafka(settings=...)")
         object.__setattr__(self, "topics", tuple(sorted(set(names))))
 
     @property

@@ -26,11 +26,13 @@ def test_the_public_names_are_these() -> None:
         "Record",
         "Records",
         "Retry",
+        "Sasl",
         "SkipAhead",
         "Standalone",
         "Start",
         "Tally",
         "TallymarkError",
+        "Tls",
         "Transaction",
     ]
     assert all(hasattr(tallymark, name) for name in tallymark.__all__)

@@ -31,7 +31,7 @@ def test_a_source_without_a_topic_is_refused(topics: Any) -> None:
 
 @pytest.mark.parametrize("brokers", ["", "  "])
 def test_a_source_without_a_broker_is_refused(brokers: str) -> None:
-    with pytest.raises(BadInput, match="needs the address of a broker"):
+    with pytest.raises(BadInput, match="the address of a broker is missing"):
         Kafka(brokers, "orders")
 
 

@@ -12,14 +12,12 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tallymark.cli.load import load_setup
-from tallymark.cli.status import AsJson, StoreUrl
+from tallymark.cli.options import AsJson, FileOption, StoreUrl, target
 from tallymark.errors import BadInput
 from tallymark.spans import GroupState
 from tallymark.stores.opening import open_store
 
 Group = Annotated[str | None, typer.Argument(help="The group; not needed with --file.")]
-FileOption = Annotated[Path | None, typer.Option("--file", "-f", help="Take group and store from this pipeline.")]
 Reason = Annotated[str | None, typer.Option("--reason", help="Why; shown by status and to whoever runs the group.")]
 
 
@@ -42,9 +40,8 @@ def resume(group: Group = None, store: StoreUrl = None, file: FileOption = None,
 def _set(
     group: str | None, desired: str, reason: str | None, store_url: str | None, file: Path | None, as_json: bool
 ) -> None:
-    if file is not None:
-        setup = load_setup(file, group)
-        group, store_url = setup.group, store_url or setup.ledger_url
+    of = target(file, group, store_url)
+    group, store_url = of.group, of.store
     if group is None or store_url is None:
         raise BadInput("name the group and --store (or TALLYMARK_STORE), or --file with a pipeline")
     store = open_store(store_url)

@@ -11,8 +11,7 @@ import typer
 from rich.console import Console
 
 from tallymark.brokers import Brokers, GroupMember
-from tallymark.cli.load import load_setup
-from tallymark.cli.status import AsJson, BrokersOption, FileOption, StoreUrl
+from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.errors import BadInput
 from tallymark.fence import Rebalance
@@ -41,15 +40,13 @@ def members(
     as_json: AsJson = False,
 ) -> None:
     """Show the members of a group with their partitions, and its last rebalances."""
-    if file is not None:
-        setup = load_setup(file, group)
-        group, store, brokers = setup.group, store or setup.ledger_url, brokers or setup.source.brokers
-    if group is None or (brokers is None and store is None):
+    of = target(file, group, store, brokers)
+    if of.group is None or (of.cluster is None and of.store is None):
         raise BadInput("name the group and --brokers, --store or both; or --file with a pipeline or an app")
     found = Seen(
-        group,
-        Brokers(brokers).members(group) if brokers else None,
-        _rebalances(group, store, most) if store else None,
+        of.group,
+        Brokers(of.cluster).members(of.group) if of.cluster else None,
+        _rebalances(of.group, of.store, most) if of.store else None,
     )
     if as_json:
         print(json.dumps(_as_json(found), indent=2))

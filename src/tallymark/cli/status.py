@@ -6,32 +6,20 @@ import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from tallymark.brokers import Brokers
-from tallymark.cli.load import load_setup
+from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
 from tallymark.cli.tables import plain_table, print_table
+from tallymark.cluster import Cluster
 from tallymark.errors import BadInput, UnknownTopic
 from tallymark.spans import OUTCOMES, GroupState, Log, Partition, Position
 from tallymark.stores.opening import open_store
 
 Group = Annotated[str | None, typer.Argument(help="Only this group.")]
-StoreUrl = Annotated[
-    str | None,
-    typer.Option("--store", envvar="TALLYMARK_STORE", help="Where the ledger is, such as sqlite:///shop.db."),
-]
-BrokersOption = Annotated[
-    str | None, typer.Option("--brokers", envvar="TALLYMARK_BROKERS", help="Kafka, for the lag: localhost:9092.")
-]
-FileOption = Annotated[
-    Path | None, typer.Option("--file", "-f", help="Take group, store and brokers from this pipeline.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-
 COLUMNS = (
     *("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS"),
     *(name.upper() for name in OUTCOMES),
@@ -105,19 +93,17 @@ def status(
     as_json: AsJson = False,
 ) -> None:
     """Show positions, lag and tallies. Works while the pipeline runs and while it does not."""
-    if file is not None:
-        setup = load_setup(file, group)
-        group, store, brokers = setup.group, store or setup.ledger_url, brokers or setup.source.brokers
-    if store is None:
+    of = target(file, group, store, brokers)
+    if of.store is None:
         raise BadInput("status needs --store (or TALLYMARK_STORE), or --file with a pipeline")
-    lines = _lines(group, store, brokers)
+    lines = _lines(of.group, of.store, of.cluster)
     if as_json:
         print(json.dumps([line.as_json() for line in lines], indent=2))
     else:
-        _print(lines, brokers)
+        _print(lines, asked=of.cluster is not None)
 
 
-def _lines(group: str | None, store_url: str, brokers: str | None) -> list[Line]:
+def _lines(group: str | None, store_url: str, cluster: Cluster | None) -> list[Line]:
     store = open_store(store_url)
     try:
         if not store.has_ledger():
@@ -129,15 +115,15 @@ def _lines(group: str | None, store_url: str, brokers: str | None) -> list[Line]
     if group is not None and not groups:
         raise BadInput(f"group {group} has no position in {store.name}; tallymark status without a group lists all")
     found = [Line(name, position, None, states[name]) for name, positions in groups.items() for position in positions]
-    return _with_logs(found, Brokers(brokers)) if brokers else found
+    return _with_logs(found, Brokers(cluster)) if cluster else found
 
 
-def _with_logs(lines: list[Line], cluster: Brokers) -> list[Line]:
+def _with_logs(lines: list[Line], brokers: Brokers) -> list[Line]:
     """Lines with the ends of their logs, where the topic is still the one whose position was saved."""
     logs: dict[Partition, Log] = {}
     for topic in sorted({line.position.partition.topic for line in lines}):
         with suppress(UnknownTopic):
-            logs |= cluster.logs(cluster.topics([topic]))
+            logs |= brokers.logs(brokers.topics([topic]))
     return [replace(line, log=_same_topic(line.position, logs.get(line.position.partition))) for line in lines]
 
 
@@ -145,7 +131,7 @@ def _same_topic(position: Position, log: Log | None) -> Log | None:
     return log if log and (log.topic_id, log.cluster_id) == (position.topic_id, position.cluster_id) else None
 
 
-def _print(lines: list[Line], brokers: str | None) -> None:
+def _print(lines: list[Line], *, asked: bool) -> None:
     out = Console()
     table = plain_table(*COLUMNS, left=2)
     for line in lines:
@@ -158,7 +144,7 @@ def _print(lines: list[Line], brokers: str | None) -> None:
         if state is not None and state.paused:
             said = f"{group} is paused since {state.since:%Y-%m-%d %H:%M:%S} UTC by {state.by}: {state.reason}"
             out.print(said, style="yellow", highlight=False, markup=False, soft_wrap=True)
-    if lines and not brokers:
+    if lines and not asked:
         out.print("lag needs Kafka: add --brokers", style="dim")
 
 

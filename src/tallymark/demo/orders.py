@@ -36,7 +36,7 @@ def pipeline(settings: Settings) -> Pipeline:
     schema = "id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP"
     made = Pipeline(
         group=settings.group,
-        source=Kafka(settings.brokers, settings.topic, value=Json(schema)),
+        source=Kafka(settings.brokers, settings.topic, value=Json(schema), tls=False),
         store=settings.store,
         limits=Limits(records=settings.batch),
         # The same member comes back after every kill: the group need not wait until it has missed the old one.

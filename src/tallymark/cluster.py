@@ -1,0 +1,214 @@
+"""How to get into a cluster: its address, who we are, and how the line is secured.
+
+One description for both clients. What librdkafka makes of it is here, what the JVM client does in ``spark.access``.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tallymark.errors import BadInput
+from tallymark.secrets import from_environment, read_secret
+
+log = logging.getLogger(__name__)
+
+OAUTHBEARER = "OAUTHBEARER"
+MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", OAUTHBEARER)
+LOADS_CODE = {
+    "plugin.library.paths": "it loads code into the client",
+    "ssl.engine.location": "it loads code into the client",
+    "ssl.providers": "it loads code into the client",
+    "sasl.kerberos.kinit.cmd": "it runs a command",
+    "sasl.jaas.config": "login modules load code: it is security=Sasl(...)",
+    "sasl.login.callback.handler.class": "it loads code into the client",
+    "sasl.client.callback.handler.class": "it loads code into the client",
+    "sasl.login.class": "it loads code into the client",
+    "ssl.engine.factory.class": "it loads code into the client",
+    "security.providers": "it loads code into the client",
+}
+"""Settings that are refused because of what they make a client do."""
+HARMLESS = ("ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list")
+_SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.", "https.")
+_NO = ("no", "off", "false", "0")
+_YES = ("yes", "on", "true", "1")
+
+
+@dataclass(frozen=True)
+class Sasl:
+    """Who we are: ``Sasl("SCRAM-SHA-512", username="shop", password_file="/run/secrets/kafka")``.
+
+    PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512 take a user and a password. OAUTHBEARER takes the id of a client as
+    ``username``, its secret as ``password``, and the ``token_url`` where they get a token.
+    """
+
+    mechanism: str
+    username: str = ""
+    password: str = field(default="", repr=False)
+    password_file: str | None = None
+    token_url: str | None = None
+    scope: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mechanism not in MECHANISMS:
+            raise BadInput(f"Sasl({self.mechanism!r}) is not known; write one of {', '.join(MECHANISMS)}")
+        if bool(self.password) == bool(self.password_file) or not self.username:
+            raise BadInput(f"Sasl({self.mechanism!r}) needs username= and either password= or password_file=")
+        if (self.mechanism == OAUTHBEARER) != bool(self.token_url):
+            raise BadInput("token_url= belongs to Sasl('OAUTHBEARER', ...), which needs it")
+        if self.scope and not self.token_url:
+            raise BadInput("scope= belongs to Sasl('OAUTHBEARER', ...)")
+        self.secret()
+
+    def secret(self) -> str:
+        return read_secret(self.password_file) if self.password_file else self.password
+
+    @classmethod
+    def from_environment(cls) -> Sasl | None:
+        """From TALLYMARK_SASL_MECHANISM, _USERNAME, _PASSWORD or _PASSWORD_FILE, _TOKEN_URL and _SCOPE."""
+        mechanism = _variable("SASL_MECHANISM")
+        if mechanism is None:
+            return None
+        return cls(
+            mechanism,
+            _variable("SASL_USERNAME") or "",
+            from_environment("SASL_PASSWORD") or "",
+            token_url=_variable("SASL_TOKEN_URL"),
+            scope=_variable("SASL_SCOPE"),
+        )
+
+    def settings(self) -> dict[str, str]:
+        """As librdkafka has it."""
+        if self.mechanism != OAUTHBEARER:
+            return {
+                "sasl.mechanism": self.mechanism,
+                "sasl.username": self.username,
+                "sasl.password": self.secret(),
+            }
+        found = {
+            "sasl.mechanism": self.mechanism,
+            "sasl.oauthbearer.method": "oidc",
+            "sasl.oauthbearer.client.id": self.username,
+            "sasl.oauthbearer.client.secret": self.secret(),
+            "sasl.oauthbearer.token.endpoint.url": self.token_url or "",
+        }
+        return {**found, "sasl.oauthbearer.scope": self.scope} if self.scope else found
+
+
+@dataclass(frozen=True)
+class Tls:
+    """An encrypted line to brokers whose certificate is verified: ``Tls(ca="ca.pem")``; ``Tls()`` trusts the system's
+    authorities. ``cert`` and ``key`` are ours, for brokers that ask. All are PEM files.
+    """
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+    key_password: str | None = field(default=None, repr=False)
+    verify_hostname: bool = True
+
+    def __post_init__(self) -> None:
+        if bool(self.cert) != bool(self.key):
+            raise BadInput("Tls() needs cert= and key= together")
+        for name, path in (("ca", self.ca), ("cert", self.cert), ("key", self.key)):
+            if path and not os.access(path, os.R_OK):
+                raise BadInput(f"Tls({name}={path!r}): the file can't be read")
+            if path and "-----BEGIN " not in Path(path).read_text(errors="replace"):
+                raise BadInput(f"Tls({name}={path!r}) is no PEM file; openssl can convert it")
+
+    @classmethod
+    def from_environment(cls) -> Tls | None:
+        """From TALLYMARK_TLS_CA, _CERT, _KEY, _KEY_PASSWORD or _KEY_PASSWORD_FILE, and _VERIFY_HOSTNAME."""
+        names = ("TLS_CA", "TLS_CERT", "TLS_KEY")
+        ca, cert, key = map(_variable, names)
+        if not (_switch("TLS") or ca or cert or key):
+            return None
+        verify = _switch("TLS_VERIFY_HOSTNAME") is not False
+        return cls(ca, cert, key, from_environment("TLS_KEY_PASSWORD"), verify)
+
+    def settings(self) -> dict[str, str]:
+        """As librdkafka has it."""
+        found = {
+            "ssl.ca.location": self.ca,
+            "ssl.certificate.location": self.cert,
+            "ssl.key.location": self.key,
+            "ssl.key.password": self.key_password,
+            "ssl.endpoint.identification.algorithm": "https" if self.verify_hostname else "none",
+        }
+        return {name: value for name, value in found.items() if value}
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """An address, and how to get in.
+
+    With neither ``security`` nor ``tls`` the environment is asked: TALLYMARK_SASL_... and TALLYMARK_TLS_... A name and
+    a password go over an encrypted line unless ``tls=False`` says otherwise.
+    """
+
+    brokers: str
+    security: Sasl | None = None
+    tls: Tls | bool | None = None
+
+    def __post_init__(self) -> None:
+        if not self.brokers.strip():
+            raise BadInput("the address of a broker is missing, such as 'localhost:9092'")
+        security, tls = self.security, self.tls
+        if security is None and tls is None:
+            security = Sasl.from_environment()
+            tls = False if _switch("TLS") is False else Tls.from_environment()
+        if tls is True or (tls is None and security is not None):
+            tls = Tls()
+        object.__setattr__(self, "security", security)
+        object.__setattr__(self, "tls", tls or False)
+        if security is not None and not self.tls:
+            log.warning("brokers=%s user and password go over a line that is not encrypted (tls=False)", self.brokers)
+        if isinstance(tls, Tls) and not tls.verify_hostname:
+            log.warning("brokers=%s the host name of brokers is not verified (verify_hostname=False)", self.brokers)
+
+    @property
+    def line(self) -> Tls | None:
+        return self.tls if isinstance(self.tls, Tls) else None
+
+    @property
+    def protocol(self) -> str:
+        """As Kafka calls it."""
+        if self.security is None:
+            return "SSL" if self.line else "PLAINTEXT"
+        return "SASL_SSL" if self.line else "SASL_PLAINTEXT"
+
+    def settings(self) -> dict[str, Any]:
+        """What a client of librdkafka needs to get in."""
+        return {
+            "bootstrap.servers": self.brokers,
+            "security.protocol": self.protocol,
+            **(self.line.settings() if self.line else {}),
+            **(self.security.settings() if self.security else {}),
+        }
+
+
+def check_settings(settings: Mapping[str, Any], refused: Mapping[str, str], where: str) -> None:
+    """Refuse settings by name: those of ``refused``, what would load code, and what has its own place."""
+    for name in settings:
+        why = LOADS_CODE.get(name) or refused.get(name)
+        if why is None and name.startswith(_SECURITY) and name not in HARMLESS:
+            why = "it is security=Sasl(...) or tls=Tls(...)"
+        if why is not None:
+            raise BadInput(f"{where}: {name} can't be set: {why}")
+
+
+def _variable(name: str) -> str | None:
+    return os.environ.get(f"TALLYMARK_{name}") or None
+
+
+def _switch(name: str) -> bool | None:
+    value = _variable(name)
+    if value is None:
+        return None
+    if value.lower() not in (*_YES, *_NO):
+        raise BadInput(f"TALLYMARK_{name}={value} is not known; write on or off")
+    return value.lower() in _YES
