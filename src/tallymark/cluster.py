@@ -33,7 +33,7 @@ LOADS_CODE = {
 }
 """Settings that are refused because of what they make a client do."""
 HARMLESS = ("ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list")
-_SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.", "https.")
+_SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.")
 _NO = ("no", "off", "false", "0")
 _YES = ("yes", "on", "true", "1")
 

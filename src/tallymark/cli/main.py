@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tallymark.cli import demo, groups, members, run, sandbox, status
+from tallymark.cli import consume, demo, groups, members, run, sandbox, status
 from tallymark.cli.logs import configure
 from tallymark.errors import TallymarkError
 
@@ -29,6 +29,7 @@ app.command("pause", epilog='Example: tallymark pause orders-to-shop --reason "m
     groups.pause
 )
 app.command("resume", epilog="Example: tallymark resume orders-to-shop --store sqlite:///shop.db")(groups.resume)
+app.command("consume", epilog="Example: tallymark consume orders --from -5 --brokers localhost:9092")(consume.consume)
 app.command("demo", epilog="Example: tallymark demo --store postgresql://localhost/demo --json")(demo.demo)
 app.add_typer(sandbox.app, name="sandbox")
 

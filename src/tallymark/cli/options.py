@@ -10,6 +10,7 @@ import typer
 
 from tallymark.cli.load import load_setup
 from tallymark.cluster import Cluster
+from tallymark.errors import BadInput
 
 StoreUrl = Annotated[
     str | None,
@@ -40,3 +41,9 @@ def target(file: Path | None, group: str | None, store: str | None = None, broke
         return Target(group, store, cluster)
     setup = load_setup(file, group)
     return Target(setup.group, store or setup.ledger_url, cluster or setup.source.cluster)
+
+
+def needed_cluster(brokers: str | None, command: str) -> Cluster:
+    if brokers is None:
+        raise BadInput(f"{command} needs --brokers (or TALLYMARK_BROKERS), such as localhost:9092")
+    return Cluster(brokers)

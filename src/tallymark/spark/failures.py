@@ -9,7 +9,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from tallymark.errors import BadInput, ReadFailed, TallymarkError, Unreachable
+from tallymark.errors import AccessDenied, BadInput, ReadFailed, TallymarkError, Unreachable
 from tallymark.spark.decode import first_line
 
 _BROKER_MARKS = (
@@ -21,6 +21,13 @@ _BROKER_MARKS = (
     "OffsetOutOfRangeException",
     "Some data may have been lost",
     "Partition's offset was changed",
+)
+
+
+_DENIED_MARKS = (
+    "org.apache.kafka.common.errors.SaslAuthenticationException",
+    "org.apache.kafka.common.errors.SslAuthenticationException",
+    "AuthorizationException",
 )
 
 
@@ -44,6 +51,8 @@ def explained(brokers: str, table: str | None = None) -> Iterator[None]:
 
 def _explain(error: Exception, brokers: str, table: str | None) -> TallymarkError:
     everything = f"{error}\n{_root_cause(error)}"
+    if any(mark in everything for mark in _DENIED_MARKS):
+        return AccessDenied(f"the brokers at {brokers} refused Spark's client: {_root_cause(error)}")
     if any(mark in everything for mark in _BROKER_MARKS):
         return Unreachable(f"Spark could not read from the brokers at {brokers}: {_root_cause(error)}")
     if table is not None:

@@ -27,6 +27,7 @@ from tallymark.read import DeadLetter, Reading, Seen
 from tallymark.shape import DELETED, HIDDEN, OFFSET, Refusal, Staged, TableSpec
 from tallymark.source import Kafka
 from tallymark.spans import Partition, Span
+from tallymark.spark import access
 from tallymark.spark.decode import RAW, RECORD, SIZE, Decoder, first_line
 from tallymark.spark.failures import FunctionFailed, explained
 from tallymark.spark.poison import poisonous
@@ -82,6 +83,7 @@ class SparkReader:
         self._schemas: dict[str, pa.Schema] | None = None
         # Whatever the session says: JSON timestamps without a zone are UTC, and so are those in the tables.
         self._spark.conf.set("spark.sql.session.timeZone", "UTC")
+        self._spark.conf.set("spark.sql.redaction.options.regex", access.REDACTED)
 
     def schemas(self) -> Mapping[str, pa.Schema]:
         if self._schemas is None:
@@ -122,7 +124,7 @@ class SparkReader:
         reader = self._spark.read.format("kafka").options(**KAFKA_OPTIONS)
         return reader.options(
             **{
-                "kafka.bootstrap.servers": self._source.brokers,
+                **access.options(self._source.cluster),
                 # One id per run lets the executors reuse their consumers; nothing is ever committed to it.
                 "kafka.group.id": f"tallymark-{self._run}",
                 "assign": _by_topic(spans, lambda parts: [span.partition.number for span in parts]),

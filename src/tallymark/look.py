@@ -1,0 +1,74 @@
+"""Looking at a topic: read only, without a group, from anywhere, to its present end or for as long as one likes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from datetime import datetime
+from typing import Any
+
+from tallymark.brokers import Brokers
+from tallymark.cluster import Cluster
+from tallymark.errors import BadInput
+from tallymark.fetch import Fetcher, timestamp
+from tallymark.positions import Start
+from tallymark.records import Record
+from tallymark.source import Kafka
+from tallymark.spans import Log, Partition
+
+AT_ONCE, WAIT_SECONDS = 1_000, 0.2
+FORMS = "earliest, latest, an offset, -N for the last N of each partition, or a time such as 2026-01-31T12:00:00Z"
+
+
+class Look:
+    """The records of a topic, or of one of its partitions, that committed transactions and plain sends have left."""
+
+    def __init__(self, cluster: Cluster, topic: str, start: str, partition: int | None = None) -> None:
+        self._brokers = Brokers(cluster)
+        self._source = Kafka(cluster.brokers, topic, security=cluster.security, tls=cluster.tls)
+        logs = self._brokers.logs(self._brokers.topics([topic]))
+        self._logs = {one: log for one, log in logs.items() if partition in (None, one.number)}
+        if not self._logs:
+            raise BadInput(f"topic {topic} has no partition {partition}; it has {len(logs)}, counted from 0")
+        self._offsets = self._starting_offsets(start)
+
+    @property
+    def offsets(self) -> int:
+        """How many offsets lie between the start and the end."""
+        return sum(max(0, self._logs[one].stop - offset) for one, offset in self._offsets.items())
+
+    def records(self, *, follow: bool) -> Iterator[Record]:
+        """In order within each partition. Ends where the log ended when it was asked, or never."""
+        left = {one: log.stop for one, log in self._logs.items() if follow or self._offsets[one] < log.stop}
+        with closing(Fetcher(self._source, self._brokers)) as fetcher:
+            fetcher.add({one: self._offsets[one] for one in left})
+            while left:
+                for partition, fetched in fetcher.fetch(AT_ONCE, WAIT_SECONDS).items():
+                    for message in fetched.messages:
+                        if follow or message.offset() < left.get(partition, 0):
+                            yield _record(message)
+                    if not follow and fetched.stop >= left.get(partition, 0):
+                        left.pop(partition, None)
+                        fetcher.remove([partition])
+
+    def _starting_offsets(self, start: str) -> Mapping[Partition, int]:
+        if start.lstrip("-").isdecimal():
+            return {one: _clamped(log, int(start)) for one, log in self._logs.items()}
+        if start in ("earliest", "latest"):
+            return {one: log.start if start == "earliest" else log.stop for one, log in self._logs.items()}
+        try:
+            moment = Start.at(datetime.fromisoformat(start.replace("Z", "+00:00"))).timestamp
+        except ValueError:
+            raise BadInput(f"--from {start} is not known; write {FORMS}") from None
+        assert moment is not None
+        found = self._brokers.offsets_at(self._logs, moment)
+        return {one: log.stop if found[one] is None else found[one] or 0 for one, log in self._logs.items()}
+
+
+def _clamped(log: Log, offset: int) -> int:
+    return min(log.stop, max(log.start, offset if offset >= 0 else log.stop + offset))
+
+
+def _record(message: Any) -> Record:
+    place = message.topic(), message.partition(), message.offset()
+    return Record(*place, timestamp(message), message.key(), message.value(), message.headers() or ())

@@ -1,0 +1,74 @@
+"""How Spark's Kafka client gets into a cluster: the same description, as the JVM has it.
+
+Certificates and the key travel in the options themselves, so that executors need no file.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tallymark.cluster import OAUTHBEARER, Cluster, Sasl, Tls
+from tallymark.errors import BadInput
+
+_MODULES = {
+    "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
+    "SCRAM-SHA-256": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    "SCRAM-SHA-512": "org.apache.kafka.common.security.scram.ScramLoginModule",
+    OAUTHBEARER: "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule",
+}
+_TOKEN_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
+REDACTED = "(?i)url|secret|password|token|jaas|keystore|truststore"
+"""The options whose values Spark must not show. By itself it knows none of Kafka's."""
+
+
+def options(cluster: Cluster) -> dict[str, str]:
+    """What Spark's Kafka source needs to get in."""
+    settings = {
+        "bootstrap.servers": cluster.brokers,
+        "security.protocol": cluster.protocol,
+        **(_line(cluster.line) if cluster.line else {}),
+        **(_login(cluster.security) if cluster.security else {}),
+    }
+    return {f"kafka.{name}": value for name, value in settings.items()}
+
+
+def _line(tls: Tls) -> dict[str, str]:
+    found: dict[str, str] = {}
+    if tls.ca:
+        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": Path(tls.ca).read_text()}
+    if tls.cert and tls.key:
+        chain, key = Path(tls.cert).read_text(), _key(tls.key)
+        found |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": chain, "ssl.keystore.key": key}
+    if tls.key_password:
+        found["ssl.key.password"] = tls.key_password
+    return found | {"ssl.endpoint.identification.algorithm": "https" if tls.verify_hostname else ""}
+
+
+def _key(path: str) -> str:
+    key = Path(path).read_text()
+    if "-----BEGIN PRIVATE KEY-----" in key or "-----BEGIN ENCRYPTED PRIVATE KEY-----" in key:
+        return key
+    raise BadInput(f"Tls(key={path!r}): Spark's client needs PKCS#8: openssl pkcs8 -topk8 -nocrypt -in {path} -out ...")
+
+
+def _login(sasl: Sasl) -> dict[str, str]:
+    found = {"sasl.mechanism": sasl.mechanism}
+    if sasl.mechanism != OAUTHBEARER:
+        return found | {"sasl.jaas.config": _jaas(sasl, username=sasl.username, password=sasl.secret())}
+    scope = {"scope": sasl.scope} if sasl.scope else {}
+    return found | {
+        "sasl.jaas.config": _jaas(sasl, clientId=sasl.username, clientSecret=sasl.secret(), **scope),
+        "sasl.login.callback.handler.class": _TOKEN_HANDLER,
+        "sasl.oauthbearer.token.endpoint.url": sasl.token_url or "",
+    }
+
+
+def _jaas(sasl: Sasl, **entries: str) -> str:
+    said = " ".join(f'{name}="{_quoted(value)}"' for name, value in entries.items())
+    return f"{_MODULES[sasl.mechanism]} required {said};"
+
+
+def _quoted(value: str) -> str:
+    """Inside quotes: what ends them, or a line, is escaped."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return "".join(f"\\{ord(one):03o}" if ord(one) < 32 else one for one in escaped)

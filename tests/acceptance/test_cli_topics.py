@@ -1,0 +1,109 @@
+"""``tallymark produce`` and ``tallymark consume``, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from tests.support.command import BINARY, started, tallymark
+from tests.support.kafka import Topics
+
+
+def lines(*arguments: str, brokers: str) -> list[dict[str, Any]]:
+    done = tallymark("consume", *arguments, "--brokers", brokers, "--json")
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.fixture
+def topic(topics: Topics) -> str:
+    """Two partitions with ten records each, the last ones of a transaction that was taken back."""
+    name = topics.create(2)
+    for partition in range(2):
+        topics.send_to(name, partition, [{"n": n} for n in range(10)])
+    topics.send_in_transaction(name, {0: [b"never"]}, commit=False)
+    return name
+
+
+def test_consume_shows_ten_records_and_says_how_to_see_more(topic: str, brokers: str) -> None:
+    done = tallymark("consume", topic, "--brokers", brokers)
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) == 10
+    first = done.stdout.splitlines()[0]
+    assert first.startswith(f"{topic}[")
+    assert first.endswith('Z {"n": 0}')
+    assert "more: --count 0 shows all" in done.stderr
+
+
+def test_consume_ends_where_the_topic_ends(topic: str, brokers: str) -> None:
+    found = lines(topic, "--count", "0", brokers=brokers)
+    assert sorted((one["partition"], one["offset"]) for one in found) == [(p, o) for p in range(2) for o in range(10)]
+    assert all(json.loads(one["value"]) == {"n": one["offset"]} for one in found)
+
+
+@pytest.mark.parametrize(("start", "offsets"), [("-3", [9]), ("9", [9]), ("latest", []), ("500", []), ("1999-01-01", range(10))])  # fmt: skip
+def test_consume_starts_where_it_is_told(topic: str, brokers: str, start: str, offsets: Any) -> None:
+    """The last three offsets of partition 0 are a record, one that was taken back, and the marker of that."""
+    found = lines(topic, "--from", start, "--partition", "0", "--count", "0", brokers=brokers)
+    assert [one["offset"] for one in found] == list(offsets)
+
+
+def test_consume_shows_bytes_headers_and_tombstones_and_nothing_that_a_terminal_obeys(
+    topics: Topics, brokers: str
+) -> None:
+    name = topics.create(1, retention_ms="-1")
+    when = int(datetime(2026, 1, 31, 12, tzinfo=timezone.utc).timestamp() * 1000)
+    topics.send_to(name, 0, [b"\xff\x1b[31mred"], key=b"k\x07", headers=[("trace", b"\x00")], timestamp=when)
+    topics.send_to(name, 0, [None], key=b"gone", timestamp=when)
+    shown = tallymark("consume", name, "--brokers", brokers).stdout.splitlines()
+    assert shown[0] == f"{name}[0] 0 2026-01-31T12:00:00.000Z key=k\\x07 trace:\\x00 \\xff\\x1b[31mred"
+    assert shown[1].endswith("key=gone null")
+    record, tombstone = lines(name, brokers=brokers)
+    assert (record["value_base64"], record["headers"]) == ("/xtbMzFtcmVk", [{"name": "trace", "value": "\x00"}])
+    assert (tombstone["key"], tombstone["value"]) == ("gone", None)
+
+
+def test_consume_follows_until_ctrl_c(topics: Topics, brokers: str) -> None:
+    name = topics.create(1)
+    running = started("consume", name, "--from", "latest", "--follow", "--brokers", brokers)
+    assert running.stdout is not None
+    time.sleep(2.0)
+    topics.send(name, [b"now"] * 20, partitions=1)
+    for _ in range(15):
+        assert running.stdout.readline().endswith(" now\n")
+    running.send_signal(signal.SIGINT)
+    assert running.wait(10) == 0
+    assert running.stderr is not None
+    assert running.stderr.read() == ""
+
+
+def test_consume_ends_quietly_with_whoever_reads_it(topics: Topics, brokers: str) -> None:
+    name = topics.create(1)
+    topics.send(name, [b"x" * 1000] * 500, partitions=1)
+    command = f"{BINARY} consume {name} --count 0 --brokers {brokers} | head -1"
+    done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["no-such-topic"], "topic no-such-topic does not exist"),
+        (["{topic}", "--partition", "7"], "has no partition 7; it has 2, counted from 0"),
+        (["{topic}", "--from", "yesterday"], "--from yesterday is not known; write earliest, latest, an offset"),
+    ],
+)
+def test_consume_says_in_one_sentence_what_it_can_t_do(
+    topics: Topics, brokers: str, arguments: list[str], said: str
+) -> None:
+    topic = topics.create(2)
+    done = tallymark("consume", *(one.format(topic=topic) for one in arguments), "--brokers", brokers)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
