@@ -13,12 +13,10 @@ from confluent_kafka import KafkaError
 
 from tallymark.cluster import Cluster
 from tallymark.errors import AccessDenied, TallymarkError, Unreachable
+from tallymark.knock import ENCRYPTED, diagnosis
 
-UNREACHABLE = {
-    KafkaError._TIMED_OUT,
-    KafkaError._TRANSPORT,
-    KafkaError._ALL_BROKERS_DOWN,
-    KafkaError._RESOLVE,
+SILENT = {KafkaError._TIMED_OUT, KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE}
+UNREACHABLE = SILENT | {
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -44,18 +42,15 @@ class Complaints:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._refused: TallymarkError | None = None
-        self._last = ""
 
     def on_error(self, error: Any) -> None:
         """The client's error callback."""
-        if error.code() in UNAUTHENTICATED:
-            self._refused = self.explain(error)
-        elif error.code() != KafkaError._ALL_BROKERS_DOWN:
-            self._last = _clean(error.str())
+        if error.code() in UNAUTHENTICATED or "ssl/tls alert" in error.str():
+            self._refused = self._unauthenticated(error)
 
     def clear(self) -> None:
         """The cluster has answered."""
-        self._refused, self._last = None, ""
+        self._refused = None
 
     def check(self) -> None:
         """Raise what makes waiting useless."""
@@ -67,27 +62,23 @@ class Complaints:
         words, brokers = _clean(error.str()), self._cluster.brokers
         if error.code() in UNREACHABLE:
             self.check()
-            return Unreachable(f"the brokers at {brokers} can't be reached ({self._last or words}); {self._hint()}")
+            hint = diagnosis(self._cluster) if error.code() in SILENT else "try again"
+            # Waiting does not help whoever speaks another language.
+            kind = AccessDenied if hint == ENCRYPTED else Unreachable
+            return kind(f"the brokers at {brokers} can't be reached ({words}): {hint}")
         if error.code() in UNAUTHENTICATED:
-            return AccessDenied(f"the brokers at {brokers}: {words}; {_way_out(words)}")
+            return self._unauthenticated(error)
         if error.code() in UNAUTHORIZED:
             user = self._cluster.security.username if self._cluster.security else "this client"
-            of = f" topic {topic}" if topic else ""
+            of = f" for topic {topic}" if topic else ""
             return AccessDenied(f"the brokers at {brokers} refused {user}{of}: {words}; give it the ACLs it needs")
         return TallymarkError(f"the brokers at {brokers} answered: {words}")
 
-    def _hint(self) -> str:
-        if "security.protocol" not in self._last:
-            return "check address and port"
-        return "they may want TLS: tls=Tls(...)" if not self._cluster.line else "check security= and tls="
-
-
-def _way_out(words: str) -> str:
-    if "hostname" in words.lower() or "ip address mismatch" in words.lower():
-        return "the certificate is for another host name: use that one, or Tls(verify_hostname=False)"
-    if "certificate" in words.lower() or "ssl" in words.lower():
-        return "check Tls(ca=...) and what the brokers ask for"
-    return "check user and password"
+    def _unauthenticated(self, error: Any) -> TallymarkError:
+        words = _clean(error.str())
+        if "SASL" in words:
+            return AccessDenied(f"the brokers at {self._cluster.brokers}: {words}; check user and password")
+        return AccessDenied(f"the brokers at {self._cluster.brokers} can't be entered: {diagnosis(self._cluster)}")
 
 
 def _clean(words: str) -> str:
