@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +37,8 @@ from sqlalchemy.sql.dml import Insert
 from tallymark.errors import DataRefused
 from tallymark.shape import TableSpec
 from tallymark.stores.columns import python_rows
+from tallymark.stores.tls import Tls, check_file, take_tls, warn
+from tallymark.stores.url import shown, with_password
 
 IDLE_SECONDS = 1.0
 """How long a connection may be unused before it is tried out."""
@@ -53,13 +55,39 @@ class Dialect(ABC):
     stages = False
     """Whether executors can reach the database and write to it in parallel."""
 
+    tls_files: tuple[str, str, str] | None = None
+    """What the driver calls the files of the authorities, of our certificate and of its key."""
+
     def engine(self, url: URL) -> Engine:
+        """Its URL says everything in the driver's own words, password and all: executors get that one."""
+        url = self._in_own_words(with_password(url))
         engine = create_engine(url.set(drivername=self.driver), **self.engine_options())
         _ping_after_idling(engine)
         return engine
 
     def engine_options(self) -> dict[str, Any]:
         return {"isolation_level": "READ COMMITTED"}
+
+    def tls_mode(self, tls: Tls) -> dict[str, str]:
+        """The driver's options for how much is verified."""
+        raise NotImplementedError
+
+    def unproven(self, options: Mapping[str, Any]) -> str | None:
+        """The driver's own option that encrypts without verifying who the server is, if there is one."""
+        raise NotImplementedError
+
+    def _in_own_words(self, url: URL) -> URL:
+        if self.tls_files is None:
+            return url
+        url, tls = take_tls(url)
+        if tls is not None:
+            files = zip(self.tls_files, (tls.ca, tls.cert, tls.key), strict=True)
+            return url.update_query_dict(self.tls_mode(tls) | {name: path for name, path in files if path})
+        for name in self.tls_files:
+            check_file(url, name)
+        if (said := self.unproven(url.query)) is not None:
+            warn(shown(url), said)
+        return url
 
     def check_table(  # noqa: B027
         self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str]

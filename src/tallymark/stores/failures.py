@@ -14,6 +14,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from tallymark.errors import AccessDenied, BadInput, DataRefused, TableChanged, TallymarkError, Unreachable
+from tallymark.stores.tls import tls_failure
 
 
 def _codes(listed: str) -> frozenset[str]:
@@ -41,11 +42,13 @@ _FULL_WORDS = ("disk is full", "disk i/o error", "out of memory", "no space left
 _DENIED = _codes("28000 28P01 42501 1044 1045 1142 1143 1227 1698")
 _DENIED_WORDS = (
     "password authentication failed",
+    "no password supplied",
     "permission denied",
     "access denied",
     "readonly database",
     "pg_hba.conf",
 )
+_HANDSHAKE = _codes("2003 2013 2026")
 _WRONG_WORDS = ("unknown database", "no such file or directory")
 _CONFLICT = _codes("1205 1213 40001 40P01 55P03")
 _TIMEOUT = _codes("57014 25P03 25P04 1317 1969 3024")
@@ -96,6 +99,8 @@ def translate(error: DBAPIError, store: str) -> TallymarkError:
         return DataRefused(words)
     if said(*_CHANGED_WORDS):
         return TableChanged(words)
+    if (code is None or code in _HANDSHAKE) and (handshake := tls_failure(store, words)) is not None:
+        return handshake
     if code in _FULL or said(*_FULL_WORDS):
         return Unreachable(f"{store} has no room: {words}; free disk space or memory there")
     if code in _DENIED or said(*_DENIED_WORDS):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from functools import reduce
+from collections.abc import Mapping, Sequence
+from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
@@ -12,12 +12,14 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection, Engine, Select, String, Table, event, insert, text
 from sqlalchemy.engine import URL
 
-from tallymark.errors import DataRefused, TableMismatch
+from tallymark.errors import BadInput, DataRefused, TableMismatch
 from tallymark.shape import TableSpec
 from tallymark.stores.columns import is_binary, is_text, python_rows
 from tallymark.stores.dialects import Dialect, not_in_key, places
 from tallymark.stores.load import LoadIsOff, load, load_aside
 from tallymark.stores.targets import unique_keys
+from tallymark.stores.tls import Tls
+from tallymark.stores.url import shown
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class Mysql(Dialect):
     driver = "mysql+pymysql"
     extra = "mysql"
     stages = True
+    tls_files = ("ssl_ca", "ssl_cert", "ssl_key")
 
     def __init__(self) -> None:
         self._may_load = True
@@ -43,12 +46,27 @@ class Mysql(Dialect):
     def engine(self, url: URL) -> Engine:
         url = url if "local_infile" in url.query else url.update_query_dict({"local_infile": "1"})
         engine = super().engine(url.update_query_dict({"charset": "utf8mb4"}))
+        event.listen(engine, "do_connect", partial(_connect, shown(url)))
         event.listen(engine, "connect", _on_connect)
         return engine
 
     def engine_options(self) -> dict[str, Any]:
         # Positional parameters: rows go to the driver as tuples, whatever style SQLAlchemy prefers for it.
         return super().engine_options() | {"connect_args": {"connect_timeout": 10}, "paramstyle": "format"}
+
+    def tls_mode(self, tls: Tls) -> dict[str, str]:
+        # Given the authorities, PyMySQL verifies both. Told to verify by name, SQLAlchemy and it would lose them.
+        return {} if tls.checks_host else {"ssl_check_hostname": "false"}
+
+    def unproven(self, options: Mapping[str, Any]) -> str | None:
+        given = sorted(name for name in options if name.startswith("ssl"))
+        if not given or "ssl_disabled" in given:
+            return None
+        loose = [name for name in given if name.startswith("ssl_verify_")]
+        if str(options.get("ssl_check_hostname", "true")).lower() not in ("true", "1", "yes", "on"):
+            loose.append("ssl_check_hostname")
+        proven = not loose and {"ssl_ca", "ssl_capath"} & set(given)
+        return None if proven else f"{(loose or given)[0]}="
 
     def check_table(self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str]) -> None:
         found = text(
@@ -150,6 +168,17 @@ def _on_duplicate(connection: Connection, table: Table, spec: TableSpec, columns
 def _bytewise(table: Table, name: str, expression: str) -> str:
     """Text is compared by its bytes, as within a batch."""
     return f"CAST({expression} AS BINARY)" if isinstance(table.c[name].type, String) else expression
+
+
+def _connect(store: str, dialect: Any, _: Any, positional: Sequence[Any], options: dict[str, Any]) -> Any:
+    if isinstance(password := options.get("password"), str):
+        # PyMySQL would send Latin-1, and a server compares UTF-8.
+        options["password"] = password.encode()
+    try:
+        return dialect.connect(*positional, **options)
+    except (TypeError, ValueError, AttributeError, OSError) as error:
+        # PyMySQL looks at its options one by one, and has no error of its own for them.
+        raise BadInput(f"{store}: PyMySQL can't take the options of the URL: {error}; correct them") from error
 
 
 def _on_connect(connection: Any, _: Any) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from tallymark.errors import BadInput
 from tallymark.stores.sql import DIALECTS, SqlStore
 from tallymark.stores.store import Store
+from tallymark.stores.tls import OPTIONS
+from tallymark.stores.url import PASSWORD_FILE
 
 REDIS = ("redis", "rediss", "redis+cluster", "valkey")
 
@@ -34,6 +38,9 @@ def open_sql(url: str) -> SqlStore:
 
 
 def _parse(url: str) -> URL:
+    # Parsing drops an option without a value, and with it the proof that was asked for.
+    if empty := re.search(rf"[?&]({'|'.join((*OPTIONS, PASSWORD_FILE))})=?(&|$)", url):
+        raise BadInput(f"the store URL has {empty[1]}= without a value; give it one or leave it out")
     try:
         return make_url(url)
     except (ArgumentError, ValueError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from tallymark.shape import TableSpec
 from tallymark.stores import pgcopy
 from tallymark.stores.columns import hexed, is_binary
 from tallymark.stores.dialects import Dialect, at_most, resolved
+from tallymark.stores.tls import Tls
 
 # A server that vanished without a word is noticed within a minute.
 CONNECT = {"connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3}
@@ -33,6 +34,7 @@ class Postgresql(Dialect):
     driver = "postgresql+psycopg"
     extra = "postgresql"
     stages = True
+    tls_files = ("sslrootcert", "sslcert", "sslkey")
 
     def engine(self, url: URL) -> Engine:
         engine = super().engine(url)
@@ -41,6 +43,13 @@ class Postgresql(Dialect):
 
     def engine_options(self) -> dict[str, Any]:
         return super().engine_options() | {"connect_args": CONNECT}
+
+    def tls_mode(self, tls: Tls) -> dict[str, str]:
+        return {"sslmode": "verify-full" if tls.checks_host else "verify-ca"}
+
+    def unproven(self, options: Mapping[str, Any]) -> str | None:
+        mode = options.get("sslmode", "disable")
+        return None if mode in ("disable", "verify-full") else f"sslmode={mode}"
 
     def check_constraints(self, connection: Connection) -> None:
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")

@@ -45,6 +45,7 @@ from tallymark.stores.sqlite import Sqlite
 from tallymark.stores.staging import Stages, clear_stages
 from tallymark.stores.store import RowsRefused, Store
 from tallymark.stores.targets import create_table, evolve_table, existing_table
+from tallymark.stores.url import shown
 
 T = TypeVar("T")
 
@@ -62,7 +63,7 @@ class SqlStore(Store):
 
     def __init__(self, url: URL) -> None:
         self.dialect = DIALECTS[url.get_backend_name()]()
-        self.name = _without_secrets(url)
+        self.name = shown(url)
         self._tables: dict[str, Table] = {}
         self._schemas: Mapping[str, pa.Schema] = {}
         self._known: Known = {}
@@ -306,8 +307,3 @@ def _second_chance(work: Callable[[], None]) -> None:
         except DBAPIError:
             time.sleep(pause)
     return work()
-
-
-def _without_secrets(url: URL) -> str:
-    """The URL for messages: no password, and no query, which may hold one too."""
-    return url.set(query={}).render_as_string(hide_password=True)

@@ -13,6 +13,8 @@ from sqlalchemy.engine import URL
 from tallymark.errors import BadInput, DataRefused
 from tallymark.shape import TableSpec
 from tallymark.stores.dialects import READ_ONLY, Dialect, at_most, places, resolved
+from tallymark.stores.tls import OPTIONS
+from tallymark.stores.url import PASSWORD_FILE, shown
 
 LOCK_WAIT = 30.0
 """Seconds that a writer waits for another one."""
@@ -26,6 +28,8 @@ class Sqlite(Dialect):
     def engine(self, url: URL) -> Engine:
         if url.database in (None, "", ":memory:"):
             raise BadInput("a SQLite store needs a file to survive a restart; write sqlite:///name.db")
+        for option in (name for name in (*OPTIONS, PASSWORD_FILE) if name in url.query):
+            raise BadInput(f"{shown(url)}: SQLite is a file and connects to nobody; leave {option}= out")
         engine = super().engine(url)
         event.listen(engine, "connect", _on_connect)
         event.listen(engine, "begin", _on_begin)

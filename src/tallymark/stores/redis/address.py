@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from sqlalchemy.engine import make_url
 
 from tallymark.errors import BadInput
+from tallymark.stores.tls import OPTIONS, Tls, take_tls
+from tallymark.stores.url import PASSWORD_FILE, shown, with_password
 
 Form = Literal["hash", "json"]
+KNOWN = ("tag", "rows", PASSWORD_FILE, *OPTIONS)
 CONNECT_SECONDS, ANSWER_SECONDS = 10, 60
 
 
@@ -21,15 +24,17 @@ class Address:
     cluster: bool
     tag: str
     rows: Form
-    options: dict[str, Any]
+    options: dict[str, Any] = field(repr=False)
+    tls: Tls | None = None
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        parsed = make_url(url)
-        name = parsed.set(query={}).render_as_string(hide_password=True)
+        given = make_url(url)
+        name = shown(given)
+        for option in sorted(given.query.keys() - KNOWN):
+            raise BadInput(f"{name}: the option {option} is not known; Redis URLs take {', '.join(KNOWN)}")
+        parsed, tls = take_tls(with_password(given, needs_user=False), implied=given.drivername == "rediss")
         options = {"tag": "tallymark", "rows": "hash"} | dict(parsed.query)
-        for option in sorted(options.keys() - {"tag", "rows"}):
-            raise BadInput(f"{name}: the option {option} is not known; Redis URLs take tag and rows")
         if options["rows"] not in get_args(Form):
             raise BadInput(f"{name}: rows={options['rows']} is not known; write rows=hash or rows=json")
         tag = options["tag"]
@@ -40,12 +45,8 @@ class Address:
             raise BadInput(f"{name}: /{database} is no database; Redis numbers them, and a cluster has 0 alone")
         where: dict[str, Any] = {"host": parsed.host or "localhost", "port": parsed.port or 6379}
         where |= {} if cluster else {"db": int(database)}
-        where |= {
-            "username": parsed.username or None,
-            "password": parsed.password,
-            "ssl": parsed.drivername == "rediss",
-        }
-        return cls(name, cluster, tag, "json" if options["rows"] == "json" else "hash", where)
+        where |= {"username": parsed.username or None, "password": parsed.password}
+        return cls(name, cluster, tag, "json" if options["rows"] == "json" else "hash", where, tls)
 
     def client(self) -> Any:
         """A client with a pool of connections. That of a cluster connects at once, to learn who is in it.
@@ -56,7 +57,13 @@ class Address:
         never = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
         timeouts = {"socket_connect_timeout": CONNECT_SECONDS, "socket_timeout": ANSWER_SECONDS}
         make = redis.cluster.RedisCluster if self.cluster else redis.Redis
-        return make(**self.options, **timeouts, retry=never, protocol=2)
+        options = self.options | timeouts | {"retry": never, "protocol": 2}
+        if self.tls is None:
+            return make(**options)
+        # A client that is made from a URL, and only that one, takes a kind of connection.
+        host, port = options.pop("host"), options.pop("port")
+        address = f"redis://[{host}]:{port}" if ":" in host else f"redis://{host}:{port}"
+        return make.from_url(address, connection_class=_verified(redis, self.tls), **_tls_options(self.tls), **options)
 
     def driver(self) -> Any:
         try:
@@ -69,3 +76,35 @@ class Address:
                 f"{self.name} needs {error.name}, which is not installed: pip install 'tallymark[redis]'"
             ) from None
         return redis
+
+
+def _verified(redis: Any, tls: Tls) -> Any:
+    context = tls.context()
+
+    class Verified(redis.SSLConnection):  # type: ignore[misc]
+        """redis-py would trust the system's authorities besides the one that was named."""
+
+        def _wrap_socket_with_ssl(self, sock: Any) -> Any:
+            # A server without TLS takes the handshake for the beginning of a command, and waits for its end.
+            sock.settimeout(CONNECT_SECONDS)
+            try:
+                wrapped = context.wrap_socket(sock, server_hostname=self.host)
+            except TimeoutError:
+                raise redis.ConnectionError(
+                    f"nothing was said to a TLS handshake for {CONNECT_SECONDS} s, as by a server without TLS"
+                ) from None
+            wrapped.settimeout(ANSWER_SECONDS)
+            return wrapped
+
+    return Verified
+
+
+def _tls_options(tls: Tls) -> dict[str, Any]:
+    """The same in redis-py's own words, should it ever connect without asking us."""
+    return {
+        "ssl_cert_reqs": "required",
+        "ssl_check_hostname": tls.checks_host,
+        "ssl_ca_certs": tls.ca,
+        "ssl_certfile": tls.cert,
+        "ssl_keyfile": tls.key,
+    }

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tallymark.errors import AccessDenied, BadInput, TallymarkError, Unreachable
+from tallymark.stores.tls import tls_failure
 
 _PASSING = ("BUSY", "MISCONF", "NOREPLICAS", "TRYAGAIN", "MASTERDOWN", "CLUSTERDOWN", "LOADING", "UNBLOCKED")
 """Answers of a server that may take the same script later. All of them come before the script's first write."""
@@ -27,6 +28,11 @@ def translate(error: Exception, store: str) -> TallymarkError:
 
     words = " ".join(str(error).split())[:300].rstrip(".")
     denied = redis.AuthenticationError, redis.AuthorizationError, redis.NoPermissionError
+    if isinstance(error, redis.AuthenticationError) and "required" in words:
+        return AccessDenied(
+            f"{store} wants a password: {words}; name the user in the URL, as in redis://default@host, and give the "
+            "password there, by password_file= or by TALLYMARK_STORE_PASSWORD"
+        )
     if isinstance(error, denied) or "ACL failure" in words:
         return AccessDenied(f"{store} refused: {words}; check the user, the password and the user's permissions")
     if isinstance(error, redis.OutOfMemoryError):
@@ -39,6 +45,8 @@ def translate(error: Exception, store: str) -> TallymarkError:
         return BadInput(f"{store}: {words}; correct the number at the end of the URL")
     gone = (redis.ConnectionError, redis.TimeoutError, redis.ClusterError, redis.RedisClusterException)
     if isinstance(error, gone):
+        if (handshake := tls_failure(store, words)) is not None:
+            return handshake
         return Unreachable(f"{store} can't be reached: {words}; check that it runs and that the address is right")
     if isinstance(error, redis.ReadOnlyError | redis.TryAgainError | redis.MasterDownError):
         return Unreachable(f"{store} takes no writes now: {words}; check that it is the primary")

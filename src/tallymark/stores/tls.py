@@ -1,0 +1,150 @@
+"""TLS to the databases, said in one way for all of them: ``?tls=verify&tls_ca=/path/ca.pem``.
+
+Drivers disagree on what an encrypted connection proves. Some verify nothing unless they are told where the authorities
+are, and one trusts the system's besides those it is told. Here there is always a file of authorities, and nothing else
+is trusted; the host name is verified unless ``tls=verify-ca`` says otherwise.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from sqlalchemy.engine import URL
+
+from tallymark.errors import AccessDenied, BadInput, TallymarkError
+from tallymark.stores.url import option, shown
+
+log = logging.getLogger(__name__)
+
+OPTIONS = ("tls", "tls_ca", "tls_cert", "tls_key")
+VERIFY, VERIFY_CA = "verify", "verify-ca"
+
+_UNPROVEN = ("certificate verify failed", "does not match host name", "root certificate file")
+_PLAIN = ("server does not support ssl", "ssl is required", "wrong version number", "record layer failure")
+_UNWELCOME = (
+    "tlsv1 alert",
+    "tlsv13 alert",
+    "sslv3 alert",
+    "ssl/tls alert",
+    "client certificate",
+    "certificate file",
+    "private key file",
+)
+
+
+@dataclass(frozen=True)
+class Tls:
+    """How to prove who the server is, and who we are. All files are there and have been read."""
+
+    store: str
+    ca: str
+    cert: str | None = None
+    key: str | None = None
+    checks_host: bool = True
+
+    def context(self) -> ssl.SSLContext:
+        context = ssl.create_default_context(cafile=self.ca)
+        context.check_hostname = self.checks_host
+        if self.cert:
+            context.load_cert_chain(self.cert, self.key, password=self._refuse_to_ask)
+        return context
+
+    def _refuse_to_ask(self) -> str:
+        # OpenSSL would ask on the terminal, and a service would wait there for ever.
+        raise BadInput(f"{self.store}: the key in {self.key} is encrypted; name one that is not by tls_key=")
+
+
+def take_tls(url: URL, *, implied: bool = False) -> tuple[URL, Tls | None]:
+    """The URL without its ``tls`` options, and what they say."""
+    mode, ca, cert, key = (option(url, name) for name in OPTIONS)
+    if not (implied or mode or ca or cert or key):
+        return url, None
+    name = shown(url)
+    if mode not in (None, VERIFY, VERIFY_CA):
+        raise BadInput(f"{name}: tls={mode} is not known; write tls={VERIFY}, or tls={VERIFY_CA} for any host name")
+    for own in sorted(own for own in url.query if own.startswith("ssl")):
+        raise BadInput(f"{name}: tls options and the driver's own {own}= say the same thing twice; keep one of them")
+    if mode == VERIFY_CA and not ca:
+        raise BadInput(
+            f"{name}: tls={VERIFY_CA} needs tls_ca=, or everybody with any certificate could pose as the host"
+        )
+    if key and not cert:
+        raise BadInput(f"{name}: tls_key= needs tls_cert=, the certificate that the key belongs to")
+    tls = Tls(
+        name,
+        _file(name, "tls_ca", ca) if ca else _system(name),
+        _file(name, "tls_cert", cert) if cert else None,
+        _file(name, "tls_key", key) if key else cert and _file(name, "tls_cert", cert),
+        mode != VERIFY_CA,
+    )
+    _try_out(tls)
+    if not tls.checks_host:
+        warn(name, f"tls={VERIFY_CA}")
+    return url.difference_update_query(OPTIONS), tls
+
+
+@cache
+def warn(store: str, said: str) -> None:
+    """Once for a store: an encrypted connection to nobody in particular looks as good as a safe one."""
+    log.warning(
+        "TLS that does not prove who the server is store=%s option=%s; anybody could pose as it, write tls=verify",
+        store,
+        said,
+    )
+
+
+def check_file(url: URL, name: str) -> None:
+    """Refuse a driver's own option that names a file which is not there: not every driver says which one it misses."""
+    path = option(url, name)
+    if path is not None and path != "system":
+        _file(shown(url), name, path)
+
+
+def tls_failure(store: str, words: str) -> TallymarkError | None:
+    """Our error, if these are the words of a handshake that fails the same way every time."""
+    lowered = words.lower()
+
+    def said(marks: tuple[str, ...]) -> bool:
+        return any(mark in lowered for mark in marks)
+
+    if said(_UNPROVEN):
+        return BadInput(
+            f"{store} did not prove who it is: {words}; name the authority of its certificate by tls_ca=, and the host "
+            "as the certificate names it"
+        )
+    if said(_PLAIN):
+        return BadInput(f"{store} does not speak TLS: {words}; switch it on there, correct the port, or leave tls out")
+    if said(_UNWELCOME):
+        return AccessDenied(
+            f"{store}: TLS was refused: {words}; check tls_cert= and tls_key=, and what the server asks for"
+        )
+    return None
+
+
+def _file(store: str, name: str, path: str) -> str:
+    if not Path(path).is_file():
+        raise BadInput(f"{store}: {name}={path}: there is no such file; correct the path")
+    # Executors have another working directory.
+    return str(Path(path).absolute())
+
+
+def _system(store: str) -> str:
+    found = ssl.get_default_verify_paths().cafile
+    if found is None:
+        raise BadInput(f"{store}: the system has no file of certificate authorities; name one by tls_ca=")
+    return found
+
+
+def _try_out(tls: Tls) -> None:
+    try:
+        tls.context()
+    except OSError as error:
+        files = ", ".join(dict.fromkeys(filter(None, (tls.ca, tls.cert, tls.key))))
+        raise BadInput(
+            f"{tls.store}: TLS can't be set up from {files}: {error.strerror or error}; give PEM files that may be "
+            "read, and the key of the certificate"
+        ) from None

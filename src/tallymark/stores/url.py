@@ -1,0 +1,37 @@
+"""What a store's URL says besides the address: what it is called in messages, and where its password is."""
+
+from __future__ import annotations
+
+from sqlalchemy.engine import URL
+
+from tallymark.errors import BadInput
+from tallymark.secrets import from_environment, read_secret
+
+PASSWORD_FILE = "password_file"
+PASSWORD = "STORE_PASSWORD"
+
+
+def shown(url: URL) -> str:
+    """The URL for messages: no password, and no query, which may hold one too."""
+    return url.set(query={}).render_as_string(hide_password=True)
+
+
+def option(url: URL, name: str) -> str | None:
+    value = url.query.get(name)
+    if isinstance(value, tuple):
+        raise BadInput(f"{shown(url)}: {name}= takes one value")
+    return value
+
+
+def with_password(url: URL, *, needs_user: bool = True) -> URL:
+    """The URL with its password: its own, that of ``password_file=``, or for a user without one the environment's."""
+    path, has_one = option(url, PASSWORD_FILE), url.password is not None or "password" in url.query
+    if path is None:
+        wanted = url.username and not has_one
+        return url.set(password=from_environment(PASSWORD)) if wanted else url
+    if has_one:
+        raise BadInput(f"{shown(url)}: the URL has a password and {PASSWORD_FILE}=; keep one of them")
+    if needs_user and not url.username:
+        raise BadInput(f"{shown(url)}: {PASSWORD_FILE}= needs the user before the host, as in shop@host")
+    secret = read_secret(path, f"{shown(url)}: {PASSWORD_FILE}")
+    return url.difference_update_query([PASSWORD_FILE]).set(password=secret)
