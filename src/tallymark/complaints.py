@@ -31,6 +31,8 @@ UNAUTHORIZED = {
     KafkaError.CLUSTER_AUTHORIZATION_FAILED,
     KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
+_HANDSHAKE = ("ssl/tls alert", "certificate verify failed")
+"""What a failed handshake says; its code may be that of a broken connection."""
 _WORDS = 200
 _WHERE = re.compile(r"^[\w+]+://\S+: ")
 _STATE = re.compile(r"\s*\(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)")
@@ -45,7 +47,7 @@ class Complaints:
 
     def on_error(self, error: Any) -> None:
         """The client's error callback."""
-        if error.code() in UNAUTHENTICATED or "ssl/tls alert" in error.str():
+        if error.code() in UNAUTHENTICATED or any(mark in error.str() for mark in _HANDSHAKE):
             self._refused = self._unauthenticated(error)
 
     def clear(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
 
 from tallymark.cache import cache_dir
 from tallymark.jars import fetch
@@ -68,7 +69,7 @@ def test_up_adds_what_is_missing_and_down_ends_all_but_kept_data(run: Run) -> No
         connection.execute("CREATE TABLE kept ()")
     assert run("down", "--keep-data") == "stopped kafka, postgresql, valkey; data kept\n"
     assert not any(is_alive(service["pid"]) for service in more.values())
-    assert json.loads(run("status", "--json")) == {"up": False, "services": []}
+    assert json.loads(run("status", "--json")) == {"up": False, "services": [], "environment": {}}
 
     again_up = services(run("up", "--with", "postgresql", "--json"))
     with psycopg.connect(again_up["postgresql"]["url"]) as connection:
@@ -96,10 +97,73 @@ def test_a_killed_keeper_takes_its_servers_along(run: Run, environment: dict[str
     assert run("status") == "no sandbox is up: tallymark sandbox up\n"
 
 
-def test_an_unknown_server_is_refused_with_the_known_ones(environment: dict[str, str]) -> None:
-    done = subprocess.run([*CLI, "up", "--with", "oracle"], env=environment, capture_output=True, text=True)
+def refused(environment: dict[str, str], *arguments: str) -> str:
+    done = subprocess.run([*CLI, *arguments], env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode != 0
-    assert "choose from postgresql, mariadb, valkey" in done.stderr
+    return " ".join(done.stderr.split())
+
+
+def login(variables: dict[str, str]) -> AdminClient:
+    """A client that knows what ``up`` told."""
+    admin = AdminClient(
+        {
+            "bootstrap.servers": variables["TALLYMARK_BROKERS"],
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": variables["TALLYMARK_SASL_MECHANISM"],
+            "sasl.username": variables["TALLYMARK_SASL_USERNAME"],
+            "sasl.password": Path(variables["TALLYMARK_SASL_PASSWORD_FILE"]).read_text(),
+            "ssl.ca.location": variables["TALLYMARK_TLS_CA"],
+        }
+    )
+    admin.list_topics(timeout=15)
+    return admin
+
+
+def test_a_secured_kafka_tells_how_to_get_in_and_no_secret(run: Run, environment: dict[str, str]) -> None:
+    told = [run("up", "--secure"), run("status", "--json"), run("up", "--json"), run("status")]
+    variables = json.loads(told[1])["environment"]
+    assert json.loads(told[2])["environment"] == variables
+    assert all(f"export {name}={value}" in told[0].splitlines() for name, value in variables.items())
+    login(variables)
+    assert "has a secured Kafka with --brokers 1, not" in refused(environment, "up", "--brokers", "3")
+    kept = [path.read_text() for path in Path(environment["TALLYMARK_CACHE"], "sandbox").iterdir() if path.is_file()]
+    secret = Path(variables["TALLYMARK_SASL_PASSWORD_FILE"]).read_text()
+    assert not any(secret in text for text in (*told, *kept))
+
+
+@pytest.mark.faults
+def test_kept_data_keep_who_may_get_in(run: Run, environment: dict[str, str]) -> None:
+    before = json.loads(run("up", "--secure", "--json"))["environment"]
+    admin = login(before)
+    admin.create_topics([NewTopic("kept", 1)])["kept"].result(15)
+    paths = [Path(before[f"TALLYMARK_{name}"]) for name in ("SASL_PASSWORD_FILE", "TLS_CA")]
+    contents = [path.read_bytes() for path in paths]
+    run("down", "--keep-data")
+    assert "run tallymark sandbox down first" in refused(environment, "up", "--brokers", "3")
+    after = json.loads(run("up", "--json"))["environment"]
+    assert [path.read_bytes() for path in paths] == contents
+    assert "kept" in login(after).list_topics(timeout=15).topics
+
+
+@pytest.mark.faults
+def test_three_brokers_are_one_service_of_three_nodes(run: Run, environment: dict[str, str]) -> None:
+    kafka = services(run("up", "--brokers", "3", "--json"))["kafka"]
+    assert kafka["url"] == ",".join(node["url"] for node in kafka["nodes"])
+    os.kill(kafka["nodes"][0]["pid"], signal.SIGKILL)
+    assert eventually(lambda: "ended" in run("status"))
+    shown = {line.split()[0]: line.split()[1] for line in run("status").splitlines()[1:]}
+    assert shown == {"kafka-1": "ended", "kafka-2": "running", "kafka-3": "running"}
+    assert "not a secured Kafka with --brokers 3" in refused(environment, "up", "--secure")
+    run("down")
+    assert not any(is_alive(node["pid"]) for node in kafka["nodes"])
+
+
+def test_an_unknown_server_is_refused_with_the_known_ones(environment: dict[str, str]) -> None:
+    assert "choose from postgresql, mariadb, valkey" in refused(environment, "up", "--with", "oracle")
+
+
+def test_two_brokers_are_refused(environment: dict[str, str]) -> None:
+    assert "choose 1, 3 or 5" in refused(environment, "up", "--brokers", "2")
 
 
 @pytest.mark.parametrize("command", ["up", "down", "status"])

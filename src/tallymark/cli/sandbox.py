@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -28,25 +29,31 @@ With = Annotated[
     list[str] | None,
     typer.Option("--with", help="A server beside Kafka: postgresql, mariadb, valkey. Repeat it or use commas."),
 ]
+Secure = Annotated[bool, typer.Option("--secure", help="Kafka behind TLS, with users, passwords and permissions.")]
+Brokers = Annotated[
+    int | None, typer.Option("--brokers", help="Nodes of Kafka: 1, 3 or 5; records are on three of them.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 KeepData = Annotated[bool, typer.Option("--keep-data", help="Keep the servers' data for the next up.")]
 
 
 @app.command(epilog="Example: tallymark sandbox up --with postgresql --with valkey")
-def up(with_: With = None, as_json: AsJson = False) -> None:
+def up(with_: With = None, secure: Secure = False, brokers: Brokers = None, as_json: AsJson = False) -> None:
     """Start Kafka, and the servers asked for, in the background; a second up adds what is missing."""
     names = _names(with_ or [])
+    kafka = {**({"secure": True} if secure else {}), **({} if brokers is None else {"brokers": brokers})}
+    control.kafka_options(kafka)
     running = {service.name for service in control.look().services.values() if service.state == "running"}
     missing = [name for name in names if name not in running]
-    state = _bring_up(missing) if missing else control.look()
+    state = _bring_up(missing, kafka) if missing else control.look()
     if as_json:
-        _print_json({"up": True, "started": missing, "services": state.as_json()})
+        _print_json({"up": True, "started": missing, **state.as_json()})
         return
     out = Console()
     if not missing:
         out.print(f"already up: {', '.join(names)}")
     _print_table(state)
-    out.print(f"next: use brokers [bold]{state.services['kafka'].url}[/bold]; end with: tallymark sandbox down")
+    _print_next(state)
 
 
 @app.command(epilog="Example: tallymark sandbox down --keep-data")
@@ -66,7 +73,7 @@ def status(as_json: AsJson = False) -> None:
     """Show what runs, where, and since when."""
     state = control.look()
     if as_json:
-        _print_json({"up": bool(state.services), "services": state.as_json()})
+        _print_json({"up": bool(state.services), **state.as_json()})
     elif state.services:
         _print_table(state)
     else:
@@ -82,7 +89,7 @@ def _names(asked: list[str]) -> list[str]:
     return names
 
 
-def _bring_up(names: list[str]) -> State:
+def _bring_up(names: list[str], kafka: dict[str, Any]) -> State:
     """Download here, where the user sees it move, then have the keeper start the servers."""
     columns = (
         SpinnerColumn(),
@@ -95,7 +102,7 @@ def _bring_up(names: list[str]) -> State:
         for name in names:
             _download(name, progress)
         task = progress.add_task("starting", total=None)
-        return control.bring_up(names, lambda what: progress.update(task, description=what))
+        return control.bring_up(names, kafka, lambda what: progress.update(task, description=what))
 
 
 def _download(name: str, progress: Progress) -> None:
@@ -107,11 +114,22 @@ def _download(name: str, progress: Progress) -> None:
 def _print_table(state: State) -> None:
     table = plain_table("service", "state", "pid", "since", "address", left=5)
     for service in state.services.values():
-        style = STATE_STYLES[service.state]
-        shown = f"[{style}]{service.state}[/{style}]"
         since = datetime.fromisoformat(service.since).astimezone().strftime("%d %b %H:%M")
-        table.add_row(service.name, shown, str(service.pid or "-"), since, service.url or "-")
+        for process in service.nodes or (service,):
+            style = STATE_STYLES[process.state]
+            shown = f"[{style}]{process.state}[/{style}]"
+            table.add_row(process.name, shown, str(process.pid or "-"), since, process.url or "-")
     print_table(table)
+
+
+def _print_next(state: State) -> None:
+    if len(state.environment) == 1:
+        address = state.services["kafka"].url
+        Console().print(f"next: use brokers [bold]{address}[/bold]; end with: tallymark sandbox down", soft_wrap=True)
+        return
+    typer.echo("next: set these, and end with: tallymark sandbox down")
+    for name, value in state.environment.items():
+        typer.echo(f"export {name}={shlex.quote(value)}")
 
 
 def _print_json(value: object) -> None:

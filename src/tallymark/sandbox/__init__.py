@@ -1,10 +1,12 @@
 """Real servers without root, for tests, demos and first steps: Kafka, PostgreSQL, MariaDB, Valkey."""
 
 from tallymark.sandbox.box import Sandbox
+from tallymark.sandbox.cluster import KafkaCluster
 from tallymark.sandbox.kafka import Kafka
 from tallymark.sandbox.mariadb import MariaDB
 from tallymark.sandbox.postgresql import PostgreSQL
+from tallymark.sandbox.secure import SecureKafka
 from tallymark.sandbox.server import Server
 from tallymark.sandbox.valkey import Valkey
 
-__all__ = ["Kafka", "MariaDB", "PostgreSQL", "Sandbox", "Server", "Valkey"]
+__all__ = ["Kafka", "KafkaCluster", "MariaDB", "PostgreSQL", "Sandbox", "SecureKafka", "Server", "Valkey"]

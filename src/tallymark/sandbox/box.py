@@ -6,19 +6,22 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, TypeVar, cast, overload
 
+from tallymark.sandbox.cluster import KafkaCluster
 from tallymark.sandbox.kafka import Kafka
 from tallymark.sandbox.mariadb import MariaDB
 from tallymark.sandbox.postgresql import PostgreSQL
+from tallymark.sandbox.secure import SecureKafka
 from tallymark.sandbox.server import Server
 from tallymark.sandbox.valkey import Valkey
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-S = TypeVar("S", bound=Server)
+S = TypeVar("S", bound=Server | KafkaCluster)
 
 
 class Sandbox:
@@ -34,11 +37,20 @@ class Sandbox:
         self.directory.mkdir(parents=True, exist_ok=True)
         # A server that refuses root runs as another user, who has to get in here.
         self.directory.chmod(0o755)
-        self.servers: dict[str, Server] = {}
+        self.servers: dict[str, Server | KafkaCluster] = {}
         self._lock = threading.Lock()
 
-    def kafka(self) -> Kafka:
-        return self._started("kafka", Kafka)
+    @overload
+    def kafka(self) -> Kafka: ...
+
+    @overload
+    def kafka(self, *, secure: bool, brokers: int) -> Kafka | KafkaCluster: ...
+
+    def kafka(self, *, secure: bool = False, brokers: int = 1) -> Kafka | KafkaCluster:
+        """One open broker unless told otherwise; a sandbox has one Kafka, of the kind that was asked for first."""
+        if brokers == 1:
+            return self._started("kafka", SecureKafka if secure else Kafka)
+        return self._started("kafka", partial(KafkaCluster, brokers=brokers, secure=secure))
 
     def postgresql(self) -> PostgreSQL:
         return self._started("postgresql", PostgreSQL)

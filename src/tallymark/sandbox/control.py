@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from tallymark.cache import cache_dir, locked
-from tallymark.errors import SandboxError
+from tallymark.errors import BadInput, SandboxError
 from tallymark.jars import Progress, fetch
 from tallymark.sandbox import state
-from tallymark.sandbox.state import State
+from tallymark.sandbox.cluster import check_size
+from tallymark.sandbox.state import State, Wanted
 
 Said = Callable[[str], None]
 
@@ -31,12 +33,28 @@ def download(name: str, progress: Progress) -> None:
         fetch(name, progress=progress)
 
 
-def bring_up(names: Sequence[str], said: Said) -> State:
-    """Run these servers beside those that run already. If that fails or is interrupted, nothing new stays."""
+def kafka_options(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """How Kafka is started: as asked, unless it runs or its data were kept. Then it stays what it is."""
+    check_size(asked.get("brokers", 1))
+    known = (state.read_wanted() if state.keeper_pid() else state.read_kept()).get("kafka")
+    if known is None:
+        return {"secure": False, "brokers": 1, **asked}
+    wanted = {**known, **asked}
+    if wanted != known:
+        raise BadInput(f"this sandbox has {_kind(known)}, not {_kind(wanted)}: run tallymark sandbox down first")
+    return known
+
+
+def bring_up(names: Sequence[str], kafka: Mapping[str, Any], said: Said) -> State:
+    """Run these servers beside those that run already. If that fails or is interrupted, nothing new stays.
+
+    ``kafka`` are the options asked for: ``secure``, ``brokers``.
+    """
     with locked(state.state_dir() / "up.lock"):
+        options = {"kafka": kafka_options(kafka)}
         running = state.keeper_pid() is not None
-        before = state.read_wanted() if running else []
-        wanted = [*before, *(name for name in names if name not in before)]
+        before = state.read_wanted() if running else {}
+        wanted = {**before, **{name: options.get(name, {}) for name in names if name not in before}}
         return _add(names, before, wanted, said) if running else _begin(wanted, said)
 
 
@@ -45,7 +63,7 @@ def take_down(*, keep_data: bool) -> State:
     with locked(state.state_dir() / "up.lock"):
         found = look()
         if keep_data and state.data_dir().exists():
-            state.keep_marker().touch()
+            state.write_kept(state.read_wanted() or state.read_kept())
         if pid := state.keeper_pid():
             _end_keeper(pid)
         if not keep_data:
@@ -59,25 +77,29 @@ def look() -> State:
     return state.read_state() if state.keeper_pid() else State()
 
 
-def _begin(wanted: list[str], said: Said) -> State:
-    had_data = state.keep_marker().exists()
+def _kind(kafka: Mapping[str, Any]) -> str:
+    return f"{'a secured' if kafka['secure'] else 'an open'} Kafka with --brokers {kafka['brokers']}"
+
+
+def _begin(wanted: Wanted, said: Said) -> State:
+    kept = state.read_kept()
     _clear()
     state.write_wanted(wanted)
     keeper = _launch_keeper()
     try:
-        return _wait_for(wanted, keeper, said)
+        return _wait_for(list(wanted), keeper, said)
     except BaseException:
         keeper.terminate()
         keeper.wait()
-        if had_data:
-            state.keep_marker().touch()
+        if kept:
+            state.write_kept(kept)
         else:
             shutil.rmtree(state.data_dir(), ignore_errors=True)
         state.forget()
         raise
 
 
-def _add(names: Sequence[str], before: list[str], wanted: list[str], said: Said) -> State:
+def _add(names: Sequence[str], before: Wanted, wanted: Wanted, said: Said) -> State:
     state.write_wanted(wanted)
     try:
         return _wait_for(names, None, said)

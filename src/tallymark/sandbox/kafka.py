@@ -1,4 +1,4 @@
-"""A single Kafka broker that is its own controller (KRaft), tuned to start in about two seconds."""
+"""A Kafka broker that is its own controller (KRaft), tuned to start in about two seconds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from tallymark.cache import cache_dir, locked
+from tallymark.cache import cache_dir, locked, replace_file
 from tallymark.jars import fetch
 from tallymark.java import java, java_home
 from tallymark.sandbox.server import HOST, Server, free_port, run
 
 SETTINGS = {
     "process.roles": "broker,controller",
-    "node.id": "1",
     "controller.listener.names": "CONTROLLER",
     "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
     "inter.broker.listener.name": "PLAINTEXT",
@@ -71,9 +70,13 @@ class Kafka(Server):
         settings: Mapping[str, str] | None = None,
         fast: bool = True,
         temporary: bool = False,
+        node: int = 1,
     ) -> None:
         super().__init__(directory, temporary=temporary)
         self.controller_port = free_port()
+        self.node = node
+        self.voters = self.voter = f"{node}@{HOST}:{self.controller_port}"
+        self.cluster_id = random_id()
         self.settings = dict(settings or {})
         self.fast = fast
 
@@ -85,12 +88,16 @@ class Kafka(Server):
     def url(self) -> str:
         return self.brokers
 
+    @property
+    def variables(self) -> dict[str, str]:
+        return {"TALLYMARK_BROKERS": self.brokers}
+
     def prepare(self) -> None:
         self._jars = fetch("kafka")
         prepared = _prepared(self._jars)
         self._archive = prepared / "classes.jsa"
         if not self._data.exists():
-            _copy_formatted(prepared / "formatted", self._data)
+            _copy_formatted(prepared / "formatted", self._data, self.cluster_id, self.node)
         _write_properties(self._properties, self._all_settings())
 
     def command(self) -> list[str | Path]:
@@ -109,11 +116,17 @@ class Kafka(Server):
     def _all_settings(self) -> dict[str, str]:
         return {
             **SETTINGS,
-            "listeners": f"PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{HOST}:{self.port}",
-            "controller.quorum.voters": f"1@{HOST}:{self.controller_port}",
+            **self._listeners(),
+            "node.id": str(self.node),
+            "controller.quorum.voters": self.voters,
             "log.dirs": str(self._data),
             **self.settings,
+        }
+
+    def _listeners(self) -> dict[str, str]:
+        return {
+            "listeners": f"PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{HOST}:{self.port}",
         }
 
 
@@ -133,7 +146,7 @@ class _Trainee(Kafka):
     def train(cls, directory: Path, jars: list[Path], formatted: Path) -> None:
         broker = cls(directory, temporary=True)
         broker._jars = jars
-        _copy_formatted(formatted, broker._data)
+        _copy_formatted(formatted, broker._data, broker.cluster_id, broker.node)
         with broker:
             pass
 
@@ -174,23 +187,24 @@ def _format(directory: Path, jars: list[Path]) -> None:
     """Format storage with Kafka's own tool: only it sets the feature levels that a new cluster has."""
     properties = directory.with_suffix(".properties")
     listener = {"listeners": f"PLAINTEXT://{HOST}:1,CONTROLLER://{HOST}:2", "controller.quorum.voters": f"1@{HOST}:2"}
-    _write_properties(properties, {**SETTINGS, **listener, "log.dirs": str(directory)})
-    run(*_java(jars), "kafka.tools.StorageTool", "format", "-t", _random_id(), "-c", properties)
+    _write_properties(properties, {**SETTINGS, **listener, "node.id": "1", "log.dirs": str(directory)})
+    run(*_java(jars), "kafka.tools.StorageTool", "format", "-t", random_id(), "-c", properties)
 
 
-def _copy_formatted(formatted: Path, data: Path) -> None:
-    """Copy formatted storage as a cluster of its own: identity is in meta.properties alone."""
+def _copy_formatted(formatted: Path, data: Path, cluster_id: str, node: int) -> None:
+    """Copy formatted storage as a node of this cluster: identity is in meta.properties alone."""
     data.parent.mkdir(parents=True, exist_ok=True)
     copy = data.with_suffix(".new")
     shutil.rmtree(copy, ignore_errors=True)
     shutil.copytree(formatted, copy)
     meta = copy / "meta.properties"
-    lines = [line for line in meta.read_text().splitlines() if not line.startswith(("cluster.id=", "directory.id="))]
-    meta.write_text("\n".join([*lines, f"cluster.id={_random_id()}", f"directory.id={_random_id()}", ""]))
+    _write_properties(
+        meta, {"version": "1", "cluster.id": cluster_id, "directory.id": random_id(), "node.id": str(node)}
+    )
     copy.rename(data)
 
 
-def _random_id() -> str:
+def random_id() -> str:
     """An id as Kafka makes them: a random UUID in base64 that does not look like an option."""
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
@@ -198,8 +212,8 @@ def _random_id() -> str:
 
 
 def _write_properties(path: Path, settings: Mapping[str, str]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
+    """For our eyes only: those of a secured broker hold passwords."""
+    replace_file(path, "".join(f"{key}={value}\n" for key, value in settings.items()), mode=0o600)
 
 
 def _java(jars: list[Path], *options: str) -> list[str | Path]:

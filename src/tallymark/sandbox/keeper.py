@@ -13,11 +13,13 @@ import sys
 import time
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import NoReturn, TextIO
+from typing import Any, NoReturn, TextIO
 
 from tallymark.errors import TallymarkError
 from tallymark.sandbox.box import Sandbox
-from tallymark.sandbox.state import Service, State, data_dir, lock_file, read_wanted, write_state
+from tallymark.sandbox.cluster import KafkaCluster
+from tallymark.sandbox.server import Server
+from tallymark.sandbox.state import Node, Service, State, data_dir, lock_file, read_wanted, write_state
 
 log = logging.getLogger(__name__)
 
@@ -51,25 +53,26 @@ class Keeper:
         wanted = read_wanted()
         for name in [name for name in self.services if name not in wanted]:
             self._drop(name)
-        for name in wanted:
+        for name, options in wanted.items():
             if name not in self.services:
-                self._start(name)
+                self._start(name, options)
         for name, service in self.services.items():
-            if service.state == "running" and not self.box.servers[name].running:
-                self.services[name] = replace(service, state="ended", since=_now(), pid=None)
+            if service.state == "running":
+                self.services[name] = _seen(service, self.box.servers[name])
         self._write()
 
-    def _start(self, name: str) -> None:
+    def _start(self, name: str, options: dict[str, Any]) -> None:
         self.services[name] = Service(name, "starting", _now())
         self._write()
         try:
-            server = getattr(self.box, name)()
+            server = getattr(self.box, name)(**options)
         except TallymarkError as error:
             log.error("server did not start name=%s error=%s", name, error)
             self.services[name] = Service(name, "failed", _now(), error=str(error))
         else:
             log.info("server started name=%s url=%s pid=%s", name, server.url, server.pid)
-            self.services[name] = Service(name, "running", _now(), server.url, server.pid, str(server.log))
+            service = Service(name, "running", _now(), server.url, server.pid, str(server.log))
+            self.services[name] = _seen(service, server)
 
     def _drop(self, name: str) -> None:
         del self.services[name]
@@ -79,8 +82,24 @@ class Keeper:
 
     def _write(self) -> None:
         if self.services != self._written:
-            write_state(State(self.services))
+            environment = {
+                key: value for server in self.box.servers.values() for key, value in server.variables.items()
+            }
+            write_state(State(self.services, environment))
             self._written = dict(self.services)
+
+
+def _seen(service: Service, server: Server | KafkaCluster) -> Service:
+    """The service as it is now."""
+    nodes = tuple(map(_seen_node, server.nodes)) if isinstance(server, KafkaCluster) else ()
+    if server.running:
+        return replace(service, nodes=nodes)
+    return replace(service, state="ended", since=_now(), pid=None, nodes=nodes)
+
+
+def _seen_node(node: Server) -> Node:
+    state, pid = ("running", node.pid) if node.running else ("ended", None)
+    return Node(node.directory.name, state, node.url, pid, str(node.log))
 
 
 def _take_lock() -> TextIO | None:

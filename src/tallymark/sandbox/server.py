@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 HOST = "127.0.0.1"
 GUARD = Path(__file__).with_name("guard.py")
 QUOTED_LINES = 8
+_given: set[int] = set()
+"""Ports of servers that may not have started yet."""
 
 
 class Server(ABC):
@@ -66,20 +68,35 @@ class Server(ABC):
     def running(self) -> bool:
         return self._guard is not None and self._guard.poll() is None
 
+    @property
+    def variables(self) -> dict[str, str]:
+        """What tallymark takes from the environment to reach this server; paths instead of secrets."""
+        return {}
+
     def start(self) -> Self:
         """Start, and return when clients are served."""
         if self.running:
             return self
-        self._wait_until_gone(self.stop_seconds)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self.prepare()
-        self._launch()
         try:
-            self._wait_until_ready()
+            self.launch()
+            self.wait()
         except BaseException:
             self.kill()
             raise
         return self
+
+    def launch(self) -> None:
+        """The first half of a start, for servers that need each other: to be followed by ``wait()``."""
+        if self.running:
+            return
+        self._wait_until_gone(self.stop_seconds)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.prepare()
+        self._launch()
+
+    def wait(self) -> None:
+        """Return when clients are served."""
+        self._wait_until_ready()
 
     def stop(self) -> None:
         """Ask the server to stop; kill it if it takes too long."""
@@ -175,10 +192,13 @@ def free_port() -> int:
     Above, a client that retries while its server is down can connect to itself and keep the port from the server.
     """
     for port in random.sample(range(15_000, 32_000), 200):
+        if port in _given:
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
                 probe.bind((HOST, port))
+                _given.add(port)
                 return port
     raise SandboxError(f"no free port was found on {HOST} between 15000 and 32000: stop some of the servers there")
 

@@ -1,4 +1,4 @@
-"""What ``tallymark sandbox`` remembers between commands: which servers are wanted, and which the keeper runs.
+"""What ``tallymark sandbox`` remembers between commands: which servers are wanted and how, and which the keeper runs.
 
 Two files, each with one writer: the command line writes what is wanted, the keeper writes what is.
 The keeper is alive exactly as long as its lock is held: a pid alone may be somebody else's by now.
@@ -19,6 +19,20 @@ from tallymark.sandbox.unpack import programs_dir
 
 SERVICES = ("kafka", "postgresql", "mariadb", "valkey")
 
+Wanted = dict[str, dict[str, Any]]
+"""Servers by name, and the options they are started with."""
+
+
+@dataclass(frozen=True)
+class Node:
+    """One of several processes that are a service."""
+
+    name: str
+    state: str
+    url: str
+    pid: int | None
+    log: str
+
 
 @dataclass(frozen=True)
 class Service:
@@ -30,14 +44,20 @@ class Service:
     pid: int | None = None
     log: str | None = None
     error: str | None = None
+    nodes: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True)
 class State:
     services: dict[str, Service] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+    """What a client of these servers needs in its environment; secrets by the files they are in."""
 
-    def as_json(self) -> list[dict[str, Any]]:
-        return [asdict(service) for service in self.services.values()]
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "services": [asdict(service) for service in self.services.values()],
+            "environment": self.environment,
+        }
 
 
 def state_dir() -> Path:
@@ -62,7 +82,7 @@ def keeper_log() -> Path:
 
 
 def keep_marker() -> Path:
-    """Exists when the data are to outlive the servers."""
+    """Exists when the data are to outlive the servers, and tells what they were."""
     return data_dir() / "keep"
 
 
@@ -79,23 +99,32 @@ def keeper_pid() -> int | None:
     return None
 
 
-def read_wanted() -> list[str]:
-    try:
-        return list(json.loads(_wanted_file().read_text()))
-    except FileNotFoundError:
-        return []
+def read_wanted() -> Wanted:
+    return _read_wanted(_wanted_file())
 
 
-def write_wanted(names: list[str]) -> None:
-    replace_file(_wanted_file(), json.dumps(names))
+def write_wanted(wanted: Wanted) -> None:
+    replace_file(_wanted_file(), json.dumps(wanted))
+
+
+def read_kept() -> Wanted:
+    return _read_wanted(keep_marker())
+
+
+def write_kept(wanted: Wanted) -> None:
+    replace_file(keep_marker(), json.dumps(wanted))
 
 
 def read_state() -> State:
     try:
-        services = json.loads(_state_file().read_text())
+        found = json.loads(_state_file().read_text())
     except FileNotFoundError:
         return State()
-    return State({service["name"]: Service(**service) for service in services})
+    services = [
+        Service(**{**service, "nodes": tuple(Node(**node) for node in service["nodes"])})
+        for service in found["services"]
+    ]
+    return State({service.name: service for service in services}, found["environment"])
 
 
 def write_state(state: State) -> None:
@@ -106,6 +135,14 @@ def forget() -> None:
     """Remove what described servers that no longer run."""
     for path in (_wanted_file(), _state_file()):
         path.unlink(missing_ok=True)
+
+
+def _read_wanted(path: Path) -> Wanted:
+    try:
+        found: Wanted = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    return found
 
 
 def _wanted_file() -> Path:

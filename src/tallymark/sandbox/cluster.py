@@ -1,0 +1,103 @@
+"""Several Kafka nodes that are one cluster, each with a directory of its own; each can be killed and started alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tallymark.errors import BadInput
+from tallymark.sandbox.kafka import Kafka, random_id
+from tallymark.sandbox.secure import SecureKafka, Security
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+SIZES = (1, 3, 5)
+SETTINGS = {
+    "default.replication.factor": "3",
+    "min.insync.replicas": "2",
+    "offsets.topic.replication.factor": "3",
+    "transaction.state.log.replication.factor": "3",
+    "transaction.state.log.min.isr": "2",
+    "share.coordinator.state.topic.replication.factor": "3",
+    "share.coordinator.state.topic.min.isr": "2",
+}
+
+
+class KafkaCluster:
+    """``brokers`` nodes, every one broker and controller, with their data in ``directory``-1, ``directory``-2, ..."""
+
+    leaves_traces = False
+    pid: int | None = None
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        brokers: int = 3,
+        secure: bool = False,
+        settings: Mapping[str, str] | None = None,
+        fast: bool = True,
+        temporary: bool = False,
+    ) -> None:
+        check_size(brokers)
+        places = {node: directory.absolute().with_name(f"{directory.name}-{node}") for node in range(1, brokers + 1)}
+        # In a node's directory, so that it is removed with it.
+        self.security = Security(places[1] / "security") if secure else None
+        kind: Callable[..., Kafka] = partial(SecureKafka, security=self.security) if self.security else Kafka
+        theirs = {"settings": {**SETTINGS, **(settings or {})}, "fast": fast, "temporary": temporary}
+        self.nodes = [kind(place, node=node, **theirs) for node, place in places.items()]
+        self.log = self.nodes[0].log
+        voters, cluster_id = ",".join(node.voter for node in self.nodes), random_id()
+        for node in self.nodes:
+            node.voters, node.cluster_id = voters, cluster_id
+
+    @property
+    def brokers(self) -> str:
+        return ",".join(node.brokers for node in self.nodes)
+
+    @property
+    def url(self) -> str:
+        return self.brokers
+
+    @property
+    def variables(self) -> dict[str, str]:
+        return {**self.nodes[0].variables, "TALLYMARK_BROKERS": self.brokers}
+
+    @property
+    def running(self) -> bool:
+        """Whether any node runs."""
+        return any(node.running for node in self.nodes)
+
+    def start(self) -> Self:
+        """Start all nodes that do not run: none of them is ready before most of them are there."""
+        try:
+            for node in self.nodes:
+                node.launch()
+            for node in self.nodes:
+                node.wait()
+        except BaseException:
+            self.kill()
+            raise
+        return self
+
+    def stop(self) -> None:
+        """As ``kill()``: nobody is left to hand over to, and what was written survives the end of a process."""
+        self.kill()
+
+    def kill(self) -> None:
+        for node in self.nodes:
+            node.kill()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+
+def check_size(brokers: int) -> None:
+    if brokers not in SIZES:
+        raise BadInput(f"Kafka can't have {brokers} brokers here: an odd number of them votes, so choose 1, 3 or 5")

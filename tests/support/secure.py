@@ -1,0 +1,84 @@
+"""A secured Kafka for tests, settings for raw clients of it, and permissions for its user ``limited``."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import trustme
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from tallymark.sandbox import SecureKafka
+from tallymark.sandbox.secure import ADMIN, LIMITED
+
+__all__ = ["ADMIN", "LIMITED", "UNSECURED_TOKENS", "allow", "as_client", "as_user", "other_ca", "secure_kafka"]
+
+TIMEOUT = 15.0
+
+UNSECURED_TOKENS = {
+    "sasl.enabled.mechanisms": "SCRAM-SHA-512,PLAIN,OAUTHBEARER",
+    "listener.name.sasl_ssl.oauthbearer.sasl.jaas.config": (
+        "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
+        ' unsecuredLoginStringClaim_sub="nobody";'
+    ),
+}
+"""``settings=`` of a broker that believes any token without a signature: it lets everybody be anybody."""
+
+
+@contextlib.contextmanager
+def secure_kafka(directory: Path, settings: Mapping[str, str] | None = None) -> Iterator[SecureKafka]:
+    """Started, and killed at the end. A start takes some seconds: share it within a module."""
+    kafka = SecureKafka(directory / "kafka", settings=settings, temporary=True)
+    try:
+        yield kafka.start()
+    finally:
+        kafka.kill()
+
+
+def as_user(kafka: SecureKafka, user: str = ADMIN, mechanism: str = "SCRAM-SHA-512", **more: str) -> dict[str, Any]:
+    """All that a raw client needs to log in with a password; ``sasl_password="wrong"`` overrides a setting."""
+    return {"bootstrap.servers": kafka.brokers, **kafka.security.as_user(user, mechanism), **_settings(more)}
+
+
+def as_client(kafka: SecureKafka, **more: str) -> dict[str, Any]:
+    """All that a raw client needs to get in with admin's certificate."""
+    return {"bootstrap.servers": kafka.mtls_brokers, **kafka.security.as_client(), **_settings(more)}
+
+
+def allow(kafka: SecureKafka, user: str, kind: str, name: str, *operations: str) -> None:
+    """Let a user do something: ``allow(kafka, LIMITED, "topic", "orders", "read", "describe")``.
+
+    ``kind`` is topic, group, transactional_id or broker (whose name is kafka-cluster); a name of * means all.
+    """
+    admin = AdminClient(as_client(kafka))
+    what = ResourceType[kind.upper()], name, ResourcePatternType.LITERAL, f"User:{user}", "*"
+    wanted = {AclBinding(*what, AclOperation[word.upper()], AclPermissionType.ALLOW) for word in operations}
+    for future in admin.create_acls(list(wanted)).values():
+        future.result(TIMEOUT)
+    # The broker itself is asked: it hears of permissions a moment after they were granted.
+    question = AclBindingFilter(*what, AclOperation.ANY, AclPermissionType.ANY)
+    deadline = time.monotonic() + TIMEOUT
+    while not wanted <= set(admin.describe_acls(question).result(TIMEOUT)):
+        assert time.monotonic() < deadline, f"{user} is still not allowed to {operations} {kind} {name}"
+
+
+def other_ca(directory: Path) -> Path:
+    """The certificate of an authority that signed nothing here."""
+    path = directory / "other-ca.pem"
+    trustme.CA().cert_pem.write_to_path(str(path))
+    return path
+
+
+def _settings(more: Mapping[str, str]) -> dict[str, str]:
+    return {name.replace("_", "."): value for name, value in more.items()}
