@@ -33,6 +33,7 @@ from tallymark.read import Record
 from tallymark.source import is_pattern
 from tallymark.spans import Log, Partition
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 TIMEOUT = 10.0
@@ -40,6 +41,12 @@ KNOWN_WITHIN = 0.5
 """Seconds that brokers may take to know a new topic."""
 LOOK_SECONDS = 0.5
 """How often whoever waits for an answer looks whether the client complains."""
+OWN = {
+    "log_level": 0,
+    "socket.timeout.ms": 10_000,
+    # Without it the client would ask for ever the broker that it knows as controller, though that is gone.
+    "topic.metadata.refresh.interval.ms": 5_000,
+}
 _UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.TOPIC_EXCEPTION}
 
 
@@ -74,9 +81,13 @@ class Brokers:
         self.address = self.cluster.brokers
         self.complaints = Complaints(self.cluster)
         # librdkafka would write to stderr by itself; what matters comes back as an error.
-        own = {"log_level": 0, "socket.timeout.ms": 10_000, "error_cb": self.complaints.on_error}
+        own = {**OWN, "error_cb": self.complaints.on_error}
         self._admin = connect(AdminClient, {**self.cluster.settings(), **own})
         self._cluster_id: str | None = None
+
+    def ask(self, question: Callable[[AdminClient], Mapping[K, Future[Any]]], topic: str | None = None) -> dict[K, Any]:
+        """The answers to any other question that the admin client can ask."""
+        return {key: self._wait(future, topic) for key, future in question(self._admin).items()}
 
     def resolve(self, topics: Sequence[str]) -> list[str]:
         """Names as they are, and for each pattern the topics that match it now. Kafka's own topics never do."""
@@ -239,6 +250,9 @@ class Brokers:
             try:
                 answer = future.result(LOOK_SECONDS)
             except FutureTimeout:
+                # Whoever waits for a broker that is gone gets to know here which ones are left.
+                with suppress(KafkaException):
+                    self._admin.list_topics(timeout=LOOK_SECONDS)
                 self._admin.poll(0)
                 self.complaints.check()
                 if time.monotonic() > deadline:
