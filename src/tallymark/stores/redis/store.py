@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from datetime import datetime, timezone
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -46,6 +46,7 @@ from tallymark.stores.store import RowsRefused, Store
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 PAUSES = (0.0, *(0.002 * 2**n for n in range(10)))
 """Before a claim is tried again because somebody else's came first."""
 
@@ -70,6 +71,11 @@ class RedisStore(Store):
     def ping(self) -> None:
         with translated(self.name):
             self._client.ping()
+
+    def ask(self, question: Callable[[Any], T]) -> T:
+        """The answer to any question that the client can ask."""
+        with translated(self.name):
+            return question(self._client)
 
     def close(self) -> None:
         if "_client" in self.__dict__:

@@ -1,0 +1,67 @@
+"""This machine: what Spark needs, and the client of Kafka."""
+
+from __future__ import annotations
+
+import importlib.util
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed
+from pathlib import Path
+
+import confluent_kafka
+
+from tallymark import java
+from tallymark.doctor.verdict import Finding, judge
+from tallymark.errors import BadInput
+from tallymark.jars import artifacts
+
+JAVAS = (17, 21)
+"""What Spark 4.0 runs on."""
+LIBRDKAFKA = (2, 11)
+CONNECTOR = "spark-sql-kafka-0-10_"
+
+
+def examine() -> list[Finding]:
+    kafka = librdkafka(confluent_kafka.libversion()[0])
+    try:
+        spark = installed("pyspark")
+    except PackageNotFoundError:
+        return [kafka, judge("client", "Spark", "not installed: services only")]
+    jar = next(one for one in artifacts("spark-kafka") if one.name.startswith(CONNECTOR))
+    return [kafka, connector(spark, _scala(), jar.version, jar.name.removeprefix(CONNECTOR)), java_version(_java())]
+
+
+def librdkafka(found: str) -> Finding:
+    old = tuple(map(int, found.split("-")[0].split(".")[:2])) < LIBRDKAFKA
+    wanted = ".".join(map(str, LIBRDKAFKA))
+    return judge("client", "librdkafka", found, f">= {wanted}", "pip install -U confluent-kafka" if old else None)
+
+
+def connector(spark: str, scala: str, jar: str, jar_scala: str) -> Finding:
+    """From 4.0 to 4.1 Spark changes what its connector is built on."""
+    series = jar.rpartition(".")[0]
+    fits = spark.startswith(f"{series}.") and scala.startswith(f"{jar_scala}.")
+    wanted = f"{series} with Scala {jar_scala}, as the connector"
+    return judge(
+        "client", "Spark", f"{spark} with Scala {scala}", wanted, None if fits else f"pip install 'pyspark=={series}.*'"
+    )
+
+
+def java_version(found: int | None) -> Finding:
+    wanted, advice = " or ".join(map(str, JAVAS)), f"install Java {JAVAS[-1]} and let JAVA_HOME name it"
+    fail, warn = advice if found is None else None, advice if found not in JAVAS else None
+    return judge("client", "Java", found or "none", wanted, fail, warn)
+
+
+def _java() -> int | None:
+    try:
+        return java.version(java.java())
+    except BadInput:
+        return None
+
+
+def _scala() -> str:
+    """By the library among pyspark's jars: Spark need not start for it."""
+    spec = importlib.util.find_spec("pyspark")
+    folders = (spec.submodule_search_locations if spec else None) or []
+    jars = [jar.stem for folder in folders for jar in Path(folder, "jars").glob("scala-library-*.jar")]
+    return jars[0].removeprefix("scala-library-") if jars else "unknown"

@@ -1,0 +1,138 @@
+"""Asking the brokers: who they are, how they and the topics are set up, and what their clocks say."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from confluent_kafka import Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec
+
+from tallymark.brokers import Brokers, connect
+from tallymark.cluster import Cluster
+from tallymark.doctor import topics as rules
+from tallymark.doctor.backlog import Retention, backlog
+from tallymark.doctor.topics import IN_SYNC, Replicas, Shell
+from tallymark.doctor.verdict import Finding, asked, judge, settings, skew
+from tallymark.errors import UnknownTopic, Unreachable
+from tallymark.spans import Position
+
+PATIENCE = 5.0
+"""Seconds that the brokers may take for an answer."""
+
+
+class Examination:
+    """Everything that is asked of one cluster. ``ours`` are the settings of members and consumers."""
+
+    def __init__(self, cluster: Cluster, ours: Mapping[str, Any]) -> None:
+        self.cluster, self.ours = cluster, ours
+        self.shell = Shell(cluster)
+        self.brokers = Brokers(cluster)
+        self.nodes: list[int] = []
+
+    def reach(self) -> Iterator[Finding]:
+        yield from rules.access(self.cluster)
+        found = self.brokers.ask(lambda admin: {"": admin.describe_cluster(request_timeout=PATIENCE)})
+        self.nodes = sorted(node.id for node in found[""].nodes)
+        yield rules.size(len(self.nodes))
+
+    def node_settings(self) -> list[Finding]:
+        """What brokers agree on is said once."""
+        found: list[Finding] = []
+        alike: dict[tuple[tuple[str, str | None], ...], list[int]] = {}
+        known = rules.broker_rules(self.shell, self.ours)
+
+        def note(node: int) -> list[Finding]:
+            config = self._config(ConfigResource.Type.BROKER, str(node))
+            alike.setdefault(tuple((name, config.get(name)) for name in known), []).append(node)
+            return []
+
+        for node in self.nodes:
+            found += asked(f"broker {node}", "settings", partial(note, node))
+        for values, nodes in alike.items():
+            about = f"broker{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
+            found += settings(about, dict(values), known)
+        return found
+
+    def topic(self, name: str, positions: Mapping[str, Sequence[Position]]) -> list[Finding]:
+        """One topic, and how far groups have come in it."""
+        about = f"topic {name}"
+        try:
+            partitions = self._replicas(name)
+        except UnknownTopic as error:
+            return [judge(about, "exists", "no", "yes", fail=str(error))]
+        config: dict[str, str | None] = {}
+        factor = min(len(one.assigned) for one in partitions)
+        found = [rules.replication(self.shell, name, factor, len(self.nodes))]
+        found += asked(about, "settings", lambda: self._topic_settings(name, factor, config))
+        found.append(rules.in_sync(name, partitions, int(config.get(IN_SYNC) or 1)))
+        found += asked(about, "newest record", lambda: self._newest(name, partitions, config))
+        for group, held in positions.items():
+            question = partial(backlog, self.brokers, group, held, Retention.of(config), self.shell)
+            found += asked(f"group {group}", f"unread records of {name}", question)
+        return found
+
+    def probe(self) -> Iterator[Finding]:
+        """Write to a topic that is made for it: its records carry the time of the broker that leads a partition."""
+        name = f"tallymark-doctor-{uuid.uuid4().hex[:8]}"
+        made = NewTopic(name, len(self.nodes), -1, config={"message.timestamp.type": "LogAppendTime"})
+        self.brokers.ask(lambda admin: admin.create_topics([made], request_timeout=PATIENCE), topic=name)
+        try:
+            times = [self._write(name, number) for number in range(len(self.nodes))]
+            for replicas in self._replicas(name):
+                yield skew(f"broker {replicas.leader}", *times[replicas.number])
+        finally:
+            self.brokers.ask(lambda admin: admin.delete_topics([name], request_timeout=PATIENCE), topic=name)
+
+    def _write(self, topic: str, partition: int) -> tuple[float, float, float]:
+        """The time before, the broker's, and the time after. The first record is only there to connect."""
+        quiet = {"acks": "all", "linger.ms": 0, "message.timeout.ms": int(PATIENCE * 1000), "log_level": 0}
+        producer = connect(Producer, {**self.cluster.settings(), **quiet})
+        answers: list[tuple[Any, Any]] = []
+        before = 0.0
+        for _ in range(2):
+            before = time.time()
+            producer.produce(topic, b"", partition=partition, on_delivery=lambda *answer: answers.append(answer))
+            producer.flush(2 * PATIENCE)
+        for error, _ in answers:
+            if error is not None:
+                raise self.brokers.explain(error, topic)
+        if len(answers) < 2:
+            raise Unreachable(f"the brokers at {self.brokers.address} take no records for topic {topic}")
+        return before, answers[-1][1].timestamp()[1] / 1000, time.time()
+
+    def _replicas(self, topic: str) -> list[Replicas]:
+        names = TopicCollection([topic])
+        found = self.brokers.ask(lambda admin: admin.describe_topics(names, request_timeout=PATIENCE), topic=topic)
+        return [
+            Replicas(one.id, _leader(one.leader), _ids(one.replicas), _ids(one.isr)) for one in found[topic].partitions
+        ]
+
+    def _topic_settings(self, topic: str, factor: int, config: dict[str, str | None]) -> list[Finding]:
+        config |= self._config(ConfigResource.Type.TOPIC, topic)
+        return settings(
+            f"topic {topic}", config, rules.topic_rules(topic, factor, len(self.nodes), self.shell, self.ours)
+        )
+
+    def _config(self, kind: Any, name: str) -> dict[str, str | None]:
+        wanted = [ConfigResource(kind, name)]
+        (entries,) = self.brokers.ask(lambda admin: admin.describe_configs(wanted, request_timeout=PATIENCE)).values()
+        return {entry.name: entry.value for entry in entries.values()}
+
+    def _newest(self, topic: str, partitions: Sequence[Replicas], config: Mapping[str, str | None]) -> list[Finding]:
+        wanted = {TopicPartition(topic, one.number): OffsetSpec.max_timestamp() for one in partitions}
+        found = self.brokers.ask(lambda admin: admin.list_offsets(wanted, request_timeout=PATIENCE), topic=topic)
+        latest = max(answer.timestamp for answer in found.values())
+        kind = config.get("message.timestamp.type")
+        return [rules.newest(topic, kind, latest / 1000 if latest >= 0 else None, time.time())]
+
+
+def _ids(nodes: Sequence[Any]) -> frozenset[int]:
+    return frozenset(node.id for node in nodes)
+
+
+def _leader(node: Any) -> int | None:
+    return node.id if node is not None and node.id >= 0 else None

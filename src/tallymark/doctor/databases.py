@@ -1,0 +1,171 @@
+"""Asking a database with SQL: what it is, what it lets us do, and how it treats a transaction that takes long."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from datetime import timezone
+from functools import partial
+
+from sqlalchemy import Column, Integer, MetaData, Table, delete, false, insert, select, text, update
+
+from tallymark.doctor.verdict import Finding, Opinion, asked, judge, ledger, line, skew, version
+from tallymark.errors import TallymarkError
+from tallymark.ledger.create import ledger_version
+from tallymark.ledger.tables import VERSION, metadata, schema
+from tallymark.stores.sql import SqlStore
+
+OLDEST = {"postgresql": (13,), "mysql": (8,), "mariadb": (10, 6), "sqlite": (3, 24)}
+CLOCKS = {"postgresql": "SELECT clock_timestamp()", "mysql": "SELECT UTC_TIMESTAMP(6)"}
+LINES = {
+    "postgresql": "SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()",
+    "mysql": "SHOW SESSION STATUS LIKE 'Ssl_cipher'",
+}
+SETTINGS = {
+    "postgresql": "SELECT name, setting FROM pg_settings"
+    " WHERE name IN ('idle_in_transaction_session_timeout', 'statement_timeout')",
+    "mysql": "SHOW VARIABLES WHERE Variable_name IN"
+    " ('default_storage_engine', 'idle_transaction_timeout', 'local_infile', 'wait_timeout')",
+    "sqlite": "SELECT 'journal_mode', journal_mode FROM pragma_journal_mode",
+}
+FIXED = {
+    "local_infile": ("ON", "rows go by INSERT, which is slower: SET GLOBAL local_infile = ON"),
+    "default_storage_engine": ("InnoDB", "others have no transactions: SET GLOBAL default_storage_engine = InnoDB"),
+    "journal_mode": ("wal", "readers and writers wait for each other: move the file to a local disk"),
+}
+"""What a setting should be, and what to do."""
+TIMES = {
+    "idle_in_transaction_session_timeout": (1000, "ALTER ROLE CURRENT_USER RESET idle_in_transaction_session_timeout"),
+    "statement_timeout": (1000, "ALTER ROLE CURRENT_USER SET statement_timeout = 0"),
+    "wait_timeout": (1, "SET GLOBAL wait_timeout = 28800"),
+    "idle_transaction_timeout": (1, "SET GLOBAL idle_transaction_timeout = 0"),
+}
+"""Parts of a second that a time is in, and how to change it."""
+LEAST = 60
+"""Seconds that a batch or a handler may take between two statements, or for one."""
+GRANTS = {
+    "postgresql": "GRANT USAGE, CREATE ON SCHEMA public TO {user}; GRANT TEMPORARY ON DATABASE {database} TO {user};"
+    " GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {user};"
+    " GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {user}",
+    "mysql": "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, INDEX, CREATE VIEW, CREATE TEMPORARY TABLES"
+    " ON {database}.* TO {user}",
+    "sqlite": "let this user write to {database} and to its directory",
+}
+
+
+def examine(store: SqlStore) -> Iterator[Finding]:
+    """All findings about a database that answers."""
+    questions = {"version": _version, "settings": _settings, "encrypted": _line, "clock": _clock}
+    for check, question in questions.items():
+        yield from asked("store", check, partial(question, store))
+    yield from asked("store", "ledger version", partial(_ledger, store), otherwise="fail")
+
+
+def isolation(kind: str, found: str) -> Finding:
+    wanted = "SERIALIZABLE" if kind == "sqlite" else "READ COMMITTED"
+    other = "something on the way changes it, such as a pooler: connect without it"
+    return judge("store", "isolation", found, wanted, warn=None if found == wanted else other)
+
+
+def setting(name: str, value: str) -> Opinion:
+    if name in FIXED:
+        wanted, advice = FIXED[name]
+        return Opinion(wanted, warn=None if value == wanted else advice)
+    parts, change = TIMES[name]
+    advice = f"what takes longer is cut off, and tried again for ever: {change}"
+    return Opinion(f">= {LEAST * parts}, or 0", warn=advice if 0 < int(value) < LEAST * parts else None)
+
+
+def permissions(kind: str, user: str | None, database: str | None, refused: str | None, needed: bool) -> Finding:
+    """Whether we may do what we need now, or what we may need later: make tables, also for large batches."""
+    grant = GRANTS[kind].format(user=user or "CURRENT_USER", database=database)
+    advice = refused and (f"{refused}: {grant}" if needed else f"new tables and large batches need it: {grant}")
+    fail, warn = (advice, None) if needed else (None, advice)
+    return judge("store", "permissions", "refused" if refused else "granted", "to create and to write", fail, warn)
+
+
+def _version(store: SqlStore) -> Iterator[Finding]:
+    with store.look() as connection:
+        found = tuple(part for part in connection.dialect.server_version_info or () if isinstance(part, int))
+        variant = "mariadb" if getattr(connection.dialect, "is_mariadb", False) else store.dialect.name
+        yield version(found[:3], OLDEST[variant])
+        yield isolation(store.dialect.name, connection.get_isolation_level())
+
+
+def _settings(store: SqlStore) -> Iterator[Finding]:
+    with store.look() as connection:
+        found = connection.execute(text(SETTINGS[store.dialect.name])).all()
+    for name, value in found:
+        yield judge("store", name, value, *setting(name, str(value)))
+
+
+def _line(store: SqlStore) -> Iterator[Finding]:
+    if store.dialect.name in LINES:
+        with store.look() as connection:
+            encrypted = bool(connection.execute(text(LINES[store.dialect.name])).one()[-1])
+        yield line(store.engine.url.host, encrypted, "add ?tls=verify&tls_ca=/path/ca.pem to the URL")
+
+
+def _clock(store: SqlStore) -> Iterator[Finding]:
+    if store.dialect.name in CLOCKS:
+        with store.look() as connection:
+            # The first statement opens the transaction, too.
+            connection.execute(text("SELECT 1"))
+            before = time.time()
+            theirs = connection.execute(text(CLOCKS[store.dialect.name])).scalar_one()
+            after = time.time()
+        aware = theirs if theirs.tzinfo else theirs.replace(tzinfo=timezone.utc)
+        yield skew("store", before, aware.timestamp(), after)
+
+
+def _ledger(store: SqlStore) -> Iterator[Finding]:
+    with store.look() as connection:
+        found = ledger_version(connection)
+    yield ledger(found, VERSION)
+    if found is None or found <= VERSION:
+        used = _refusal(store, _use_ledger) if found == VERSION else None
+        refused = used or _refusal(store, _create_table)
+        needed = used is not None or found != VERSION
+        url = store.engine.url
+        yield permissions(store.dialect.name, url.username, url.database, refused, needed)
+
+
+def _refusal(store: SqlStore, work: Callable[[SqlStore], None]) -> str | None:
+    try:
+        work(store)
+    except TallymarkError as error:
+        return str(error)
+    return None
+
+
+def _use_ledger(store: SqlStore) -> None:
+    """Statements that change no row: who may not run them is refused all the same."""
+    with store.transaction() as connection:
+        for table in metadata.sorted_tables:
+            first = next(iter(table.c))
+            connection.execute(insert(table).from_select(table.c.keys(), select(table).where(false())))
+            if table is not schema:
+                connection.execute(update(table).values({first: first}).where(false()))
+                connection.execute(delete(table).where(false()))
+
+
+def _create_table(store: SqlStore) -> None:
+    name = f"tallymark_doctor_{uuid.uuid4().hex[:8]}"
+    table = Table(name, MetaData(), Column("id", Integer))
+    try:
+        with store.transaction() as connection:
+            table.create(connection)
+            for statement in (insert(table).values(id=1), update(table).values(id=2), delete(table)):
+                connection.execute(statement)
+            connection.exec_driver_sql(f"CREATE VIEW {name}_view AS SELECT id FROM {name}")
+            connection.exec_driver_sql(f"DROP VIEW {name}_view")
+            connection.exec_driver_sql(f"CREATE TEMPORARY TABLE {name}_temporary (id INTEGER)")
+            connection.exec_driver_sql(f"DROP TABLE {name}_temporary")
+            table.drop(connection)
+    except TallymarkError:
+        # Where DDL is no part of a transaction, the table is still there.
+        with suppress(TallymarkError), store.transaction() as connection:
+            table.drop(connection, checkfirst=True)
+        raise

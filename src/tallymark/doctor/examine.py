@@ -1,0 +1,106 @@
+"""Everything that the doctor looks at, in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from tallymark.cluster import Cluster
+from tallymark.doctor import client, databases, topics
+from tallymark.doctor.cluster import Examination
+from tallymark.doctor.verdict import Finding, asked, judge
+from tallymark.spans import Position
+from tallymark.stores.opening import open_store
+from tallymark.stores.sql import SqlStore
+from tallymark.stores.store import Store
+
+Say = Callable[[str], None]
+Positions = dict[str, list[Position]]
+
+
+@dataclass(frozen=True)
+class Patient:
+    """What to look at. Of the stores the first holds the ledger; no topics means those of the positions there."""
+
+    cluster: Cluster | None = None
+    stores: Sequence[str] = field(default=(), repr=False)
+    group: str | None = None
+    topics: Sequence[str] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    probe: bool = False
+
+
+def examine(patient: Patient, say: Say = lambda _: None) -> list[Finding]:
+    """The findings, in the order of the table. Nothing that fails hides the rest."""
+    positions: Positions = {}
+    stores: list[Finding] = []
+    for url in dict.fromkeys(patient.stores):
+        into = positions if url == patient.stores[0] else None
+        stores += asked("store", "connection", partial(_store, url, patient.group, into, say), otherwise="fail")
+    if not patient.stores:
+        stores = [judge("store", "connection", "not asked: --store is missing")]
+    cluster = asked("cluster", "connection", partial(_cluster, patient, positions, say), otherwise="fail")
+    say("this machine")
+    return [*cluster, *stores, *client.examine()]
+
+
+def _cluster(patient: Patient, positions: Positions, say: Say) -> Iterator[Finding]:
+    if patient.cluster is None:
+        yield judge("cluster", "connection", "not asked: --brokers is missing")
+        return
+    say(f"the brokers at {patient.cluster.brokers}")
+    made = Examination(patient.cluster, patient.settings)
+    yield from made.reach()
+    yield from made.node_settings()
+    yield topics.polling(patient.settings)
+    if patient.probe:
+        yield from asked("cluster", "clocks against ours", made.probe)
+    else:
+        yield judge("cluster", "clocks against ours", "not measured: only with --probe")
+    names = patient.topics or sorted({one.partition.topic for held in positions.values() for one in held})
+    found = made.brokers.resolve(names)
+    if not found:
+        yield judge("cluster", "topics", "none", warn=f"nothing matches {', '.join(names)}" if names else None)
+    for name in found:
+        say(f"topic {name}")
+        here = {group: mine for group, held in positions.items() if (mine := _of_topic(held, name))}
+        yield from asked(f"topic {name}", "partitions", partial(made.topic, name, here))
+
+
+def _of_topic(positions: Sequence[Position], topic: str) -> list[Position]:
+    return [position for position in positions if position.partition.topic == topic]
+
+
+def _store(url: str, group: str | None, into: Positions | None, say: Say) -> Iterator[Finding]:
+    """One store, and if it holds the ledger, its positions."""
+    store = open_store(url)
+    say(store.name)
+    try:
+        store.ping()
+        yield judge("store", "connection", store.name)
+        if isinstance(store, SqlStore):
+            yield from databases.examine(store)
+        else:
+            yield from _redis(store, url)
+        if into is not None:
+            yield from asked("store", "positions", partial(_positions, store, group, into))
+    finally:
+        store.close()
+
+
+def _redis(store: Store, url: str) -> Iterator[Finding]:
+    from tallymark.doctor import redis
+    from tallymark.stores.redis.address import Address
+    from tallymark.stores.redis.store import RedisStore
+
+    assert isinstance(store, RedisStore)
+    return redis.examine(store, Address.parse(url))
+
+
+def _positions(store: Store, group: str | None, into: Positions) -> Iterator[Finding]:
+    if store.has_ledger():
+        into.update(store.positions(group))
+    if group is not None and group not in into:
+        yield judge(f"group {group}", "positions", "none yet: nothing can be said about unread records")

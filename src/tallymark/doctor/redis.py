@@ -1,0 +1,83 @@
+"""Asking Redis or Valkey: above all whether it keeps what it is given."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timezone
+
+from tallymark.doctor.verdict import Finding, Opinion, asked, judge, ledger, line, settings, skew, version
+from tallymark.stores.redis.address import Address
+from tallymark.stores.redis.keys import Keys
+from tallymark.stores.redis.ledger import VERSION
+from tallymark.stores.redis.store import RedisStore
+
+OLDEST = (7,)
+
+
+def examine(store: RedisStore, address: Address) -> Iterator[Finding]:
+    """All findings about a server that answers."""
+    yield line(address.options["host"], address.tls is not None, "write the URL as rediss://...")
+    questions: dict[str, Callable[[], Iterable[Finding]]] = {
+        "version": lambda: [_version(store)],
+        "ledger version": lambda: [_ledger(store, Keys(address.tag))],
+        "settings": lambda: _settings(store),
+        "appendfsync": lambda: _fsync(store),
+        "clock against ours": lambda: [_clock(store)],
+    }
+    for check, question in questions.items():
+        yield from asked("store", check, question)
+    yield from asked("store", "permissions", lambda: [_permissions(store)], otherwise="fail")
+
+
+def eviction(value: str) -> Opinion:
+    keep = "CONFIG SET maxmemory-policy noeviction"
+    every, some = (f"when memory is short {what} thrown away: {keep}" for what in ("positions are", "some keys are"))
+    fail, warn = every if value.startswith("allkeys") else None, some if value != "noeviction" else None
+    return Opinion("noeviction", fail, warn)
+
+
+def persistence(value: str) -> Opinion:
+    advice = "a restart loses what came after the last snapshot: CONFIG SET appendonly yes"
+    return Opinion("1", warn=None if value == "1" else advice)
+
+
+def fsync(value: str) -> Opinion:
+    advice = "what was not written yet when the machine stops is read again, if Kafka still has it: CONFIG SET"
+    safe = value in ("always", "everysec")
+    return Opinion("everysec or always", warn=None if safe else f"{advice} appendfsync everysec")
+
+
+def _settings(store: RedisStore) -> list[Finding]:
+    """By INFO, which managed servers answer, too; many of them do not know CONFIG."""
+    info = store.ask(lambda client: {**client.info("memory"), **client.info("persistence")})
+    found = {name: str(info[name]) for name in ("maxmemory_policy", "aof_enabled") if name in info}
+    return settings("store", found, {"maxmemory_policy": eviction, "aof_enabled": persistence})
+
+
+def _fsync(store: RedisStore) -> list[Finding]:
+    return settings("store", store.ask(lambda client: client.config_get("appendfsync")), {"appendfsync": fsync})
+
+
+def _version(store: RedisStore) -> Finding:
+    server = store.ask(lambda client: client.info("server"))
+    said = str(server.get("valkey_version") or server.get("redis_version"))
+    return version(tuple(int(part) for part in said.split(".") if part.isdecimal()), OLDEST)
+
+
+def _ledger(store: RedisStore, keys: Keys) -> Finding:
+    found = store.ask(lambda client: client.hget(keys.schema(), "version"))
+    return ledger(None if found is None else int(found), VERSION)
+
+
+def _permissions(store: RedisStore) -> Finding:
+    # There is nothing to prune: the script looks whether the user may call every command that it has.
+    store.prune(f"doctor-{uuid.uuid4().hex}", datetime.now(timezone.utc))
+    return judge("store", "permissions", "granted", "to write")
+
+
+def _clock(store: RedisStore) -> Finding:
+    before = time.time()
+    seconds, micros = store.ask(lambda client: client.time())
+    return skew("store", before, seconds + micros / 1e6, time.time())

@@ -1,0 +1,97 @@
+"""What the doctor has to say about one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from tallymark.errors import TallymarkError
+
+Verdict = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What was found about something, what was wanted, and the one thing that helps where they differ."""
+
+    about: str
+    check: str
+    found: str
+    wanted: str = ""
+    verdict: Verdict = "ok"
+    advice: str = ""
+
+
+class Opinion(NamedTuple):
+    """What a setting should be, and what to do if it is not; None: it is fine."""
+
+    wanted: str
+    fail: str | None = None
+    warn: str | None = None
+
+
+Rule = Callable[[str], Opinion]
+"""From the value of a setting."""
+
+
+def judge(
+    about: str, check: str, found: object, wanted: object = "", fail: str | None = None, warn: str | None = None
+) -> Finding:
+    """A finding that fails or warns if there is an advice for that, and else is fine."""
+    verdict: Verdict = "fail" if fail else "warn" if warn else "ok"
+    return Finding(about, check, str(found), str(wanted), verdict, fail or warn or "")
+
+
+def asked(
+    about: str, check: str, question: Callable[[], Iterable[Finding]], *, otherwise: Verdict = "warn"
+) -> list[Finding]:
+    """The answers to a question, as far as they come, and why no more do: other questions are still worth asking."""
+    found: list[Finding] = []
+    try:
+        for finding in question():
+            found.append(finding)
+    except TallymarkError as error:
+        found.append(Finding(about, check, "not known", "an answer", otherwise, str(error)))
+    return found
+
+
+def settings(about: str, found: Mapping[str, str | None], rules: Mapping[str, Rule]) -> list[Finding]:
+    """Every rule's finding about its setting. Who runs the server may hide some."""
+    untold = "the server does not tell; ask who runs it"
+    return [
+        judge(about, name, "not told", warn=untold) if value is None else judge(about, name, value, *rule(value))
+        for name, rule in rules.items()
+        for value in [found.get(name)]
+    ]
+
+
+def is_local(host: str | None) -> bool:
+    """This machine: by the loopback device, or by a socket in a directory."""
+    return not host or host in ("localhost", "::1") or host.startswith(("127.", "/"))
+
+
+def line(host: str | None, encrypted: bool, advice: str) -> Finding:
+    """Whether others can read what goes to the store."""
+    open_to_all = not encrypted and not is_local(host)
+    found = "yes" if encrypted else "no" if open_to_all else "no, and it stays on this machine"
+    return judge("store", "encrypted", found, "yes", warn=advice if open_to_all else None)
+
+
+def ledger(found: int | None, known: int) -> Finding:
+    newer = "a newer tallymark made it: upgrade this one" if found is not None and found > known else None
+    return judge("store", "ledger version", found or "none yet: the first run makes it", f"<= {known}", fail=newer)
+
+
+def version(found: tuple[int, ...], oldest: tuple[int, ...]) -> Finding:
+    said, wanted = (".".join(map(str, one)) for one in (found, oldest))
+    return judge("store", "version", said, f">= {wanted}", fail="upgrade the server" if found < oldest else None)
+
+
+def skew(about: str, before: float, theirs: float, after: float) -> Finding:
+    """Between our clock and theirs, which was read somewhere between two looks at ours."""
+    off, unsure = theirs - (before + after) / 2, (after - before) / 2
+    sure, advice = abs(off) - unsure, "set both clocks by NTP, with chrony or systemd-timesyncd"
+    found = f"{off:+.3f} s, give or take {unsure:.3f}"
+    fail, warn = (advice if sure > limit else None for limit in (60, 1))
+    return judge(about, "clock against ours", found, "within 1 s", fail, warn)
