@@ -23,7 +23,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from tallymark.cluster import Cluster
 from tallymark.complaints import Complaints
@@ -88,6 +88,10 @@ class Brokers:
     def ask(self, question: Callable[[AdminClient], Mapping[K, Future[Any]]], topic: str | None = None) -> dict[K, Any]:
         """The answers to any other question that the admin client can ask."""
         return {key: self._wait(future, topic) for key, future in question(self._admin).items()}
+
+    def create(self, topic: str, partitions: int) -> None:
+        """Make a topic, with as many replicas as the cluster is used to."""
+        self.ask(lambda admin: admin.create_topics([NewTopic(topic, partitions, -1)], request_timeout=TIMEOUT), topic)
 
     def resolve(self, topics: Sequence[str]) -> list[str]:
         """Names as they are, and for each pattern the topics that match it now. Kafka's own topics never do."""

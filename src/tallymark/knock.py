@@ -17,18 +17,20 @@ ALERT_SECONDS = 0.5
 
 
 def diagnosis(cluster: Cluster) -> str:
-    """What is wrong with the way to the first of the brokers, and what helps."""
-    host, _, port = cluster.brokers.split(",")[0].strip().rpartition(":")
-    host = host.rsplit("//", 1)[-1].strip("[]")
-    try:
-        with socket.create_connection((host, int(port)), SECONDS) as line:
-            return _greet(line, host, cluster)
-    except socket.gaierror:
-        return f"the name {host} is not known here; correct it"
-    except (ValueError, OverflowError):
-        return "write the address as host:port"
-    except OSError:
-        return "nobody listens there; check address and port"
+    """What is wrong with the way to the first broker that can be found, and what helps."""
+    said = ""
+    for address in cluster.brokers.split(","):
+        host, _, port = address.strip().rpartition("//")[2].rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), SECONDS) as line:
+                return _greet(line, host.strip("[]"), cluster)
+        except socket.gaierror:
+            said = f"the name {host} is not known here; correct it"
+        except (ValueError, OverflowError):
+            said = f"write {address.strip()} as host:port"
+        except OSError:
+            said = "nobody listens there; check address and port"
+    return said
 
 
 def _greet(line: socket.socket, host: str, cluster: Cluster) -> str:

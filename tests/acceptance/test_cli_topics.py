@@ -7,11 +7,13 @@ import signal
 import subprocess
 import time
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.command import BINARY, started, tallymark
+from tallymark.brokers import Brokers
+from tests.support.command import BINARY, started, tallymark, wait_until
 from tests.support.kafka import Topics
 
 
@@ -47,7 +49,9 @@ def test_consume_ends_where_the_topic_ends(topic: str, brokers: str) -> None:
     assert all(json.loads(one["value"]) == {"n": one["offset"]} for one in found)
 
 
-@pytest.mark.parametrize(("start", "offsets"), [("-3", [9]), ("9", [9]), ("latest", []), ("500", []), ("1999-01-01", range(10))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("start", "offsets"), [("-3", [9]), ("9", [9]), ("latest", []), ("500", []), ("1999-01-01", range(10))]
+)
 def test_consume_starts_where_it_is_told(topic: str, brokers: str, start: str, offsets: Any) -> None:
     """The last three offsets of partition 0 are a record, one that was taken back, and the marker of that."""
     found = lines(topic, "--from", start, "--partition", "0", "--count", "0", brokers=brokers)
@@ -107,3 +111,84 @@ def test_consume_says_in_one_sentence_what_it_can_t_do(
     assert done.returncode == 1
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def produced(*arguments: str, given: str, brokers: str) -> subprocess.CompletedProcess[str]:
+    command = [str(BINARY), "produce", *arguments, "--brokers", brokers]
+    return subprocess.run(command, input=given, capture_output=True, text=True, check=False, timeout=60)
+
+
+def test_produce_makes_a_record_of_every_line(topics: Topics, brokers: str) -> None:
+    name = topics.create(2)
+    done = produced(name, "--key-delimiter", ":", "-H", "from=test=1", given="a:1\nb::\nc:\r\n", brokers=brokers)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"{name}: 3 records acknowledged in ")
+    found = {one["key"]: one for one in lines(name, brokers=brokers)}
+    assert {key: one["value"] for key, one in found.items()} == {"a": "1", "b": ":", "c": ""}
+    assert found["a"]["headers"] == [{"name": "from", "value": "test=1"}]
+
+
+def test_what_consume_prints_can_be_produced_again(topics: Topics, brokers: str, tmp_path: Path) -> None:
+    first, second = topics.create(1), topics.create(1)
+    topics.send_to(first, 0, [b"\xff\x00", b"text\n", None], key=b"\xfe", headers=[("h", b"\xfd"), ("n", None)])
+    file = tmp_path / "records.jsonl"
+    file.write_text("".join(json.dumps(one) + "\n" for one in lines(first, brokers=brokers)))
+    done = tallymark("produce", second, "--format", "json", "--file", file, "--json", "--brokers", brokers)
+    assert json.loads(done.stdout)["records"] == 3
+    copied = lines(second, brokers=brokers)
+    names = ("key_base64", "value", "value_base64", "headers")
+    assert [[one.get(n) for n in names] for one in copied] == [
+        [one.get(n) for n in names] for one in lines(first, brokers=brokers)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "given", "said"),
+    [
+        (["--key-delimiter", ":"], "a:1\nb\n", "line 2 has no ':' between key and value; 1 records before it were"),
+        (["--format", "json"], '{"value": "x"}\n{"value": 7}\n', "line 2 is no record as tallymark consume --json"),
+        (["--partition", "7"], "a\n", "7"),
+        (["-H", "nothing"], "", "-H nothing is no header; write it as name=value"),
+        (["--file", "/no/such/file"], "", "/no/such/file can't be read: No such file or directory"),
+        (["--profile", "reckless"], "", "reckless"),
+    ],
+)
+def test_produce_says_in_one_sentence_what_it_can_t_do(
+    topics: Topics, brokers: str, arguments: list[str], given: str, said: str
+) -> None:
+    done = produced(topics.create(1), *arguments, given=given, brokers=brokers)
+    assert done.returncode == 1
+    assert said in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_produce_does_not_make_a_topic_of_a_wrong_name(topics: Topics, brokers: str) -> None:
+    name = topics.create(1)
+    done = produced(name[:-1], given="a\n", brokers=brokers)
+    assert done.returncode == 1
+    assert f"topic {name[:-1]} does not exist on {brokers}; did you mean {name}" in done.stderr
+
+
+def test_produce_makes_a_topic_when_it_is_told_to(topics: Topics, brokers: str, group: str) -> None:
+    for _ in range(2):
+        done = produced(group, "--create", "3", given="a\n", brokers=brokers)
+        assert done.returncode == 0, done.stderr
+    assert len(Brokers(brokers).topics([group])[group].partitions) == 3
+    assert [one["value"] for one in lines(group, brokers=brokers)] == ["a", "a"]
+
+
+def test_ctrl_c_stops_reading_and_what_was_read_is_acknowledged(topics: Topics, brokers: str) -> None:
+    name = topics.create(1)
+    running = subprocess.Popen(
+        [BINARY, "produce", name, "--brokers", brokers],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert running.stdin is not None
+    running.stdin.write("one\ntwo\n")
+    running.stdin.flush()
+    asked = Brokers(brokers)
+    wait_until(lambda: sum(log.end for log in asked.logs(asked.topics([name])).values()) == 2, "both are there")
+    running.send_signal(signal.SIGINT)
+    said, complaint = running.communicate(timeout=30)
+    assert (running.returncode, complaint) == (130, "")
+    assert "2 records acknowledged" in said

@@ -19,7 +19,7 @@ KEY = "-----BEGIN PRIVATE KEY-----\nQQ==\n-----END PRIVATE KEY-----\n"
 
 
 @pytest.fixture
-def pem(tmp_path: Path) -> dict[str, str]:
+def pem(tmp_path: Path) -> dict[str, Any]:
     for name, content in {"ca": PEM, "cert": PEM, "key": KEY}.items():
         (tmp_path / name).write_text(content)
     return {name: str(tmp_path / name) for name in ("ca", "cert", "key")}
@@ -38,7 +38,7 @@ def test_an_open_cluster_is_plain() -> None:
     }
 
 
-def test_user_and_password_with_tls_for_both_clients(pem: dict[str, str]) -> None:
+def test_user_and_password_with_tls_for_both_clients(pem: dict[str, Any]) -> None:
     cluster = Cluster("kafka:9093", scram(), Tls(ca=pem["ca"]))
     assert cluster.settings() == {
         "bootstrap.servers": "kafka:9093",
@@ -61,7 +61,7 @@ def test_user_and_password_with_tls_for_both_clients(pem: dict[str, str]) -> Non
     }
 
 
-def test_certificates_of_our_own_for_both_clients(pem: dict[str, str]) -> None:
+def test_certificates_of_our_own_for_both_clients(pem: dict[str, Any]) -> None:
     cluster = Cluster("kafka:9093", tls=Tls(**pem, key_password="opens"))
     assert cluster.protocol == "SSL"
     assert cluster.settings()["ssl.certificate.location"] == pem["cert"]
@@ -105,7 +105,7 @@ def test_host_names_are_verified_unless_that_is_switched_off(caplog: pytest.LogC
 
 
 def test_the_environment_is_asked_when_the_program_says_nothing(
-    monkeypatch: pytest.MonkeyPatch, pem: dict[str, str], tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, pem: dict[str, Any], tmp_path: Path
 ) -> None:
     (tmp_path / "password").write_text("from a file\n")
     for name, value in {
@@ -136,7 +136,7 @@ def test_tls_of_the_system_s_authorities(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "ssl.ca.location" not in Cluster("a:1").settings()
 
 
-def test_no_secret_is_shown(pem: dict[str, str]) -> None:
+def test_no_secret_is_shown(pem: dict[str, Any]) -> None:
     source = tm.Kafka("a:1", "t", security=scram(), tls=Tls(**pem, key_password="opens"))
     for thing in (source, source.cluster, tm.Pipeline(group="g", source=source, store="sqlite:///x.db")):
         assert "ary" not in f"{thing!r} {thing}"
@@ -163,7 +163,7 @@ def test_what_can_t_be_a_login_is_refused(changes: dict[str, str], said: str) ->
     assert SECRET not in str(refused.value)
 
 
-def test_what_can_t_be_a_certificate_is_refused(pem: dict[str, str], tmp_path: Path) -> None:
+def test_what_can_t_be_a_certificate_is_refused(pem: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="needs cert= and key= together"):
         Tls(cert=pem["cert"])
     with pytest.raises(BadInput, match=r"Tls\(ca='/no/ca.pem'\): the file can't be read"):

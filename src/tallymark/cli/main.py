@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tallymark.cli import consume, demo, groups, members, run, sandbox, status
+from tallymark.cli import consume, demo, doctor, groups, members, produce, run, sandbox, status
 from tallymark.cli.logs import configure
 from tallymark.errors import TallymarkError
 
@@ -30,6 +30,10 @@ app.command("pause", epilog='Example: tallymark pause orders-to-shop --reason "m
 )
 app.command("resume", epilog="Example: tallymark resume orders-to-shop --store sqlite:///shop.db")(groups.resume)
 app.command("consume", epilog="Example: tallymark consume orders --from -5 --brokers localhost:9092")(consume.consume)
+app.command("doctor", epilog="Example: tallymark doctor --file orders.py")(doctor.doctor)
+app.command("produce", epilog="Example: tallymark produce orders --file orders.jsonl --brokers localhost:9092")(
+    produce.produce
+)
 app.command("demo", epilog="Example: tallymark demo --store postgresql://localhost/demo --json")(demo.demo)
 app.add_typer(sandbox.app, name="sandbox")
 

@@ -1,0 +1,123 @@
+"""Passwords that are searched for in everything that tallymark prints, logs, stores and shows, and found nowhere."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from sqlalchemy.engine import make_url
+
+from tallymark.sandbox import SecureKafka
+from tests.support import databases
+from tests.support.command import started, tallymark
+from tests.support.secure import as_client, secure_kafka
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+DATABASE_CANARY, WRONG_CANARY = "canary-of-the-database", "canary-that-is-wrong"
+STORED = "SELECT query_to_xml('TABLE ' || tablename, true, false, '') FROM pg_tables WHERE schemaname = 'public'"
+PIPELINE = """
+import urllib.request
+import tallymark as tm
+
+pipeline = tm.Pipeline(
+    group="canaries",
+    source=tm.Kafka({brokers!r}, "orders", value=tm.Json("id BIGINT")),
+    store={store!r},
+    limits=tm.Limits(memory=1000),
+    spark={{
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": {events!r},
+        "spark.ui.enabled": "true",
+        "spark.ui.port": "0",
+    }},
+)
+
+@pipeline.table("orders")
+def orders(records):
+    records.explain("extended")
+    print(pipeline, pipeline.setup, pipeline.setup.source.cluster)
+    context = records.sparkSession.sparkContext
+    interface = f"{{context.uiWebUrl}}/api/v1/applications/{{context.applicationId}}"
+    for page in ("sql?details=true", "environment", "jobs"):
+        print(urllib.request.urlopen(f"{{interface}}/{{page}}").read().decode())
+    return records.select("value.id")
+"""
+
+
+@pytest.fixture
+def kafka(tmp_path: Path) -> Iterator[SecureKafka]:
+    with secure_kafka(tmp_path / "server") as kafka:
+        admin = AdminClient(as_client(kafka))
+        admin.create_topics([NewTopic("orders", 2, 1)])["orders"].result(30)
+        producer = Producer(as_client(kafka))
+        for number in range(1000):
+            producer.produce("orders", b'{"id": %d}' % number if number else b"no json")
+        producer.flush(30)
+        yield kafka
+
+
+def test_no_password_is_shown_anywhere(kafka: SecureKafka, database: Callable[[str], str], tmp_path: Path) -> None:
+    events, file = tmp_path / "events", tmp_path / "pipeline.py"
+    events.mkdir()
+    store = make_url(database("postgresql")).set(password=DATABASE_CANARY).render_as_string(hide_password=False)
+    file.write_text(PIPELINE.format(brokers=kafka.brokers, store=store, events=str(events)))
+    canaries = [kafka.password_file.read_text(), DATABASE_CANARY, WRONG_CANARY]
+
+    running = started("-vv", "run", file, "--until", "caught-up", **kafka.variables)
+    listed = _process_list_while(running)
+    printed = "".join(running.communicate())
+    assert running.returncode == 0, printed
+    assert "road=executors" in printed, "the URL of the database went to the executors, too"
+    assert "Parsed Logical Plan" in printed
+    logged = _everything_in(events)
+    assert "SparkListenerSQLExecutionStart" in logged
+
+    wrong = {**kafka.variables, "TALLYMARK_SASL_PASSWORD_FILE": "", "TALLYMARK_SASL_PASSWORD": WRONG_CANARY}
+    for arguments, environment in (
+        (["run", file, "--until", "caught-up"], wrong),
+        (["status", "--file", file], kafka.variables),
+        (["status", "--file", file, "--json"], kafka.variables),
+        (["members", "--file", file, "--json"], kafka.variables),
+        (["pause", "--file", file, "--json"], kafka.variables),
+        (["doctor", "--file", file], kafka.variables),
+        (["doctor", "--file", file, "--json"], wrong),
+        (["consume", "orders", "--json"], wrong),
+        (["produce", "orders", "--file", str(file.with_name("none"))], wrong),
+    ):
+        done = tallymark("-vv", *arguments, **environment)
+        assert done.returncode in (0, 1)
+        assert "Traceback" not in done.stderr, arguments
+        printed += done.stdout + done.stderr
+
+    stored = databases.query(store, STORED)
+    assert len(stored) >= 5
+    for canary in canaries:
+        for name, shown in {"printed": printed, "event log": logged, "ps": listed, "stored": str(stored)}.items():
+            assert canary not in shown, f"{canary} is in what was {name}"
+        assert canary not in kafka.log.read_text()
+    assert "PRIVATE KEY" not in printed + logged
+
+
+def _process_list_while(running: subprocess.Popen[str]) -> str:
+    """The command lines of all processes, looked at for as long as it takes until Spark is up."""
+    listed: set[str] = set()
+    deadline = time.monotonic() + 8
+    while running.poll() is None and time.monotonic() < deadline:
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                listed.add(process.read_text(errors="replace"))
+        time.sleep(0.1)
+    assert any("org.apache.spark.deploy.SparkSubmit" in one for one in listed)
+    return "".join(listed)
+
+
+def _everything_in(directory: Path) -> str:
+    return "".join(path.read_text(errors="replace") for path in directory.rglob("*") if path.is_file())
