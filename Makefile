@@ -33,6 +33,7 @@ faults: $(READY)
 bench: $(READY)
 	@$(BIN)/python bench/stores.py --write docs/benchmarks.md $(ARGS)
 	@$(BIN)/python bench/consumers.py --write docs/benchmarks.md
+	@$(BIN)/python bench/producer.py --write docs/benchmarks.md
 
 format: $(READY)
 	@$(BIN)/ruff check --fix --quiet src tests bench examples; $(BIN)/ruff format src tests bench examples

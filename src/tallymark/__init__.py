@@ -9,11 +9,13 @@ from tallymark.budget import Budget
 from tallymark.cluster import Sasl, Tls
 from tallymark.consume import Place
 from tallymark.consumer import Consumer
+from tallymark.delivery import Metadata
 from tallymark.errors import Fenced, Retry, TallymarkError
 from tallymark.membership import Group, Standalone
 from tallymark.pipeline import Pipeline
 from tallymark.plan import Limits
 from tallymark.positions import Start
+from tallymark.producer import Producer
 from tallymark.records import Record, Records
 from tallymark.skipahead import SkipAhead
 from tallymark.source import Bytes, Json, Kafka
@@ -31,8 +33,10 @@ __all__ = [
     "Json",
     "Kafka",
     "Limits",
+    "Metadata",
     "Pipeline",
     "Place",
+    "Producer",
     "Record",
     "Records",
     "Retry",

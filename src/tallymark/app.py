@@ -1,10 +1,11 @@
-"""Framework style: a few settings and one decorated function make a listener."""
+"""Framework style: a few settings and one decorated function make a listener; a template sends."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -14,11 +15,13 @@ from tallymark.errors import BadInput
 from tallymark.handler import Handler
 from tallymark.listener import Listener, Listening
 from tallymark.loop import Until
+from tallymark.producer import Producer
 from tallymark.setup import Setup
 from tallymark.signals import leaving_on_signals
 from tallymark.source import Bytes, Json, Kafka
 from tallymark.spans import Tally
 from tallymark.steps import OnStep, ignore
+from tallymark.template import Lazy, Template
 from tallymark.workers import Order
 
 if TYPE_CHECKING:
@@ -60,6 +63,7 @@ class App:
         self._listeners: list[Listener] = []
         self._running: list[Listening] = []
         self._stop = threading.Event()
+        self._producers = [Lazy(self._producer)]
 
     @property
     def listeners(self) -> Sequence[Listener]:
@@ -100,6 +104,19 @@ class App:
 
         return register
 
+    def template(self, topic: str, **settings: Any) -> Template:
+        """A way to send to one topic: ``orders = app.template("orders"); orders.send({"id": 42}, key="42")``.
+
+        All templates share one producer, unless they have settings of ``Producer`` of their own. It is flushed and
+        closed when ``run`` ends. What a handler sends is not part of its transaction: after a retry it is sent again.
+        """
+        if settings:
+            self._producers.append(Lazy(partial(self._producer, **settings)))
+        return Template(topic, self._producers[-1 if settings else 0])
+
+    def _producer(self, **settings: Any) -> Producer:
+        return Producer(self._cluster.brokers, security=self._cluster.security, tls=self._cluster.tls, **settings)
+
     def run(self, until: Until = "stopped", *, on_step: OnStep = ignore) -> Tally:
         """Run all listeners until stopped, or ``until="caught-up"``. Returns what they did.
 
@@ -120,7 +137,10 @@ class App:
         self._running = [
             Listening(one, on_step, n) for one in self._listeners for n in range(one.threads if threads else 1)
         ]
-        with leaving_on_signals(self.stop):
+        with ExitStack() as stack:
+            for producer in self._producers:
+                stack.enter_context(producer)
+            stack.enter_context(leaving_on_signals(self.stop))
             self._wait([_start(partial(work, running)) for running in self._running])
         self._stop.clear()
         return Tally.sum(running.total for running in self._running)

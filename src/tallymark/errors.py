@@ -18,8 +18,14 @@
     │   ├── TopicRecreated        same name, another topic
     │   └── ForeignCluster        same topic name, another cluster
     ├── CommitRefused             the transaction was rolled back, nothing was written
-    │   ├── Fenced                another owner has claimed the partition
+    │   ├── Fenced                another owner has claimed the partition, or the transactional id
     │   └── PositionMoved         same owner, but the stored position is not where the batch started
+    ├── NotDelivered              a record was not written to Kafka, or is not known to be
+    │   ├── BufferFull            there was no room for it in time
+    │   ├── StillWaiting          it is on its way, for longer than its sender waits
+    │   ├── RecordTooLarge
+    │   ├── RecordDropped         it was behind one that failed, in an aborted transaction, or left at close
+    │   └── ProducerStopped       the producer has ended at its first failure
     ├── ReadFailed                Spark failed to deliver a batch, for a reason of its own
     └── SandboxError              a local test server could not be fetched, started or stopped
 
@@ -110,6 +116,30 @@ class Fenced(CommitRefused):
 
 
 class PositionMoved(CommitRefused):
+    pass
+
+
+class NotDelivered(TallymarkError):
+    pass
+
+
+class BufferFull(NotDelivered):
+    pass
+
+
+class StillWaiting(NotDelivered):
+    pass
+
+
+class RecordTooLarge(NotDelivered):
+    pass
+
+
+class RecordDropped(NotDelivered):
+    pass
+
+
+class ProducerStopped(NotDelivered):
     pass
 
 

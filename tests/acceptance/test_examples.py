@@ -31,6 +31,8 @@ SHOWN = {
     "m12_settings": "refused: .*enable.auto.commit can't be set",
     "m13_positions": "committed 10, current 10, last stable 10, high watermark 13, lag 3",
     "m14_generations": "the old one was refused: .* was claimed by run",
+    "m15_producer": r"own partitioner: \[0, 1, 2, 3, 0\]",
+    "m16_no_loss": r"stopped: this producer stopped at its first failure, .*max.message.bytes; make a new one",
     "m18_listener": "dead letters: .*nobody ordered this",
 }
 STORES = {"m01_offset_table": "mariadb", "m03_one_transaction": "postgresql"}
@@ -60,6 +62,6 @@ def test_an_example_runs_and_shows_its_point(
 def test_every_requirement_has_an_example_that_is_listed_and_run() -> None:
     files = {file.stem for file in EXAMPLES.glob("m*.py")}
     assert files == set(SHOWN)
-    assert {int(name[1:3]) for name in files} == {*range(1, 15), 18}
+    assert {int(name[1:3]) for name in files} == {*range(1, 17), 18}
     listed = (EXAMPLES / "README.md").read_text()
     assert {name for name in files if f"({name}.py)" not in listed} == set()

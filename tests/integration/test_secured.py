@@ -188,6 +188,19 @@ def test_commands_get_in_by_the_environment(kafka: TokenKafka) -> None:
     assert "canary" not in denied.stderr + denied.stdout
 
 
+def test_a_producer_gets_in_or_says_why_not(kafka: TokenKafka) -> None:
+    with tm.Producer(kafka.brokers, security=scram(kafka), tls=tls(kafka)) as producer:
+        assert producer.send("orders-too", {"id": 1, "name": "a"}, partition=0).exception(10) is not None
+    with tm.Producer(kafka.brokers, security=scram(kafka, LIMITED), tls=tls(kafka)) as producer:
+        error = producer.send("forbidden", "a").exception(10)
+    assert isinstance(error, AccessDenied)
+    producer = tm.Producer(kafka.brokers, security=Sasl("PLAIN", "admin", "canary"), tls=tls(kafka))
+    with pytest.raises(AccessDenied, match="check user and password"):
+        producer.send("orders", "a").result(10)
+    with pytest.raises(TallymarkError, match="1 record was not delivered"):
+        producer.close()
+
+
 def test_a_password_that_is_changed_in_its_file_is_read_again(kafka: TokenKafka, tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text("old")

@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
@@ -17,7 +17,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from tallymark.brokers import Brokers
 from tallymark.cli.options import BrokersOption, needed_cluster
-from tallymark.errors import BadInput, TallymarkError
+from tallymark.errors import BadInput, NotDelivered, TallymarkError
 from tallymark.producer import Producer
 
 Topic = Annotated[str, typer.Argument(help="The topic to write to.")]
@@ -94,7 +94,8 @@ def produce(
 
 def _after(error: TallymarkError, producer: Producer) -> TallymarkError:
     """The error, with what had been sent before it."""
-    producer.flush()
+    with suppress(NotDelivered):
+        producer.flush()
     return type(error)(f"{error}; {producer.statistics().delivered:,} records before it were acknowledged")
 
 

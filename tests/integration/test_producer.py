@@ -1,0 +1,490 @@
+"""What is sent arrives as it was written and where Java would put it; whoever should hear of a failure does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, timezone
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import tallymark as tm
+from tallymark.errors import (
+    BadInput,
+    BufferFull,
+    CommitRefused,
+    NotDelivered,
+    ProducerStopped,
+    RecordDropped,
+    RecordTooLarge,
+    StillWaiting,
+    UnknownTopic,
+)
+from tallymark.outgoing import Outgoing
+from tallymark.partitioner import java_partition
+from tests.support.databases import query
+from tests.support.kafka import TIMEOUT, Topics
+
+NOWHERE = "127.0.0.1:1"
+LARGE = os.urandom(5000)
+Heard = list[tuple[tm.Metadata | None, tm.TallymarkError | None]]
+
+
+@pytest.fixture(scope="module")
+def producer(brokers: str) -> Iterator[tm.Producer]:
+    with tm.Producer(brokers) as made:
+        yield made
+
+
+@pytest.fixture
+def limited(topics: Topics) -> str:
+    """A topic that refuses what the client would let pass."""
+    return topics.create(1, max_message_bytes="2000")
+
+
+def read(brokers: str, metadata: tm.Metadata) -> Any:
+    """The record at this place, by a plain consumer."""
+    consumer = Consumer({"bootstrap.servers": brokers, "group.id": "unused", "enable.auto.commit": False})
+    consumer.assign([TopicPartition(metadata.topic, metadata.partition, metadata.offset)])
+    (message,) = consumer.consume(1, TIMEOUT)
+    consumer.close()
+    return message
+
+
+def values(topics: Topics, topic: str) -> list[bytes | None]:
+    return [value for _, value in sorted(topics.committed(topic).items())]
+
+
+def test_a_record_arrives_as_it_was_written(producer: tm.Producer, topics: Topics, brokers: str) -> None:
+    topic, when = topics.create(3), datetime(2026, 1, 31, 12, 0, 0, 123_000, tzinfo=timezone.utc)
+    sent = producer.send(topic, b"\xff", key="é", headers={"a": "ü", "b": b"\xff"}, partition=2, timestamp=when)
+    metadata = sent.result(TIMEOUT)
+    assert tuple(metadata) == (topic, 2, 0, when)
+    message = read(brokers, metadata)
+    assert (message.key(), message.value()) == ("é".encode(), b"\xff")
+    assert message.headers() == [("a", "ü".encode()), ("b", b"\xff")]
+    assert message.timestamp()[1] == int(when.timestamp() * 1000)
+
+
+@pytest.mark.parametrize(
+    ("value", "written"),
+    [
+        (b"\x00\xff", b"\x00\xff"),
+        ("grün", "grün".encode()),
+        (None, None),
+        ({"name": "grün", "tags": [1, None]}, '{"name":"grün","tags":[1,null]}'.encode()),
+        ({"at": datetime(2026, 1, 31, 12, tzinfo=timezone.utc)}, b'{"at":"2026-01-31T12:00:00+00:00"}'),
+        ({"day": date(2026, 1, 31), "price": Decimal("1.10")}, b'{"day":"2026-01-31","price":"1.10"}'),
+        (7, b"7"),
+    ],
+)
+def test_a_value_is_written_by_its_type(
+    producer: tm.Producer, topics: Topics, value: object, written: bytes | None
+) -> None:
+    topic = topics.create(1)
+    producer.send(topic, value).result(TIMEOUT)
+    assert values(topics, topic) == [written]
+
+
+def test_a_function_encodes_all_values_but_tombstones(topics: Topics, brokers: str) -> None:
+    topic = topics.create(1)
+    with tm.Producer(brokers, value=lambda value: f"<{value}>") as producer:
+        for value in ("a", 7, None):
+            producer.send(topic, value)
+    assert values(topics, topic) == [b"<a>", b"<7>", None]
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"key": 42}, "key=42 must be str, bytes or None"),
+        ({"value": {"n": float("nan")}}, "can't be written as JSON"),
+        ({"value": object()}, "object can't be written as JSON"),
+        ({"value": "\ud800"}, "can't be sent"),
+        ({"headers": {"a": 1}}, "can't be sent: .*header value"),
+        ({"timestamp": datetime(2026, 1, 31)}, "no time zone"),
+        ({"timestamp": -5}, "milliseconds after 1970"),
+        ({"topic": ""}, "topic='' is no name for a topic"),
+        ({"topic": "two words"}, "is no name for a topic"),
+    ],
+)
+def test_what_can_t_be_sent_is_refused_at_once(
+    producer: tm.Producer, topics: Topics, record: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadInput, match=said):
+        producer.send(**{"topic": "orders", **record})
+
+
+def test_settings_that_the_client_refuses_are_one_sentence(brokers: str) -> None:
+    with pytest.raises(BadInput, match=r"refused by the client: .*no.such.setting"):
+        tm.Producer(brokers, settings={"no.such.setting": 1})
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.lists(st.binary(max_size=40), min_size=1, max_size=100))
+def test_keys_go_where_java_puts_them(producer: tm.Producer, seven: str, keys: list[bytes]) -> None:
+    sent = [producer.send(seven, key=key) for key in keys]
+    assert [one.result(TIMEOUT).partition for one in sent] == [java_partition(key, 7) for key in keys]
+
+
+@pytest.fixture(scope="module")
+def seven(topics: Topics) -> str:
+    return topics.create(7)
+
+
+def test_a_partitioner_of_one_s_own_decides_unless_the_partition_is_given(brokers: str, seven: str) -> None:
+    def last(_topic: str, key: bytes | None, partitions: int) -> int:
+        return partitions - 1 if key else partitions
+
+    with tm.Producer(brokers, partitioner=last) as producer:
+        assert producer.send(seven, key="a").result(TIMEOUT).partition == 6
+        assert producer.send(seven, key="a", partition=0).result(TIMEOUT).partition == 0
+        with pytest.raises(BadInput, match="the partitioner chose 7"):
+            producer.send(seven)
+        with pytest.raises(UnknownTopic):
+            producer.send(f"none-{uuid.uuid4().hex}", key="a")
+
+
+def test_callbacks_and_listeners_hear_of_deliveries_and_one_that_raises_hinders_nobody(
+    topics: Topics, brokers: str
+) -> None:
+    heard: Heard = []
+    listened: list[tm.Metadata] = []
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("nobody expected this")
+
+    def listen(metadata: tm.Metadata) -> None:
+        listened.append(metadata)
+        broken()
+
+    topic = topics.create(1)
+    with tm.Producer(brokers, on_success=listen) as producer:
+        producer.send(topic, "a", on_delivery=broken)
+        producer.send(topic, "b", on_delivery=lambda *report: heard.append(report))
+    assert [metadata.offset for metadata in listened] == [0, 1]
+    assert [(metadata and metadata.offset, error) for metadata, error in heard] == [(1, None)]
+
+
+def test_a_callback_is_called_without_anybody_waiting_or_sending(producer: tm.Producer, topics: Topics) -> None:
+    called = threading.Event()
+    producer.send(topics.create(1), "a", on_delivery=lambda *_: called.set())
+    assert called.wait(TIMEOUT)
+
+
+def test_a_callback_can_send_but_not_wait(topics: Topics, brokers: str) -> None:
+    topic, refused = topics.create(1), []
+    own = tm.Producer(brokers)
+
+    def answer(*_: object) -> None:
+        second = own.send(topic, "answer")
+        for wait in (second.result, own.flush, own.close):
+            with pytest.raises(BadInput, match="a delivery callback can't wait"):
+                wait()
+            refused.append(wait)
+
+    own.send(topic, "question", on_delivery=answer).result(TIMEOUT)
+    own.close()
+    assert len(refused) == 3
+    assert values(topics, topic) == [b"question", b"answer"]
+
+
+def test_interceptors_see_records_and_what_became_of_them_in_their_order(topics: Topics, brokers: str) -> None:
+    class Stamp:
+        def __init__(self, mark: str) -> None:
+            self.mark, self.acknowledged, self.closed = mark, 0, 0
+
+        def on_send(self, record: Outgoing) -> Outgoing:
+            return record._replace(value=record.value + self.mark)
+
+        def on_acknowledgement(self, metadata: tm.Metadata | None, error: tm.TallymarkError | None) -> None:
+            assert (metadata is None) != (error is None)
+            self.acknowledged += 1
+
+        def close(self) -> None:
+            self.closed += 1
+
+    class Broken:
+        def on_send(self, record: Outgoing) -> Outgoing:
+            raise RuntimeError("passed over")
+
+        on_acknowledgement = close = on_send
+
+    class Silent:
+        pass
+
+    topic, first, second = topics.create(1), Stamp("1"), Stamp("2")
+    with tm.Producer(brokers, interceptors=(first, Broken(), Silent(), second)) as producer:
+        producer.send(topic, "value-")
+    assert values(topics, topic) == [b"value-12"]
+    assert (first.acknowledged, second.acknowledged, first.closed, second.closed) == (1, 1, 1, 1)
+
+
+def test_threads_share_a_producer_and_each_keeps_its_order(topics: Topics, brokers: str) -> None:
+    topic, each = topics.create(3), 2000
+    with tm.Producer(brokers, settings={"queue.buffering.max.messages": 500}) as producer:
+
+        def work(name: str) -> None:
+            for number in range(each):
+                producer.send(topic, f"{name}-{number}", key=name)
+
+        threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        producer.flush()
+        assert producer.statistics() == (4 * each, 4 * each, 0, 0)
+    found = [str(value, "ascii").split("-") for value in values(topics, topic) if value]
+    for name in "abcd":
+        assert [int(number) for one, number in found if one == name] == list(range(each))
+
+
+def test_a_record_that_is_too_large_fails_alone(producer: tm.Producer, topics: Topics) -> None:
+    topic = topics.create(1)
+    with pytest.raises(RecordTooLarge, match=r"a record of 1,100,001 bytes is above message.max.bytes=1000000"):
+        producer.send(topic, "x" * 1_100_000, key="k")
+    producer.send(topic, "next").result(TIMEOUT)
+    assert values(topics, topic) == [b"next"]
+
+
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_final_failure_stops_the_producer_and_every_record_behind_it_is_dropped_and_reported(
+    topics: Topics, brokers: str, limited: str, batch: int
+) -> None:
+    """The broker refuses one record: of all that came after it, none may be in the log."""
+    heard: dict[int, tuple[tm.Metadata | None, tm.TallymarkError | None]] = {}
+    listened: list[Outgoing] = []
+    small = {"linger.ms": 0, "batch.num.messages": batch}
+    producer = tm.Producer(brokers, settings=small, on_error=lambda record, _: listened.append(record))
+    producer.send(limited, "0").result(TIMEOUT)
+    for number in range(1, 500):
+        value = "x" * 5000 if number == 50 else str(number)
+        try:
+            producer.send(
+                limited,
+                value,
+                headers={"n": str(number)},
+                on_delivery=lambda *report, number=number: heard.update({number: report}),
+            )
+        except ProducerStopped:
+            break
+    producer.flush()
+    assert sorted(heard) == list(range(1, len(heard) + 1))
+    errors = {number: error for number, (_, error) in heard.items() if error}
+    assert 50 in errors
+    assert set(errors) == set(range(min(errors), len(heard) + 1))
+    assert isinstance(errors[50], RecordTooLarge)
+    assert isinstance(errors[len(heard)], RecordDropped)
+    assert "queued behind a record that failed" in str(errors[len(heard)])
+    assert [record.headers for record in listened] == [{"n": str(number)} for number in errors]
+    assert producer.statistics() == (len(heard) + 1, min(errors), len(errors), 0)
+    assert values(topics, limited) == [str(number).encode() for number in range(min(errors))]
+    with pytest.raises(ProducerStopped, match=rf"topic {limited}: the broker refused a batch .*; make a new one"):
+        producer.send(limited, "later")
+    producer.close()
+
+
+def test_failures_that_nobody_has_heard_of_are_raised_by_flush_and_close(
+    topics: Topics, brokers: str, limited: str
+) -> None:
+    producer = tm.Producer(brokers, profile="fast", settings={"linger.ms": 0})
+    heard: Heard = []
+    for _ in range(2):
+        producer.send(limited, LARGE)
+    producer.send(limited, LARGE, on_delivery=lambda *report: heard.append(report))
+    with pytest.raises(RecordTooLarge):
+        producer.send(limited, LARGE).result(TIMEOUT)
+    producer.send(limited, "fine").result(TIMEOUT)
+    with pytest.raises(NotDelivered, match=r"^2 records were not delivered; the first: topic .* max.message.bytes"):
+        producer.flush()
+    producer.flush()
+    producer.send(limited, LARGE)
+    with pytest.raises(NotDelivered, match=r"^1 record was"):
+        producer.close()
+    producer.close()
+    assert len(heard) == 1
+    with pytest.raises(BadInput, match="closed"):
+        producer.send(limited, "later")
+
+
+def test_a_topic_that_is_not_there_is_named(brokers: str) -> None:
+    topic = f"none-{uuid.uuid4().hex[:6]}"
+    producer = tm.Producer(brokers, settings={"topic.metadata.propagation.max.ms": 500})
+    with pytest.raises(UnknownTopic, match=f"topic {topic} does not exist"):
+        producer.send(topic, "value").result(TIMEOUT)
+    with pytest.raises(ProducerStopped, match=f"topic {topic} does not exist"):
+        producer.send(topic, "value")
+    producer.close()
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever asks why records wait does not wait long for an answer."""
+    monkeypatch.setattr("tallymark.reasons.ASK_SECONDS", 0.2)
+
+
+def test_a_full_buffer_blocks_and_then_errors_within_its_bound(impatient: None) -> None:
+    producer = tm.Producer(NOWHERE, settings={"queue.buffering.max.messages": 10}, buffer_seconds=0.5)
+    heard: Heard = []
+    for _ in range(10):
+        producer.send("orders", "value", on_delivery=lambda *report: heard.append(report))
+    began = time.monotonic()
+    with pytest.raises(BufferFull, match=rf"full of records for 0.5 s: the brokers at {NOWHERE} can't be reached"):
+        producer.send("orders", "value")
+    assert 0.5 < time.monotonic() - began < 5
+    with pytest.raises(StillWaiting, match=r"10 records wait after 0.1 s: the brokers at .* can't be reached"):
+        producer.flush(timeout=0.1)
+    producer.close(timeout=0)
+    assert [(metadata, type(error)) for metadata, error in heard] == [(None, RecordDropped)] * 10
+    assert "the producer was closed: 10 records wait" in str(heard[0][1])
+
+
+def test_what_a_block_raises_comes_before_what_close_has_to_say(
+    impatient: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = tm.Producer(NOWHERE)
+    own.send("orders", "value")
+    monkeypatch.setattr(own, "close", partial(own.close, 0.1))
+    with pytest.raises(ZeroDivisionError), own:
+        raise ZeroDivisionError
+    assert "1 record was not delivered" in caplog.text
+
+
+def test_a_transaction_is_visible_whole_or_not_at_all(topics: Topics, brokers: str) -> None:
+    topic = topics.create(2)
+    settings = {"linger.ms": 300}
+    with tm.Producer(brokers, transactional_id=f"tx-{uuid.uuid4().hex}", settings=settings) as producer:
+        with pytest.raises(BadInput, match="inside of `with producer"):
+            producer.send(topic, "outside")
+        with producer.transaction():
+            for partition in (0, 1):
+                producer.send(topic, "committed", partition=partition)
+            with pytest.raises(BadInput, match="in a transaction already"), producer.transaction():
+                pass
+            producer.send(topic, "committed", partition=0)
+        assert values(topics, topic) == [b"committed"] * 3
+        sent = []
+
+        def send_and_fail() -> None:
+            with producer.transaction():
+                producer.send(topic, "aborted", partition=0).result(TIMEOUT)
+                sent.append(producer.send(topic, "aborted", partition=0))
+                raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError):
+            send_and_fail()
+        assert isinstance(sent[0].exception(TIMEOUT), RecordDropped)
+        assert "aborted: its block raised ZeroDivisionError" in str(sent[0].exception())
+        with producer.transaction():
+            producer.send(topic, "again", partition=0)
+        assert sorted(map(str, values(topics, topic))) == ["b'again'", *["b'committed'"] * 3]
+
+
+def test_a_transaction_with_a_record_that_failed_is_aborted(topics: Topics, brokers: str, limited: str) -> None:
+    topic = topics.create(1)
+    with tm.Producer(brokers, transactional_id=f"tx-{uuid.uuid4().hex}") as producer:
+        with (
+            pytest.raises(CommitRefused, match=rf"nothing of it is visible: .*{limited} .*Message size too large"),
+            producer.transaction(),
+        ):
+            [producer.send(topic, "in vain"), producer.send(limited, "x" * 5000)]
+        with producer.transaction():
+            producer.send(topic, "again")
+    assert (values(topics, topic), values(topics, limited)) == ([b"again"], [])
+
+
+def test_a_zombie_is_shut_out_and_told_why(topics: Topics, brokers: str) -> None:
+    topic, name = topics.create(1), f"tx-{uuid.uuid4().hex}"
+    zombie, owner = (tm.Producer(brokers, transactional_id=name) for _ in range(2))
+
+    def take_over() -> None:
+        with zombie.transaction():
+            zombie.send(topic, "zombie").result(TIMEOUT)
+            with owner.transaction():
+                owner.send(topic, "owner")
+
+    with pytest.raises(tm.Fenced, match=f"another producer came with transactional_id {name}"):
+        take_over()
+    with pytest.raises(tm.Fenced, match=name), zombie.transaction():
+        pass
+    zombie.close()
+    owner.close()
+    assert values(topics, topic) == [b"owner"]
+
+
+def test_a_producer_without_an_id_has_no_transactions(producer: tm.Producer) -> None:
+    with pytest.raises(BadInput, match="transactional_id="), producer.transaction():
+        pass
+
+
+def test_the_end_of_the_process_delivers_what_is_left_and_says_what_it_could_not(
+    topics: Topics, brokers: str, tmp_path: Path
+) -> None:
+    topic = topics.create(1)
+    script = f"""
+import tallymark as tm, tallymark.producer, tallymark.reasons
+tallymark.reasons.ASK_SECONDS = 0.2
+tallymark.producer.EXIT_SECONDS = 1
+kept, lost = tm.Producer({brokers!r}, settings={{"linger.ms": 500}}), tm.Producer({NOWHERE!r})
+for number in range(100):
+    kept.send({topic!r}, str(number))
+    lost.send("orders", "value")
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert values(topics, topic) == [str(number).encode() for number in range(100)]
+    (line,) = done.stderr.splitlines()
+    assert "was not closed before the process ended: 100 records were not delivered; the first: topic orders" in line
+
+
+def test_a_template_sends_from_handlers_and_is_flushed_when_the_app_ends(
+    topics: Topics, brokers: str, database: Callable[[str], str], group: str
+) -> None:
+    topic, answers, quick = topics.create(1), topics.create(1), topics.create(1)
+    topics.send(topic, [{"id": number} for number in range(20)])
+    app = tm.App(brokers=brokers, store=database("sqlite"))
+    template = app.template(answers)
+    fast = app.template(quick, profile="fast", settings={"linger.ms": 60_000})
+
+    @app.listen(topic, group=group, value=tm.Json("id BIGINT"))
+    def answer(record: tm.Record, db: Any) -> None:
+        template.send({"answer": record.value["id"]}, key=str(record.value["id"]))
+        fast.send(str(record.value["id"]))
+
+    template.send("before").result(TIMEOUT)
+    assert app.run(until="caught-up").applied == 20
+    written = [value for value in values(topics, answers) if value is not None]
+    assert [json.loads(value)["answer"] for value in written[1:]] == list(range(20))
+    assert len(values(topics, quick)) == 20
+    template.send("after").result(TIMEOUT)
+
+
+def test_a_template_whose_producer_has_stopped_makes_no_dead_letters(
+    topics: Topics, brokers: str, limited: str, database: Callable[[str], str], group: str
+) -> None:
+    topic, url = topics.create(1), database("sqlite")
+    topics.send(topic, [{"id": number} for number in range(3)])
+    app = tm.App(brokers=brokers, store=url, patience=0.2)
+    template = app.template(limited)
+    assert template.send("x" * 5000).exception(TIMEOUT)
+
+    @app.listen(topic, group=group, value=tm.Json("id BIGINT"))
+    def answer(record: tm.Record, db: Any) -> None:
+        template.send(str(record.value["id"]))
+
+    with pytest.raises(tm.Retry, match="this producer stopped at its first failure"):
+        app.run(until="caught-up")
+    assert query(url, "SELECT count(*) FROM tallymark_dead_letters") == [(0,)]

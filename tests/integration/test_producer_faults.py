@@ -1,0 +1,125 @@
+"""Brokers die and come back under a producer that loses nothing: neither lost nor repeated, and in order."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic
+
+import tallymark as tm
+from tallymark.errors import StillWaiting
+from tallymark.sandbox import Kafka, KafkaCluster
+from tests.support.kafka import TIMEOUT, Topics
+from tests.support.running import wait_for
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+PARTITIONS, KEYS = 4, 50
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """One that tests may kill."""
+    with Kafka(tmp_path_factory.mktemp("broker") / "kafka", temporary=True) as running:
+        yield running
+
+
+def check_complete_and_in_order(topics: Topics, topic: str, records: int) -> None:
+    """Every record once, and those of each key in the order in which they were sent."""
+    by_key: dict[int, list[int]] = {}
+    for _, value in sorted(topics.committed(topic).items()):
+        number = int(value or b"")
+        by_key.setdefault(number % KEYS, []).append(number)
+    assert by_key == {key: list(range(key, records, KEYS)) for key in range(KEYS)}
+
+
+@pytest.mark.parametrize("records", [20_000, pytest.param(200_000, marks=pytest.mark.faults)])
+def test_a_broker_that_is_killed_in_the_middle_costs_and_repeats_nothing(broker: Kafka, records: int) -> None:
+    topics = Topics(broker.brokers)
+    topic, sending = topics.create(PARTITIONS), threading.Event()
+
+    def kill_and_restart() -> None:
+        assert sending.wait(TIMEOUT)
+        broker.kill()
+        broker.start()
+
+    thread = threading.Thread(target=kill_and_restart)
+    thread.start()
+    # The buffer is so small that the sender has to wait for the broker in the middle of its work.
+    with tm.Producer(broker.brokers, settings={"queue.buffering.max.messages": records // 10}) as producer:
+        for number in range(records):
+            producer.send(topic, str(number), key=str(number % KEYS))
+            if number == records // 3:
+                sending.set()
+        producer.flush()
+        assert producer.statistics() == (records, records, 0, 0)
+    thread.join()
+    check_complete_and_in_order(topics, topic, records)
+
+
+@pytest.mark.faults
+def test_what_waits_for_a_broker_is_delivered_when_it_is_back(broker: Kafka) -> None:
+    topics = Topics(broker.brokers)
+    topic = topics.create(PARTITIONS)
+    with tm.Producer(broker.brokers) as producer:
+        producer.send(topic, "0", key="0").result(TIMEOUT)
+        broker.kill()
+        sent = [producer.send(topic, str(number), key=str(number % KEYS)) for number in range(1, 500)]
+        with pytest.raises(StillWaiting, match=r"499 records wait after 0.5 s: the brokers at .* can't be reached"):
+            sent[-1].result(timeout=0.5)
+        broker.start()
+        assert all(one.result(TIMEOUT).topic == topic for one in sent)
+    check_complete_and_in_order(topics, topic, 500)
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(("killed", "least"), [(1, 3), (2, 2)])
+def test_below_min_insync_replicas_records_wait_and_it_is_said(
+    tmp_path: Path, killed: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With two of three gone there are too few controllers left to notice that their replicas are."""
+    monkeypatch.setattr("tallymark.reasons.ASK_SECONDS", 10.0)  # who has lost two brokers may need a while to answer
+    with KafkaCluster(tmp_path / "kafka", temporary=True) as cluster:
+        topics, admin = Topics(cluster.brokers), AdminClient({"bootstrap.servers": cluster.brokers})
+        new = NewTopic("strict", 1, 3, config={"min.insync.replicas": str(least)})
+        admin.create_topics([new])["strict"].result(TIMEOUT)
+        wait_for(lambda: in_sync(admin, "strict") == 3)
+        with tm.Producer(cluster.brokers, settings={"request.timeout.ms": 1000}) as producer:
+            producer.send("strict", "0", key="0").result(TIMEOUT)
+            for node in cluster.nodes[:killed]:
+                node.kill()
+            sent = producer.send("strict", "1", key="1")
+            said = (
+                rf"topic strict partition 0 has {3 - killed} of 3 replicas in sync, and min.insync.replicas is {least}"
+            )
+            with pytest.raises(StillWaiting, match=f"1 record waits after 2 s: {said}"):
+                sent.result(timeout=2)
+            for node in cluster.nodes[:killed]:
+                node.start()
+            sent.result(TIMEOUT)
+        assert list(topics.committed("strict").values()) == [b"0", b"1"]
+
+
+@pytest.mark.faults
+def test_a_leader_that_is_killed_under_load_costs_and_repeats_nothing(tmp_path: Path) -> None:
+    with KafkaCluster(tmp_path / "kafka", temporary=True) as cluster:
+        topics, admin = Topics(cluster.brokers), AdminClient({"bootstrap.servers": cluster.brokers})
+        admin.create_topics([NewTopic("replicated", PARTITIONS, 3)])["replicated"].result(TIMEOUT)
+        wait_for(lambda: in_sync(admin, "replicated") == 3)
+        records, killed = 20_000, threading.Thread(target=cluster.nodes[0].kill)
+        with tm.Producer(cluster.brokers, settings={"queue.buffering.max.messages": 2000}) as producer:
+            for number in range(records):
+                producer.send("replicated", str(number), key=str(number % KEYS))
+                if number == records // 3:
+                    killed.start()
+        killed.join()
+        check_complete_and_in_order(topics, "replicated", records)
+
+
+def in_sync(admin: AdminClient, topic: str) -> int:
+    """The fewest replicas in sync that a partition of this topic has."""
+    found = admin.list_topics(topic, TIMEOUT).topics[topic].partitions.values()
+    return min((len(one.isrs) for one in found), default=0)
