@@ -82,15 +82,10 @@ def test_no_password_is_shown_anywhere(kafka: SecureKafka, database: Callable[[s
 
     wrong = {**kafka.variables, "TALLYMARK_SASL_PASSWORD_FILE": "", "TALLYMARK_SASL_PASSWORD": WRONG_CANARY}
     for arguments, environment in (
-        (["run", file, "--until", "caught-up"], wrong),
-        (["status", "--file", file], kafka.variables),
         (["status", "--file", file, "--json"], kafka.variables),
-        (["members", "--file", file, "--json"], kafka.variables),
-        (["pause", "--file", file, "--json"], kafka.variables),
-        (["doctor", "--file", file], kafka.variables),
-        (["doctor", "--file", file, "--json"], wrong),
-        (["consume", "orders", "--json"], wrong),
-        (["produce", "orders", "--file", str(file.with_name("none"))], wrong),
+        (["doctor", "--file", file, "--json"], kafka.variables),
+        (["doctor", "--file", file], wrong),
+        (["consume", "orders"], wrong),
     ):
         done = tallymark("-vv", *arguments, **environment)
         assert done.returncode in (0, 1)

@@ -147,7 +147,7 @@ def test_what_consume_prints_can_be_produced_again(topics: Topics, brokers: str,
     [
         (["--key-delimiter", ":"], "a:1\nb\n", "line 2 has no ':' between key and value; 1 records before it were"),
         (["--format", "json"], '{"value": "x"}\n{"value": 7}\n', "line 2 is no record as tallymark consume --json"),
-        (["--partition", "7"], "a\n", "7"),
+        (["--partition", "7"], "a\n", "has no partition 7; it has 1, counted from 0"),
         (["-H", "nothing"], "", "-H nothing is no header; write it as name=value"),
         (["--file", "/no/such/file"], "", "/no/such/file can't be read: No such file or directory"),
         (["--profile", "reckless"], "", "reckless"),

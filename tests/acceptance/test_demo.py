@@ -19,7 +19,9 @@ from tests.support.kafka import Topics
 pytestmark = pytest.mark.xdist_group("processes")
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.faults)])
+@pytest.mark.parametrize(
+    "kills", [0, pytest.param(1, marks=pytest.mark.faults), pytest.param(3, marks=pytest.mark.faults)]
+)
 def test_kills_lose_nothing_and_repeat_nothing(database: Callable[[str], str], kills: int) -> None:
     store = database("postgresql")
     done = tallymark("demo", "--records", "12000", "--kills", str(kills), "--store", store, "--json")

@@ -24,8 +24,9 @@ from tallymark.sandbox.cluster import KafkaCluster
 from tallymark.stores.opening import open_store
 from tests.support.command import wait_until
 from tests.support.commits import owner
-from tests.support.databases import execute, query
+from tests.support.databases import execute
 from tests.support.kafka import Topics
+from tests.support.pipelines import tables
 from tests.support.redis import OwnValkey, client, key
 from tests.support.secure import LIMITED, allow, as_client, secure_kafka
 
@@ -88,8 +89,8 @@ def test_what_was_created_to_see_whether_it_can_be_is_gone(kind: str, database: 
     assert left_behind(url) == []
 
 
-def left_behind(url: str) -> list[tuple[object, ...]]:
-    return query(url, "SELECT table_name FROM information_schema.tables WHERE table_name LIKE 'tallymark%'")
+def left_behind(url: str) -> list[str]:
+    return [name for name in tables(url) if name.startswith("tallymark")]
 
 
 def test_a_probe_measures_the_brokers_clocks_and_removes_its_topic(brokers: str) -> None:

@@ -29,6 +29,9 @@ UNVERIFIED = "certificate verify failed"
 Settings = dict[str, Any]
 
 
+pytestmark = pytest.mark.xdist_group("secured sandbox")
+
+
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecureKafka]:
     with secure_kafka(tmp_path_factory.mktemp("secure")) as kafka:

@@ -66,7 +66,9 @@ def produce(
     asked = Brokers(cluster)
     if create and not asked.topics([topic], existing_only=True):
         asked.create(topic, create)
-    asked.find([topic])
+    partitions = asked.find([topic])[topic].partitions
+    if partition is not None and partition not in range(len(partitions)):
+        raise BadInput(f"topic {topic} has no partition {partition}; it has {len(partitions)}, counted from 0")
     began, interrupted = time.monotonic(), False
     with _opened(file) as source, _progress(topic, quiet=as_json) as tell:
         lines = _from_json(source) if form == "json" else _from_lines(source, key_delimiter)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta, timezone
 
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
+from tallymark.brokers import Brokers
+from tallymark.cluster import Cluster
+from tallymark.producer import Producer
 
 PARTITIONS = 4
 ABORTED = 500
@@ -18,22 +20,23 @@ BROKEN = [b"", b"not json", b'{"id": 17', b'{"id": "seventeen"}', b'[{"id": 1}, 
 Tell = Callable[[int], None]
 
 
+class _TakenBack(Exception):
+    """Ends a transaction without a commit."""
+
+
 def create_topic(brokers: str, topic: str) -> None:
-    admin = AdminClient({"bootstrap.servers": brokers})
-    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+    Brokers(Cluster(brokers, tls=False)).create(topic, PARTITIONS)
 
 
 def produce_orders(brokers: str, topic: str, records: int, tell: Tell) -> None:
     """Write the orders, one in a hundred undecodable, and in the middle two transactions that are aborted."""
-    producer = Producer({"bootstrap.servers": brokers, "enable.idempotence": True, "linger.ms": 20, "log_level": 3})
-    begun = [_begin(brokers, f"{topic}-taken-back-{number}") for number in range(2)]
-    for number, value in enumerate(_orders(records)):
-        if number == records // 3:
-            _take_back(begun, topic, producer)
-        _send(producer, topic, value, number % PARTITIONS)
-        if number % 1000 == 0:
-            tell(number)
-    producer.flush(60)
+    with Producer(brokers, tls=False, settings={"linger.ms": 20}) as producer:
+        for number, value in enumerate(_orders(records)):
+            if number == records // 3:
+                _take_back(brokers, topic, producer)
+            producer.send(topic, value, partition=number % PARTITIONS)
+            if number % 1000 == 0:
+                tell(number)
     tell(records)
 
 
@@ -53,30 +56,17 @@ def _orders(records: int) -> Iterator[bytes]:
         yield json.dumps(order).encode()
 
 
-def _begin(brokers: str, name: str) -> Producer:
-    producer = Producer({"bootstrap.servers": brokers, "transactional.id": name, "log_level": 3})
-    producer.init_transactions(30)
-    producer.begin_transaction()
-    return producer
-
-
-def _take_back(begun: list[Producer], topic: str, beside: Producer) -> None:
+def _take_back(brokers: str, topic: str, beside: Producer) -> None:
     """Both transactions write to all partitions, among the other records, and then abort."""
-    for transaction, producer in enumerate(begun):
-        for number in range(ABORTED):
-            order = {"id": -1 - number, "customer": f"nobody-{transaction}", "amount": 0.0}
-            _send(producer, topic, json.dumps(order).encode(), number % PARTITIONS)
-        producer.flush(30)
-    beside.flush(30)
-    for producer in begun:
-        producer.abort_transaction(30)
-
-
-def _send(producer: Producer, topic: str, value: bytes, partition: int) -> None:
-    while True:
-        try:
-            producer.produce(topic, value=value, partition=partition)
-            producer.poll(0)
-            return
-        except BufferError:
-            producer.poll(0.1)
+    names = [f"{topic}-taken-back-{number}" for number in range(2)]
+    with ExitStack() as stack:
+        producers = [stack.enter_context(Producer(brokers, tls=False, transactional_id=name)) for name in names]
+        stack.enter_context(suppress(_TakenBack))
+        for transaction, producer in enumerate(producers):
+            stack.enter_context(producer.transaction())
+            for number in range(ABORTED):
+                order = {"id": -1 - number, "customer": f"nobody-{transaction}", "amount": 0.0}
+                producer.send(topic, order, partition=number % PARTITIONS)
+            producer.flush()
+        beside.flush()
+        raise _TakenBack
