@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -166,9 +167,9 @@ class Cluster:
         object.__setattr__(self, "security", security)
         object.__setattr__(self, "tls", tls or False)
         if security is not None and not self.tls:
-            log.warning("brokers=%s user and password go over a line that is not encrypted (tls=False)", self.brokers)
+            warn(self.brokers, "user and password go over a line that is not encrypted (tls=False)")
         if isinstance(tls, Tls) and not tls.verify_hostname:
-            log.warning("brokers=%s the host name of brokers is not verified (verify_hostname=False)", self.brokers)
+            warn(self.brokers, "the host name of brokers is not verified (verify_hostname=False)")
 
     @property
     def line(self) -> Tls | None:
@@ -189,6 +190,12 @@ class Cluster:
             **(self.line.settings() if self.line else {}),
             **(self.security.settings() if self.security else {}),
         }
+
+
+@cache
+def warn(brokers: str, said: str) -> None:
+    """Once for a cluster."""
+    log.warning("brokers=%s %s", brokers, said)
 
 
 def check_settings(settings: Mapping[str, Any], refused: Mapping[str, str], where: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tallymark as tm
-from tallymark.cluster import Cluster, Sasl, Tls
+from tallymark.cluster import Cluster, Sasl, Tls, warn
 from tallymark.errors import BadInput
 from tallymark.spark import access
 
@@ -23,6 +23,11 @@ def pem(tmp_path: Path) -> dict[str, Any]:
     for name, content in {"ca": PEM, "cert": PEM, "key": KEY}.items():
         (tmp_path / name).write_text(content)
     return {name: str(tmp_path / name) for name in ("ca", "cert", "key")}
+
+
+@pytest.fixture(autouse=True)
+def nobody_was_warned() -> None:
+    warn.cache_clear()
 
 
 def scram(**changes: Any) -> Sasl:

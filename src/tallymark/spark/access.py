@@ -17,8 +17,8 @@ _MODULES = {
     OAUTHBEARER: "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule",
 }
 _TOKEN_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
-REDACTED = "(?i)url|secret|password|token|jaas|keystore|truststore"
-"""The options whose values Spark must not show. By itself it knows none of Kafka's."""
+REDACTED = "(?i)secret|password|token|jaas|keystore|truststore"
+"""The options whose values Spark must not show, beside those that it hides by itself."""
 
 
 def options(cluster: Cluster) -> dict[str, str]:

@@ -54,6 +54,7 @@ RAW_RECORDS = (
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
 NESTED = (T.StructType, T.ArrayType, T.MapType, T.VariantType)
+REDACTION = "spark.sql.redaction.options.regex"
 ROWS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 ARROW_BATCH = 16 << 20
 """Bytes of records that travel in one Arrow batch, which a task holds in memory."""
@@ -83,7 +84,9 @@ class SparkReader:
         self._schemas: dict[str, pa.Schema] | None = None
         # Whatever the session says: JSON timestamps without a zone are UTC, and so are those in the tables.
         self._spark.conf.set("spark.sql.session.timeZone", "UTC")
-        self._spark.conf.set("spark.sql.redaction.options.regex", access.REDACTED)
+        hidden = self._spark.conf.get(REDACTION, "") or ""
+        if access.REDACTED not in hidden:
+            self._spark.conf.set(REDACTION, "|".join(filter(None, (hidden, access.REDACTED))))
 
     def schemas(self) -> Mapping[str, pa.Schema]:
         if self._schemas is None:
