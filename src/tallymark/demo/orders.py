@@ -1,7 +1,7 @@
 """The pipeline that the demonstration runs, as a process of its own so that it can be killed.
 
-It reads its settings from the command line as JSON, and prints a line for every step, so that whoever kills it knows
-what it was doing.
+It reads its settings from standard input as JSON, since a URL may hold a password and a command line is for everybody
+to read. It prints a line for every step, so that whoever kills it knows what it was doing.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def pipeline(settings: Settings) -> Pipeline:
 
 
 def main() -> None:
-    settings = Settings(**json.loads(sys.argv[1]))
+    settings = Settings(**json.load(sys.stdin))
 
     def tell(step: Step, progress: Progress) -> None:
         print(json.dumps({"step": step.value, "batch": progress.batch, **asdict(progress.tally)}), flush=True)

@@ -106,12 +106,20 @@ class Run:
     """One process that runs the pipeline."""
 
     def __init__(self, settings: Settings) -> None:
-        command = [sys.executable, "-m", "tallymark.demo.orders", json.dumps(asdict(settings))]
+        command = [sys.executable, "-m", "tallymark.demo.orders"]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when the run ends
         # A process group of its own: the JVM is killed with it.
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._errors, text=True, start_new_session=True
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            start_new_session=True,
         )
+        assert self._process.stdin is not None
+        with self._process.stdin as told:
+            json.dump(asdict(settings), told)
         self.committed = Tally()
 
     def watch(self, stage: Stage, before: Tally, kill_at: Step | None) -> str | None:
