@@ -108,7 +108,8 @@ class App:
         """A way to send to one topic: ``orders = app.template("orders"); orders.send({"id": 42}, key="42")``.
 
         All templates share one producer, unless they have settings of ``Producer`` of their own. It is flushed and
-        closed when ``run`` ends. What a handler sends is not part of its transaction: after a retry it is sent again.
+        closed when ``run`` ends. What a handler sends is not part of its transaction: after a retry it is sent again,
+        and a crash after the commit can lose what was not acknowledged yet, unless the handler waits for ``result()``.
         """
         if settings:
             self._producers.append(Lazy(partial(self._producer, **settings)))
@@ -138,11 +139,11 @@ class App:
             Listening(one, on_step, n) for one in self._listeners for n in range(one.threads if threads else 1)
         ]
         with ExitStack() as stack:
+            stack.callback(self._stop.clear)
             for producer in self._producers:
                 stack.enter_context(producer)
             stack.enter_context(leaving_on_signals(self.stop))
             self._wait([_start(partial(work, running)) for running in self._running])
-        self._stop.clear()
         return Tally.sum(running.total for running in self._running)
 
     def stop(self) -> None:

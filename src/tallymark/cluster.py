@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -61,6 +62,8 @@ class Sasl:
             raise BadInput(f"Sasl({self.mechanism!r}) needs username= and either password= or password_file=")
         if (self.mechanism == OAUTHBEARER) != bool(self.token_url):
             raise BadInput("token_url= belongs to Sasl('OAUTHBEARER', ...), which needs it")
+        if self.token_url and not self.token_url.startswith(("https://", "http://127.0.0.1:", "http://localhost:")):
+            raise BadInput("token_url= must start with https://, or everybody on the way could read the secret")
         if self.scope and not self.token_url:
             raise BadInput("scope= belongs to Sasl('OAUTHBEARER', ...)")
         self.secret()
@@ -71,16 +74,15 @@ class Sasl:
     @classmethod
     def from_environment(cls) -> Sasl | None:
         """From TALLYMARK_SASL_MECHANISM, _USERNAME, _PASSWORD or _PASSWORD_FILE, _TOKEN_URL and _SCOPE."""
-        mechanism = _variable("SASL_MECHANISM")
+        mechanism, user = _variable("SASL_MECHANISM"), _variable("SASL_USERNAME")
+        # Both at once are refused here; a file is read again for every client.
+        password, file = from_environment("SASL_PASSWORD"), _variable("SASL_PASSWORD_FILE")
         if mechanism is None:
+            if user or password:
+                raise BadInput(f"TALLYMARK_SASL_MECHANISM is missing; write one of {', '.join(MECHANISMS)}")
             return None
-        return cls(
-            mechanism,
-            _variable("SASL_USERNAME") or "",
-            from_environment("SASL_PASSWORD") or "",
-            token_url=_variable("SASL_TOKEN_URL"),
-            scope=_variable("SASL_SCOPE"),
-        )
+        url, scope = _variable("SASL_TOKEN_URL"), _variable("SASL_SCOPE")
+        return cls(mechanism, user or "", "" if file else password or "", file, url, scope)
 
     def settings(self) -> dict[str, str]:
         """As librdkafka has it."""
@@ -116,17 +118,19 @@ class Tls:
         if bool(self.cert) != bool(self.key):
             raise BadInput("Tls() needs cert= and key= together")
         for name, path in (("ca", self.ca), ("cert", self.cert), ("key", self.key)):
+            if path and "-----BEGIN" in path:
+                raise BadInput(f"Tls({name}=...) is the text of a PEM file; write it to a file and give its path")
             if path and not os.access(path, os.R_OK):
                 raise BadInput(f"Tls({name}={path!r}): the file can't be read")
             if path and "-----BEGIN " not in Path(path).read_text(errors="replace"):
                 raise BadInput(f"Tls({name}={path!r}) is no PEM file; openssl can convert it")
 
     @classmethod
-    def from_environment(cls) -> Tls | None:
+    def from_environment(cls, *, implied: bool = False) -> Tls | None:
         """From TALLYMARK_TLS_CA, _CERT, _KEY, _KEY_PASSWORD or _KEY_PASSWORD_FILE, and _VERIFY_HOSTNAME."""
         names = ("TLS_CA", "TLS_CERT", "TLS_KEY")
         ca, cert, key = map(_variable, names)
-        if not (_switch("TLS") or ca or cert or key):
+        if not (implied or _switch("TLS") or ca or cert or key):
             return None
         verify = _switch("TLS_VERIFY_HOSTNAME") is not False
         return cls(ca, cert, key, from_environment("TLS_KEY_PASSWORD"), verify)
@@ -158,10 +162,11 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.brokers.strip():
             raise BadInput("the address of a broker is missing, such as 'localhost:9092'")
+        self.addresses  # noqa: B018 - refuses what is none
         security, tls = self.security, self.tls
         if security is None and tls is None:
             security = Sasl.from_environment()
-            tls = False if _switch("TLS") is False else Tls.from_environment()
+            tls = False if _switch("TLS") is False else Tls.from_environment(implied=security is not None)
         if tls is True or (tls is None and security is not None):
             tls = Tls()
         object.__setattr__(self, "security", security)
@@ -170,6 +175,17 @@ class Cluster:
             warn(self.brokers, "user and password go over a line that is not encrypted (tls=False)")
         if isinstance(tls, Tls) and not tls.verify_hostname:
             warn(self.brokers, "the host name of brokers is not verified (verify_hostname=False)")
+
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """Hosts and ports; 9092 is what clients take for a port that is not said."""
+        found = []
+        for address in self.brokers.split(","):
+            parts = re.fullmatch(r"(?:\w+://)?(\[.*]|[^:]*)(?::(\d+))?", address.strip())
+            if parts is None:
+                raise BadInput(f"{address.strip()!r} is no address of a broker; write host:port")
+            found.append((parts[1].strip("[]"), int(parts[2] or 9092)))
+        return found
 
     @property
     def line(self) -> Tls | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +14,8 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 from tallymark.errors import NotDelivered, TallymarkError
 from tallymark.interceptors import Interceptors, guarded
 from tallymark.outgoing import Headers, Outgoing
+
+log = logging.getLogger(__name__)
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 WAIT_SECONDS = 60.0
@@ -96,7 +99,7 @@ class Reports:
 
     def __init__(
         self,
-        explain: Callable[[Any, str | None], TallymarkError],
+        explain: Callable[[Any, str, int], TallymarkError],
         wait: Callable[[Callable[[], bool], float], None],
         interceptors: Interceptors,
         on_success: Callable[[Metadata], Any] | None,
@@ -124,7 +127,7 @@ class Reports:
             guarded(delivery.on_delivery, metadata, None)
 
     def fail(self, delivery: Delivery, cause: Any, message: Any) -> None:
-        error = self._explain(cause, message.topic())
+        error = self._explain(cause, message.topic(), message.partition())
         self._on_failure(error)
         self.failed += 1
         if delivery.on_delivery is None and self._on_error is None:
@@ -141,6 +144,7 @@ class Reports:
         with self._lock:
             if delivery.unheard == self._tellings:
                 self._count -= 1
+                self._first = self._first if self._count else None
             delivery.unheard = 0
 
     def tell(self) -> None:
@@ -152,6 +156,13 @@ class Reports:
         if count:
             records = "1 record was" if count == 1 else f"{count:,} records were"
             raise NotDelivered(f"{records} not delivered; the first: {first}") from first
+
+    def log(self) -> None:
+        """Log them, where something else is raised."""
+        try:
+            self.tell()
+        except NotDelivered as error:
+            log.error("%s", error)
 
     def forget(self) -> None:
         """Failures were told in another way."""

@@ -3,6 +3,7 @@
     TallymarkError
     ├── BadInput                  what the user wrote can't work: settings, schema string, table function
     │   ├── UnknownTopic
+    │   ├── UnknownPartition
     │   └── TableMismatch         an existing table can't take the rows
     ├── DataRefused               a database refused a value: the rows are at fault, not the connection
     ├── TableChanged              a table was dropped or altered under a running pipeline
@@ -25,7 +26,8 @@
     │   ├── StillWaiting          it is on its way, for longer than its sender waits
     │   ├── RecordTooLarge
     │   ├── RecordDropped         it was behind one that failed, in an aborted transaction, or left at close
-    │   └── ProducerStopped       the producer has ended at its first failure
+    │   ├── ProducerStopped       the producer has ended, by a failure or because it was closed
+    │   └── CommitUnknown         a transaction whose commit nobody has confirmed: visible or not
     ├── ReadFailed                Spark failed to deliver a batch, for a reason of its own
     └── SandboxError              a local test server could not be fetched, started or stopped
 
@@ -46,6 +48,10 @@ class BadInput(TallymarkError):
 
 
 class UnknownTopic(BadInput):
+    pass
+
+
+class UnknownPartition(BadInput):
     pass
 
 
@@ -140,6 +146,10 @@ class RecordDropped(NotDelivered):
 
 
 class ProducerStopped(NotDelivered):
+    pass
+
+
+class CommitUnknown(NotDelivered):
     pass
 
 

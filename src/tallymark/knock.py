@@ -12,6 +12,9 @@ import ssl
 from tallymark.cluster import Cluster, Tls
 
 ENCRYPTED = "TLS is spoken there: tls=Tls(...)"
+REFUSED = "a certificate of ours is asked for: Tls(cert=..., key=...)"
+SILENT = "somebody listens there and does not answer; check that it is Kafka"
+CUT = "the connection was cut; check the port, and that TLS is spoken there"
 SECONDS = 2.0
 ALERT_SECONDS = 0.5
 
@@ -19,16 +22,13 @@ ALERT_SECONDS = 0.5
 def diagnosis(cluster: Cluster) -> str:
     """What is wrong with the way to the first broker that can be found, and what helps."""
     said = ""
-    for address in cluster.brokers.split(","):
-        host, _, port = address.strip().rpartition("//")[2].rpartition(":")
+    for host, port in cluster.addresses:
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), SECONDS) as line:
-                return _greet(line, host.strip("[]"), cluster)
+            with socket.create_connection((host, port), SECONDS) as line:
+                return _greet(line, host, cluster)
         except socket.gaierror:
             said = f"the name {host} is not known here; correct it"
-        except (ValueError, OverflowError):
-            said = f"write {address.strip()} as host:port"
-        except OSError:
+        except (OSError, OverflowError):
             said = "nobody listens there; check address and port"
     return said
 
@@ -41,10 +41,10 @@ def _greet(line: socket.socket, host: str, cluster: Cluster) -> str:
         if "match" in error.verify_message:
             return f"the certificate is not for {host}: use the name it has, or Tls(verify_hostname=False)"
         return f"the certificate is not trusted ({error.verify_message}): name its authority with Tls(ca=...)"
-    except OSError:
-        if cluster.line:
-            return "no TLS is spoken there: tls=False, or another port"
-        return "somebody listens there and does not answer; check that it is Kafka"
+    except OSError as error:
+        if "ALERT" in (getattr(error, "reason", None) or ""):
+            return REFUSED if cluster.line else ENCRYPTED
+        return CUT if cluster.line else SILENT
 
 
 def _after_handshake(secure: ssl.SSLSocket, cluster: Cluster) -> str:
@@ -54,7 +54,7 @@ def _after_handshake(secure: ssl.SSLSocket, cluster: Cluster) -> str:
     try:
         secure.recv(1)
     except ssl.SSLError:
-        return "a certificate of ours is asked for: Tls(cert=..., key=...)"
+        return REFUSED
     except OSError:
         pass
     return "check user and password" if cluster.security else "a login may be asked for: security=Sasl(...)"

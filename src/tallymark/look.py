@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
 from datetime import datetime
@@ -17,6 +19,8 @@ from tallymark.source import Kafka
 from tallymark.spans import Log, Partition
 
 AT_ONCE, WAIT_SECONDS = 1_000, 0.2
+SILENT_SECONDS = 10.0
+"""How long nothing may come before we ask whether the brokers are still there."""
 FORMS = "earliest, latest, an offset, -N for the last N of each partition, or a time such as 2026-01-31T12:00:00Z"
 
 
@@ -42,8 +46,14 @@ class Look:
         left = {one: log.stop for one, log in self._logs.items() if follow or self._offsets[one] < log.stop}
         with closing(Fetcher(self._source, self._brokers)) as fetcher:
             fetcher.add({one: self._offsets[one] for one in left})
+            heard = time.monotonic()
             while left:
-                for partition, fetched in fetcher.fetch(AT_ONCE, WAIT_SECONDS).items():
+                came = fetcher.fetch(AT_ONCE, WAIT_SECONDS)
+                if came:
+                    heard = time.monotonic()
+                elif not follow and time.monotonic() - heard > SILENT_SECONDS:
+                    self._brokers.topics(self._source.topic_names)
+                for partition, fetched in came.items():
                     for message in fetched.messages:
                         if follow or message.offset() < left.get(partition, 0):
                             yield _record(message)
@@ -52,7 +62,7 @@ class Look:
                         fetcher.remove([partition])
 
     def _starting_offsets(self, start: str) -> Mapping[Partition, int]:
-        if start.lstrip("-").isdecimal():
+        if re.fullmatch(r"-?\d+", start):
             return {one: _clamped(log, int(start)) for one, log in self._logs.items()}
         if start in ("earliest", "latest"):
             return {one: log.start if start == "earliest" else log.stop for one, log in self._logs.items()}

@@ -59,10 +59,8 @@ def check_key(key: Any) -> str | bytes | None:
     )
 
 
-def epoch_millis(timestamp: datetime | int | None) -> int:
-    """As Kafka has it; 0 lets the client take the time of sending."""
-    if timestamp is None:
-        return 0
+def epoch_millis(timestamp: datetime | int) -> int:
+    """As Kafka has it."""
     if isinstance(timestamp, datetime):
         if timestamp.tzinfo is None:
             raise BadInput(f"timestamp={timestamp!r} has no time zone; add one, such as tzinfo=timezone.utc")

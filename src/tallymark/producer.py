@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import logging
 import threading
@@ -18,13 +17,15 @@ from confluent_kafka import Producer as Client
 from tallymark.brokers import connect
 from tallymark.cluster import Cluster, Sasl, Tls
 from tallymark.delivery import WAIT_SECONDS, Delivery, Metadata, OnDelivery, Reports, Statistics
-from tallymark.errors import BadInput, BufferFull, Fenced, ProducerStopped, StillWaiting, TallymarkError
+from tallymark.errors import BadInput, BufferFull, NotDelivered, StillWaiting, TallymarkError
 from tallymark.interceptors import Interceptors
+from tallymark.lifetime import still_open
 from tallymark.outgoing import NOTHING, PLAIN, Encode, Headers, Outgoing, check_key, check_topic, encode, epoch_millis
 from tallymark.partitioner import Choice, Partitioner, count_partitions
 from tallymark.profiles import NO_LOSS, Profile, check, choose
-from tallymark.pump import Pump
+from tallymark.pump import FORKED, Pump
 from tallymark.reasons import ASK_SECONDS, Reasons
+from tallymark.standing import Standing
 from tallymark.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -34,9 +35,6 @@ log = logging.getLogger(__name__)
 
 SERVED_EVERY = 64
 """Records after which a sender looks for reports: often enough, and not for each."""
-EXIT_SECONDS = 10.0
-"""How long the end of the process waits for what a producer that nobody has closed still holds."""
-_open: set[Producer] = set()
 
 
 class Producer:
@@ -84,33 +82,28 @@ class Producer:
         own = {"error_cb": self._reasons.complaints.on_error}
         self.settings = chosen.effective(settings or {})
         self._client: Any = connect(Client, {**cluster.settings(), **self.settings, **own})
-        self._stops_on_failure = chosen.stops_on_failure
+        self._standing = Standing(self._reasons, stops=chosen.stops_on_failure, halted=transactional_id is not None)
         self._buffer_seconds = buffer_seconds
         self._interceptors = Interceptors(interceptors)
         self._encode: Encode = value or encode
         self._plain = PLAIN if value is None else NOTHING
-        self._choice = (
-            Choice(partitioner, partial(count_partitions, self._client, self._reasons.of_failure))
-            if partitioner
-            else None
-        )
+        count = partial(count_partitions, self._client, self._reasons.of_failure)
+        self._choice = Choice(partitioner, count) if partitioner else None
         self._reports = Reports(
-            self._reasons.of_failure, self._wait, self._interceptors, on_success, on_error, self._on_failure
+            self._reasons.of_failure, self._wait, self._interceptors, on_success, on_error, self._standing.on_failure
         )
-        self._lock = threading.Lock()
+        self._closing = threading.RLock()
         self._ticks = itertools.count()
         self._topics: set[str] = set()
-        self._failure: TallymarkError | None = None
-        self._fatal: TallymarkError | None = None
-        self._closed = False
-        self._halted = transactional_id is not None
-        self._pump = Pump(self._client, self._on_fatal, self._drop_queued)
+        self._pump = Pump(
+            self._client, lambda error: self._standing.on_fatal(error, last=self._idle()), self._drop_queued
+        )
         self._transactions = (
-            Transactions(self._client, self._pump, self._reasons, transactional_id, buffer_seconds)
+            Transactions(self._client, self._pump, self._reasons, self._standing, transactional_id, buffer_seconds)
             if transactional_id
             else None
         )
-        _open.add(self)
+        still_open.add(self)
 
     def send(
         self,
@@ -127,8 +120,8 @@ class Producer:
 
         Raises ``BufferFull`` when there is no room in time, ``RecordTooLarge``, ``ProducerStopped`` after a failure.
         """
-        if self._halted:
-            raise self._refusal()
+        if self._standing.halted:
+            raise self._standing.refusal()
         if self._interceptors.sending:
             topic, key, value, headers, partition, timestamp = self._interceptors.on_send(
                 Outgoing(topic, key, value, headers, partition, timestamp)
@@ -150,6 +143,8 @@ class Producer:
             self._wait_for_room(record)
         except (KafkaException, TypeError, ValueError, OverflowError) as error:
             raise self._refused(error, record) from error
+        if self._standing.closed:
+            self._check_late(delivery)
         if not next(self._ticks) % SERVED_EVERY:
             self._pump.nudge()
         return delivery
@@ -159,22 +154,21 @@ class Producer:
         """What is sent in the block becomes visible at its end; when it raises, never.
 
         One at a time. What other threads send meanwhile with this producer belongs to it too. Raises ``CommitRefused``
-        when it had to be aborted, and ``Fenced`` when another producer came with the same transactional_id.
+        when it had to be aborted, ``CommitUnknown`` when nobody can say whether it was, and ``Fenced`` when another
+        producer came with the same transactional_id. After the latter two the producer has ended.
         """
+        self._pump.check_caller()
         if self._transactions is None:
             raise BadInput("this producer has no transactions; make it with transactional_id='a-name-of-its-own'")
-        if self._closed or self._failure:
-            raise self._refusal()
+        if self._standing.closed or self._standing.failure:
+            raise self._standing.refusal()
         try:
             with self._transactions.one():
-                self._halted = False
+                self._standing.halted = False
                 try:
                     yield
                 finally:
-                    self._halted = True
-        except Fenced as error:
-            self._stop(error)
-            raise
+                    self._standing.halted = True
         finally:
             # Whoever leaves the block was told: it committed, or it raised.
             self._reports.forget()
@@ -187,17 +181,27 @@ class Producer:
     def close(self, timeout: float = WAIT_SECONDS) -> None:
         """Flush, and end. What is not delivered in time is dropped and reported."""
         self._pump.check_caller()
-        with self._lock:
-            if self._closed:
+        with self._closing:
+            if self._standing.closed:
                 return
-            self._halted = self._closed = True
-        try:
-            self._empty(timeout)
-        except TallymarkError as error:
-            self._reasons.dropping = f"the producer was closed: {error}"
-        finally:
+            self._standing.close("this producer is closed; make a new one")
+            try:
+                self._empty(timeout)
+            except TallymarkError as error:
+                self._reasons.dropping = f"the producer was closed: {error}"
+            except BaseException as error:
+                self._reasons.dropping = f"the producer was closed: {type(error).__name__} cut its flush short"
+                self._end()
+                self._reports.log()
+                raise
             self._end()
-        self._reports.tell()
+            self._reports.tell()
+
+    def disown(self) -> None:
+        """In a forked child: the producer, and what it holds, is its parent's."""
+        self._standing.close(FORKED)
+        self._closing = threading.RLock()
+        self._pump.disown()
 
     def statistics(self) -> Statistics:
         # "count(7)": a counter that threads advance together without a lock, and no other way to read it.
@@ -225,19 +229,22 @@ class Producer:
 
     def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
         def settled() -> bool:
-            if not self._reports.delivered:
-                self._reasons.complaints.check()  # who was never let in won't be by waiting
-            return condition()
+            if condition():
+                return True
+            if self._reports.delivered:
+                self._reasons.complaints.clear()
+            self._reasons.complaints.check()  # who was never let in won't be by waiting
+            return False
 
         if not self._pump.wait_until(settled, seconds):
             count = self.statistics().waiting
             waiting = f"{count:,} {'record waits' if count == 1 else 'records wait'} after {seconds:g} s"
-            raise StillWaiting(f"{waiting}: {self._reasons.of_waiting(self._topics)}")
+            raise StillWaiting(f"{waiting}: {self._reasons.of_waiting(sorted(self._topics))}")
 
     def _wait_for_room(self, record: tuple[Any, ...]) -> None:
         def fits() -> bool:
-            if self._halted:
-                raise self._refusal()
+            if self._standing.halted:
+                raise self._standing.refusal()
             try:
                 self._client.produce(*record)
             except BufferError:
@@ -246,68 +253,48 @@ class Producer:
                 raise self._refused(error, record) from error
             return True
 
+        if self._pump.serves_here():
+            raise BufferFull("the buffer is full of records, and a callback can't wait for room; make it larger")
         if not self._pump.wait_until(fits, self._buffer_seconds):
-            why = self._reasons.of_waiting({*self._topics, record[0]})
+            why = self._reasons.of_waiting([record[0], *sorted(self._topics - {record[0]})])
             raise BufferFull(f"the buffer was full of records for {self._buffer_seconds:g} s: {why}")
 
     def _refused(self, error: Exception, record: tuple[Any, ...]) -> TallymarkError:
         """Why the client did not take a record: it fails alone and stops nothing, unless the client has ended."""
-        if not isinstance(error, KafkaException) or error.args[0].code() != KafkaError._FATAL:
+        code = error.args[0].code() if isinstance(error, KafkaException) else None
+        if code == KafkaError._STATE and self._transactions:
+            first = f": {self._standing.first}" if self._standing.first else ""
+            return NotDelivered(f"topic {record[0]}: not sent, because its transaction has failed or ended{first}")
+        if code != KafkaError._FATAL:
             return self._reasons.of_refusal(error, record, self.settings.get("message.max.bytes", 1_000_000))
         with suppress(BadInput):  # a callback can't wait for the report that says more
-            self._pump.wait_until(lambda: self._failure is not None, ASK_SECONDS)
-        self._stop(self._fatal or self._reasons.of_failure(error.args[0], record[0]))
-        return self._refusal()
-
-    def _refusal(self) -> TallymarkError:
-        if self._closed:
-            return BadInput("this producer is closed; make a new one")
-        if isinstance(self._failure, Fenced):
-            return Fenced(str(self._failure))
-        if self._failure is None:
-            return BadInput("a producer with transactional_id= sends inside of `with producer.transaction():` only")
-        return ProducerStopped(
-            f"this producer stopped at its first failure, so that nothing overtakes it: {self._failure}; make a new one"
-        )
-
-    def _on_failure(self, error: TallymarkError) -> None:
-        if self._stops_on_failure or self._fatal:
-            self._stop(error)
-
-    def _on_fatal(self, error: Any) -> None:
-        """The client has ended for good. Reports of the records that it ended at come next, and say more."""
-        self._fatal = self._reasons.of_failure(error)
-        self._reasons.dropping = str(self._fatal)
-        if self._idle() or isinstance(self._fatal, Fenced):
-            self._stop(self._fatal)
-
-    def _stop(self, error: TallymarkError) -> None:
-        if self._failure is None:
-            self._failure = error
-            self._halted = True
-            self._reasons.dropping = f"it was queued behind a record that failed: {error}"
+            self._pump.wait_until(lambda: self._standing.failure is not None, ASK_SECONDS)
+        self._standing.stop(self._standing.fatal or self._reasons.of_failure(error.args[0], record[0]))
+        return self._standing.refusal()
 
     def _drop_queued(self) -> None:
         """After a failure, again and again: what was under way at that time may be queued once more."""
-        if self._failure is not None and not self._idle():
+        if self._standing.failure is not None and not self._idle():
             with suppress(KafkaException):
                 self._client.purge(in_flight=False, blocking=False)
 
+    def _check_late(self, delivery: Delivery) -> None:
+        """It was handed over while another thread closed the producer: delivered by that, or dropped now."""
+        if self._pump.serves_here():
+            return  # whoever closes waits for this callback, and for its record
+        with self._closing:
+            self._drop_all()
+        if delivery.place is None:
+            self._reports.heard(delivery)
+            raise self._standing.refusal()
+
+    def _drop_all(self) -> None:
+        if not self._idle():
+            self._client.purge()
+            self._pump.wait_until(self._idle, 1)
+
     def _end(self) -> None:
-        for _ in range(5):
-            # More than once: another thread may have been about to hand over a record.
-            if not self._idle():
-                self._client.purge()
-                self._pump.wait_until(self._idle, 1)
+        self._drop_all()
         self._pump.close()
         self._interceptors.close()
-        _open.discard(self)
-
-
-@atexit.register
-def _close_all() -> None:
-    for producer in tuple(_open):
-        try:
-            producer.close(EXIT_SECONDS)
-        except TallymarkError as error:
-            log.error("a producer was not closed before the process ended: %s", error)
+        still_open.discard(self)

@@ -31,6 +31,8 @@ REFUSED = {
     "on_delivery": "it is on_delivery= of send(), or on_success= and on_error=",
     "dr_cb": "it is on_delivery= of send(), or on_success= and on_error=",
     "error_cb": "errors are explained to whoever waits",
+    "stats_cb": "what it raises would hit whoever sends; see statistics()",
+    "throttle_cb": "what it raises would hit whoever sends; the brokers' own metrics tell of it",
 }
 """Settings that have their own place, or that would hide what becomes of a record, and why."""
 BASE = {
@@ -112,6 +114,7 @@ def choose(profile: str | Profile, transactional_id: str | None) -> Profile:
     if isinstance(profile, str) and profile not in PROFILES:
         raise BadInput(f"profile={profile!r} is not known; write {' or '.join(PROFILES)}")
     chosen = PROFILES[profile] if isinstance(profile, str) else profile
+    check(chosen.settings, f"Profile({chosen.name!r})")
     if transactional_id is None:
         return chosen
     if chosen is not NO_LOSS:
@@ -129,6 +132,6 @@ def _renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def check(settings: Mapping[str, Any]) -> None:
+def check(settings: Mapping[str, Any], where: str = "Producer(settings=...)") -> None:
     """Refuse what has its own place."""
-    check_settings(settings, REFUSED, "Producer(settings=...)")
+    check_settings(settings, REFUSED, where)

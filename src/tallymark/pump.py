@@ -6,6 +6,7 @@ a time, so that the reports of a partition come in its order.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,10 +17,15 @@ from confluent_kafka import KafkaException
 
 from tallymark.errors import BadInput
 
+log = logging.getLogger(__name__)
+
 BLOCK_SECONDS = 0.1
 """The longest time that anybody holds the right to serve without looking up."""
 BUSY_SECONDS = 0.02
 """How long the thread stays away from a client that its sender serves."""
+JOIN_SECONDS = 5.0
+"""How long closing waits for the thread, which may be in a callback that does not return."""
+FORKED = "this producer was made before a fork; make one in each process"
 
 
 class Pump:
@@ -32,7 +38,7 @@ class Pump:
         self._served = threading.Condition()
         self._server: int | None = None
         self._nudges = self._hurrying = 0
-        self._closed = False
+        self._closed = self._forked = False
         self._thread = threading.Thread(target=self._serve_when_idle, name="tallymark-producer", daemon=True)
         self._thread.start()
 
@@ -44,6 +50,7 @@ class Pump:
     @contextmanager
     def hurrying(self) -> Iterator[None]:
         """Whoever serves meanwhile sends what lingers until its batch is full."""
+        self._check_process()
         with self._served:
             self._hurrying += 1
         try:
@@ -57,6 +64,7 @@ class Pump:
         if condition():
             return True
         self.check_caller()
+        self._check_process()
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             if not self._serve(min(left, BLOCK_SECONDS)):
@@ -66,14 +74,21 @@ class Pump:
                 return True
         return False
 
+    def serves_here(self) -> bool:
+        """Whether the caller runs inside of a report, and would wait for itself."""
+        return self._server == threading.get_ident()
+
     def check_caller(self) -> None:
-        """Refuse whoever would wait for itself."""
-        if self._server == threading.get_ident():
-            raise BadInput("a delivery callback can't wait for deliveries: reports come one after the other")
+        if self.serves_here():
+            raise BadInput(
+                "a delivery callback can't wait for deliveries, nor can a signal handler that interrupts a wait: "
+                "reports come one after the other"
+            )
 
     @contextmanager
     def alone(self) -> Iterator[None]:
         """For calls of the client that serve reports by themselves."""
+        self._check_process()
         with self._right:
             self._server = threading.get_ident()
             try:
@@ -85,12 +100,21 @@ class Pump:
 
     def close(self) -> None:
         self._closed = True
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.join(JOIN_SECONDS)
+
+    def disown(self) -> None:
+        """In a forked child: nobody serves there, and threads that held a lock are gone."""
+        self._forked = True
+        self._right, self._served = threading.Lock(), threading.Condition()
+
+    def _check_process(self) -> None:
+        if self._forked:
+            raise BadInput(FORKED)
 
     def _serve(self, seconds: float) -> bool:
         """Whether it was our turn."""
-        if not self._right.acquire(blocking=False):
+        right = self._right  # a callback may fork
+        if not right.acquire(blocking=False):
             return False
         self._server = threading.get_ident()
         try:
@@ -99,7 +123,7 @@ class Pump:
             self._on_fatal(error.args[0])
         finally:
             self._server = None
-            self._right.release()
+            right.release()
         self._on_served()
         with self._served:
             self._served.notify_all()
@@ -108,7 +132,10 @@ class Pump:
     def _serve_when_idle(self) -> None:
         seen = -1
         while not self._closed:
-            if seen == self._nudges and self._serve(BLOCK_SECONDS):
-                continue
+            try:
+                if seen == self._nudges and self._serve(BLOCK_SECONDS):
+                    continue
+            except BaseException:  # a callback may even want to end the process; from here it can't
+                log.exception("a callback raised in the producer's thread and is passed over")
             seen = self._nudges
             time.sleep(BUSY_SECONDS)

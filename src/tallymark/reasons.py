@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -13,7 +13,16 @@ from confluent_kafka.admin import ConfigResource
 from tallymark.brokers import Brokers
 from tallymark.cluster import Cluster
 from tallymark.complaints import Complaints
-from tallymark.errors import BadInput, Fenced, NotDelivered, RecordDropped, RecordTooLarge, TallymarkError, UnknownTopic
+from tallymark.errors import (
+    BadInput,
+    Fenced,
+    NotDelivered,
+    RecordDropped,
+    RecordTooLarge,
+    TallymarkError,
+    UnknownPartition,
+    UnknownTopic,
+)
 
 ASK_SECONDS = 2.0
 """How long the cluster may take to answer why records wait."""
@@ -31,23 +40,24 @@ class Reasons:
         self._cluster = cluster
         self._transactional_id = transactional_id
 
-    def of_failure(self, error: Any, topic: str | None = None) -> TallymarkError:
+    def of_failure(self, error: Any, topic: str | None = None, partition: int = -1) -> TallymarkError:
         """An error of the client as one of ours."""
         code, where = error.code(), f"topic {topic}: " if topic else ""
         if code in DROPPED:
-            unsure = "; it was under way and may be in the log" if code == KafkaError._PURGE_INFLIGHT else ""
-            return RecordDropped(f"{where}the record was dropped, because {self.dropping}{unsure}")
-        if code in FENCED:
+            unsure = "it may be in the log, if it was under way before"
+            return RecordDropped(f"{where}the record was dropped, because {self.dropping}; {unsure}")
+        if code in FENCED and self._transactional_id:
             return Fenced(
-                f"another producer came with transactional_id {self._transactional_id}, and this one is shut out: "
-                "close it, and give every producer that runs at the same time an id of its own"
+                f"another producer came with transactional_id {self._transactional_id}, or its transaction took longer "
+                "than transaction.timeout.ms, and this one is shut out: close it, make a new one, and give every "
+                "producer that runs at the same time an id of its own"
             )
-        if code in _UNKNOWN:
+        if code in _UNKNOWN and topic:
             return UnknownTopic(
                 f"topic {topic} does not exist on {self._cluster.brokers}; create it or correct the name"
             )
         if code == KafkaError._UNKNOWN_PARTITION:
-            return BadInput(f"{where}there is no such partition")
+            return UnknownPartition(f"topic {topic} has no partition {partition}; send to one that it has, or add it")
         if code == KafkaError.MSG_SIZE_TOO_LARGE and topic:
             return RecordTooLarge(
                 f"{where}the broker refused a batch that is larger than the topic's max.message.bytes"
@@ -58,27 +68,29 @@ class Reasons:
 
     def of_refusal(self, error: Exception, record: Sequence[Any], most: int) -> TallymarkError:
         """Why the client did not even take a record; ``most`` is its message.max.bytes."""
-        topic, value, key = record[:3]
+        topic, value, key, partition = record[:4]
         if not isinstance(error, KafkaException):
             return BadInput(f"topic {topic}: the record can't be sent: {error}")
         if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
             size = sum(len(part.encode() if isinstance(part, str) else part or b"") for part in (key, value))
             return RecordTooLarge(f"topic {topic}: a record of {size:,} bytes is above message.max.bytes={most}")
-        return self.of_failure(error.args[0], topic)
+        return self.of_failure(error.args[0], topic, partition)
 
-    def of_waiting(self, topics: Collection[str]) -> str:
-        """Asks the cluster what keeps these topics from taking records.
+    def of_waiting(self, topics: Sequence[str]) -> str:
+        """Asks the cluster what keeps these topics from taking records, until something is found.
 
         On a connection of its own: behind a record that waits for its replicas, no question is answered.
         """
         brokers = Brokers(self._cluster)
         try:
-            found = [_holdup(brokers, topic) for topic in sorted(topics)]
-            if not found:
+            for topic in topics:
+                if found := _holdup(brokers, topic):
+                    return found
+            if not topics:
                 brokers.ask(lambda admin: {"cluster": admin.describe_cluster(request_timeout=ASK_SECONDS)})
         except TallymarkError as error:
             return str(error)
-        return "; ".join(filter(None, found)) or "the brokers answer, but have not acknowledged yet; look at their logs"
+        return "the brokers answer, but have not acknowledged yet; look at their logs"
 
     def _explained(self, error: Any, topic: str | None) -> TallymarkError:
         try:

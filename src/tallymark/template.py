@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tallymark.delivery import WAIT_SECONDS, Delivery
-from tallymark.errors import BufferFull, ProducerStopped, Retry
+from tallymark.errors import BadInput, BufferFull, ProducerStopped, RecordTooLarge, Retry, UnknownTopic
 from tallymark.producer import Producer
 
 
@@ -39,7 +39,7 @@ class Template:
     """Sends to one topic: ``orders.send({"id": 42}, key="42")``. The arguments are those of ``Producer.send``.
 
     When there is no room, or the producer has stopped, it raises ``Retry``: the record that a handler works on is not
-    at fault, and must not become a dead letter.
+    at fault, and must not become a dead letter. What can't be sent at all raises ``ValueError``, and does become one.
     """
 
     def __init__(self, topic: str, producer: Lazy) -> None:
@@ -51,6 +51,10 @@ class Template:
             return self._producer.get().send(self.topic, value, **record)
         except (BufferFull, ProducerStopped) as error:
             raise Retry(str(error)) from error
+        except UnknownTopic:
+            raise
+        except (RecordTooLarge, BadInput) as error:
+            raise ValueError(str(error)) from error
 
     def flush(self, timeout: float = WAIT_SECONDS) -> None:
         """Wait until what was sent is delivered, and raise failures that nobody has heard of."""

@@ -11,19 +11,24 @@ from typing import Any
 
 from confluent_kafka import KafkaException
 
-from tallymark.errors import BadInput, CommitRefused, TallymarkError
+from tallymark.errors import BadInput, CommitRefused, CommitUnknown, Fenced, TallymarkError
 from tallymark.pump import Pump
 from tallymark.reasons import FENCED, Reasons
+from tallymark.standing import Standing
 
 log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 0.05
 
 
 class Transactions:
     """One after the other. ``seconds`` bound each request to the coordinator, with its retries."""
 
-    def __init__(self, client: Any, pump: Pump, reasons: Reasons, name: str, seconds: float) -> None:
+    def __init__(
+        self, client: Any, pump: Pump, reasons: Reasons, standing: Standing, name: str, seconds: float
+    ) -> None:
         self._client, self._pump, self._reasons = client, pump, reasons
-        self._name, self._seconds = name, seconds
+        self._standing, self._name, self._seconds = standing, name, seconds
         self._ready = False
         self._one_at_a_time = threading.Lock()
 
@@ -47,23 +52,37 @@ class Transactions:
         if not self._ready:
             self._request(self._client.init_transactions, "start")
             self._ready = True
+        self._standing.first = None
         self._request(lambda _: self._client.begin_transaction(), "start")
 
     def _commit(self) -> None:
         try:
-            self._request(self._client.commit_transaction, "commit")
+            self._finish(self._client.commit_transaction, "commit")
         except _Abortable as error:
             self._abort("a record of it failed")
-            words = f"the transaction of {self._name} was aborted, and nothing of it is visible: {error}"
-            raise CommitRefused(words) from error
+            words = f"the transaction of {self._name} was aborted, and nothing of it is visible"
+            raise CommitRefused(f"{words}: {self._standing.first or error}") from error
 
     def _abort(self, why: str) -> None:
         self._reasons.dropping = f"its transaction was aborted: {why}"
         try:
-            self._request(self._client.abort_transaction, "abort")
+            self._finish(self._client.abort_transaction, "abort")
         except TallymarkError as error:
             # The coordinator aborts it by itself, after transaction.timeout.ms or when the id is used again.
             log.warning("transaction=%s could not be aborted: %s", self._name, error)
+
+    def _finish(self, call: Callable[[float], None], what: str) -> None:
+        """A client that could not finish one is in the middle of it for good."""
+        try:
+            self._request(call, what)
+        except _Abortable:
+            raise
+        except TallymarkError as error:
+            self._standing.stop(error)
+            raise
+        except BaseException as error:
+            self._standing.stop(self._unfinished(what, type(error).__name__))
+            raise
 
     def _request(self, call: Callable[[float], None], what: str) -> None:
         deadline = time.monotonic() + self._seconds
@@ -73,15 +92,29 @@ class Transactions:
                     return call(max(0.1, deadline - time.monotonic()))
             except KafkaException as raised:
                 error = raised.args[0]
-                if error.code() not in FENCED and error.txn_requires_abort():
-                    raise _Abortable(str(self._reasons.of_failure(error))) from raised
-                if error.code() in FENCED or not error.retriable():
-                    raise self._reasons.of_failure(error) from raised
+                if error.code() in FENCED or error.txn_requires_abort() or not error.retriable():
+                    raise self._refusal(error, what) from raised
                 if time.monotonic() >= deadline:
-                    raise CommitRefused(
-                        f"the {what} of the transaction of {self._name} did not come through in {self._seconds:g} s: "
-                        f"{self._reasons.of_waiting(())}"
-                    ) from raised
+                    why = f"{self._seconds:g} s were not enough: {self._reasons.of_waiting(())}"
+                    raise self._unfinished(what, why) from raised
+            time.sleep(RETRY_SECONDS)
+
+    def _refusal(self, error: Any, what: str) -> TallymarkError:
+        """Why a request was refused for good."""
+        known = self._reasons.of_failure(error)
+        if isinstance(known, Fenced):
+            self._standing.stop(known)
+        if what != "commit" or isinstance(known, Fenced):
+            return known
+        return _Abortable(str(known)) if error.txn_requires_abort() else self._unfinished(what, str(known))
+
+    def _unfinished(self, what: str, why: str) -> TallymarkError:
+        if what == "commit":
+            return CommitUnknown(
+                f"the commit of the transaction of {self._name} was not confirmed: {why}; what was sent in it may or "
+                "may not be visible: read it back before you send it again"
+            )
+        return CommitRefused(f"the {what} of the transaction of {self._name} did not come through: {why}")
 
 
 class _Abortable(TallymarkError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -15,7 +16,7 @@ from sqlalchemy.engine import make_url
 
 from tallymark.sandbox import SecureKafka
 from tests.support import databases
-from tests.support.command import started, tallymark
+from tests.support.command import in_process
 from tests.support.secure import as_client, secure_kafka
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -23,12 +24,17 @@ pytestmark = pytest.mark.xdist_group("processes")
 DATABASE_CANARY, WRONG_CANARY = "canary-of-the-database", "canary-that-is-wrong"
 STORED = "SELECT query_to_xml('TABLE ' || tablename, true, false, '') FROM pg_tables WHERE schemaname = 'public'"
 PIPELINE = """
+import logging
 import urllib.request
 import tallymark as tm
 
 pipeline = tm.Pipeline(
     group="canaries",
-    source=tm.Kafka({brokers!r}, "orders", value=tm.Json("id BIGINT")),
+    source=tm.Kafka(
+        {brokers!r}, "orders", value=tm.Json("id BIGINT"),
+        security=tm.Sasl("SCRAM-SHA-512", "admin", password_file={password_file!r}),
+        tls=tm.Tls({ca!r}, {cert!r}, {key!r}),
+    ),
     store={store!r},
     limits=tm.Limits(memory=1000),
     spark={{
@@ -49,6 +55,10 @@ def orders(records):
     for page in ("sql?details=true", "environment", "jobs"):
         print(urllib.request.urlopen(f"{{interface}}/{{page}}").read().decode())
     return records.select("value.id")
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.DEBUG)
+    pipeline.run("caught-up")
 """
 
 
@@ -64,14 +74,26 @@ def kafka(tmp_path: Path) -> Iterator[SecureKafka]:
         yield kafka
 
 
-def test_no_password_is_shown_anywhere(kafka: SecureKafka, database: Callable[[str], str], tmp_path: Path) -> None:
+def test_no_password_is_shown_anywhere(
+    kafka: SecureKafka,
+    database: Callable[[str], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     events, file = tmp_path / "events", tmp_path / "pipeline.py"
     events.mkdir()
     store = make_url(database("postgresql")).set(password=DATABASE_CANARY).render_as_string(hide_password=False)
-    file.write_text(PIPELINE.format(brokers=kafka.brokers, store=store, events=str(events)))
-    canaries = [kafka.password_file.read_text(), DATABASE_CANARY, WRONG_CANARY]
+    paths = {"ca": kafka.ca, "cert": kafka.client_cert, "key": kafka.client_key, "password_file": kafka.password_file}
+    given = {name: str(path) for name, path in {**paths, "events": events}.items()}
+    file.write_text(PIPELINE.format(brokers=kafka.brokers, store=store, **given))
+    key = kafka.client_key.read_text().splitlines()[1]
+    canaries = [kafka.password_file.read_text(), key, DATABASE_CANARY, WRONG_CANARY]
 
-    running = started("-vv", "run", file, "--until", "caught-up", **kafka.variables)
+    # As a program of its own, which logs all that anybody says: our command line would keep some of it quiet.
+    running = subprocess.Popen(
+        [sys.executable, file], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
     listed = _process_list_while(running)
     printed = "".join(running.communicate())
     assert running.returncode == 0, printed
@@ -87,10 +109,12 @@ def test_no_password_is_shown_anywhere(kafka: SecureKafka, database: Callable[[s
         (["doctor", "--file", file], wrong),
         (["consume", "orders"], wrong),
     ):
-        done = tallymark("-vv", *arguments, **environment)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        done = in_process("-vv", *arguments)
         assert done.returncode in (0, 1)
-        assert "Traceback" not in done.stderr, arguments
         printed += done.stdout + done.stderr
+    printed += caplog.text
 
     stored = databases.query(store, STORED)
     assert len(stored) >= 5
@@ -98,7 +122,6 @@ def test_no_password_is_shown_anywhere(kafka: SecureKafka, database: Callable[[s
         for name, shown in {"printed": printed, "event log": logged, "ps": listed, "stored": str(stored)}.items():
             assert canary not in shown, f"{canary} is in what was {name}"
         assert canary not in kafka.log.read_text()
-    assert "PRIVATE KEY" not in printed + logged
 
 
 def _process_list_while(running: subprocess.Popen[str]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import REPOSITORY, started, tallymark, wait_until
+from tests.support.command import REPOSITORY, in_process, started, tallymark, wait_until
 from tests.support.databases import query
 from tests.support.kafka import Topics
 
@@ -157,12 +157,12 @@ def test_mistakes_that_need_no_server_are_told_at_once(tmp_path: Path) -> None:
     broken.write_text("import tallymark\n\nnonsense(\n")
     empty.write_text("x = 1\n")
     assert "no such file" in said(tallymark("run", tmp_path / "absent.py"))
-    assert "broken.py line 3: SyntaxError" in said(tallymark("run", broken))
-    assert "defines no Pipeline" in said(tallymark("run", empty))
-    assert "write stopped or caught-up" in said(tallymark("run", empty, "--until", "tomorrow"))
-    assert "status needs --store" in said(tallymark("status"))
-    assert "no ledger" in said(tallymark("status", "--store", f"sqlite:///{tmp_path / 'new.db'}"))
-    assert "no store for oracle://" in said(tallymark("status", "--store", "oracle://u:geheim@h/x"))
+    assert "broken.py line 3: SyntaxError" in said(in_process("run", broken))
+    assert "defines no Pipeline" in said(in_process("run", empty))
+    assert "write stopped or caught-up" in said(in_process("run", empty, "--until", "tomorrow"))
+    assert "status needs --store" in said(in_process("status"))
+    assert "no ledger" in said(in_process("status", "--store", f"sqlite:///{tmp_path / 'new.db'}"))
+    assert "no store for oracle://" in said(in_process("status", "--store", "oracle://u:geheim@h/x"))
 
 
 def test_an_unknown_topic_is_named_with_a_similar_one(topics: Topics, pipeline_file: Callable[..., Path]) -> None:

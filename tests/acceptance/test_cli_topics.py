@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,12 @@ from typing import Any
 import pytest
 
 from tallymark.brokers import Brokers
-from tests.support.command import BINARY, started, tallymark, wait_until
+from tests.support.command import BINARY, in_process, started, tallymark, wait_until
 from tests.support.kafka import Topics
 
 
 def lines(*arguments: str, brokers: str) -> list[dict[str, Any]]:
-    done = tallymark("consume", *arguments, "--brokers", brokers, "--json")
+    done = in_process("consume", *arguments, "--brokers", brokers, "--json")
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -63,24 +62,24 @@ def test_consume_shows_bytes_headers_and_tombstones_and_nothing_that_a_terminal_
 ) -> None:
     name = topics.create(1, retention_ms="-1")
     when = int(datetime(2026, 1, 31, 12, tzinfo=timezone.utc).timestamp() * 1000)
-    topics.send_to(name, 0, [b"\xff\x1b[31mred"], key=b"k\x07", headers=[("trace", b"\x00")], timestamp=when)
+    topics.send_to(name, 0, [b"\xff\x1b[31mred"], key=b"k\x07", headers=[("tra\x1bce", b"\x00")], timestamp=when)
     topics.send_to(name, 0, [None], key=b"gone", timestamp=when)
     shown = tallymark("consume", name, "--brokers", brokers).stdout.splitlines()
-    assert shown[0] == f"{name}[0] 0 2026-01-31T12:00:00.000Z key=k\\x07 trace:\\x00 \\xff\\x1b[31mred"
+    assert shown[0] == f"{name}[0] 0 2026-01-31T12:00:00.000Z key=k\\x07 tra\\x1bce:\\x00 \\xff\\x1b[31mred"
     assert shown[1].endswith("key=gone null")
     record, tombstone = lines(name, brokers=brokers)
-    assert (record["value_base64"], record["headers"]) == ("/xtbMzFtcmVk", [{"name": "trace", "value": "\x00"}])
+    assert (record["value_base64"], record["headers"]) == ("/xtbMzFtcmVk", [{"name": "tra\x1bce", "value": "\x00"}])
     assert (tombstone["key"], tombstone["value"]) == ("gone", None)
 
 
 def test_consume_follows_until_ctrl_c(topics: Topics, brokers: str) -> None:
     name = topics.create(1)
-    running = started("consume", name, "--from", "latest", "--follow", "--brokers", brokers)
+    topics.send(name, [b"before"] * 5, partitions=1)
+    running = started("consume", name, "--follow", "--brokers", brokers)
     assert running.stdout is not None
-    time.sleep(2.0)
-    topics.send(name, [b"now"] * 20, partitions=1)
-    for _ in range(15):
-        assert running.stdout.readline().endswith(" now\n")
+    assert all(running.stdout.readline().endswith(" before\n") for _ in range(5))
+    topics.send(name, [b"now"] * 15, partitions=1)
+    assert all(running.stdout.readline().endswith(" now\n") for _ in range(15))
     running.send_signal(signal.SIGINT)
     assert running.wait(10) == 0
     assert running.stderr is not None
@@ -101,13 +100,14 @@ def test_consume_ends_quietly_with_whoever_reads_it(topics: Topics, brokers: str
         (["no-such-topic"], "topic no-such-topic does not exist"),
         (["{topic}", "--partition", "7"], "has no partition 7; it has 2, counted from 0"),
         (["{topic}", "--from", "yesterday"], "--from yesterday is not known; write earliest, latest, an offset"),
+        (["{topic}", "--from", "--5"], "--from --5 is not known"),
     ],
 )
 def test_consume_says_in_one_sentence_what_it_can_t_do(
     topics: Topics, brokers: str, arguments: list[str], said: str
 ) -> None:
     topic = topics.create(2)
-    done = tallymark("consume", *(one.format(topic=topic) for one in arguments), "--brokers", brokers)
+    done = in_process("consume", *(one.format(topic=topic) for one in arguments), "--brokers", brokers)
     assert done.returncode == 1
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -133,10 +133,10 @@ def test_what_consume_prints_can_be_produced_again(topics: Topics, brokers: str,
     topics.send_to(first, 0, [b"\xff\x00", b"text\n", None], key=b"\xfe", headers=[("h", b"\xfd"), ("n", None)])
     file = tmp_path / "records.jsonl"
     file.write_text("".join(json.dumps(one) + "\n" for one in lines(first, brokers=brokers)))
-    done = tallymark("produce", second, "--format", "json", "--file", file, "--json", "--brokers", brokers)
+    done = in_process("produce", second, "--format", "json", "--file", file, "--json", "--brokers", brokers)
     assert json.loads(done.stdout)["records"] == 3
     copied = lines(second, brokers=brokers)
-    names = ("key_base64", "value", "value_base64", "headers")
+    names = ("key_base64", "value", "value_base64", "headers", "timestamp")
     assert [[one.get(n) for n in names] for one in copied] == [
         [one.get(n) for n in names] for one in lines(first, brokers=brokers)
     ]
@@ -148,6 +148,7 @@ def test_what_consume_prints_can_be_produced_again(topics: Topics, brokers: str,
         (["--key-delimiter", ":"], "a:1\nb\n", "line 2 has no ':' between key and value; 1 records before it were"),
         (["--format", "json"], '{"value": "x"}\n{"value": 7}\n', "line 2 is no record as tallymark consume --json"),
         (["--partition", "7"], "a\n", "has no partition 7; it has 1, counted from 0"),
+        (["--key-delimiter", ""], "a\n", "a key delimiter has at least one character"),
         (["-H", "nothing"], "", "-H nothing is no header; write it as name=value"),
         (["--file", "/no/such/file"], "", "/no/such/file can't be read: No such file or directory"),
         (["--profile", "reckless"], "", "reckless"),
@@ -156,7 +157,7 @@ def test_what_consume_prints_can_be_produced_again(topics: Topics, brokers: str,
 def test_produce_says_in_one_sentence_what_it_can_t_do(
     topics: Topics, brokers: str, arguments: list[str], given: str, said: str
 ) -> None:
-    done = produced(topics.create(1), *arguments, given=given, brokers=brokers)
+    done = in_process("produce", topics.create(1), *arguments, "--brokers", brokers, given=given)
     assert done.returncode == 1
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -171,7 +172,7 @@ def test_produce_does_not_make_a_topic_of_a_wrong_name(topics: Topics, brokers: 
 
 def test_produce_makes_a_topic_when_it_is_told_to(topics: Topics, brokers: str, group: str) -> None:
     for _ in range(2):
-        done = produced(group, "--create", "3", given="a\n", brokers=brokers)
+        done = in_process("produce", group, "--create", "3", "--brokers", brokers, given="a\n")
         assert done.returncode == 0, done.stderr
     assert len(Brokers(brokers).topics([group])[group].partitions) == 3
     assert [one["value"] for one in lines(group, brokers=brokers)] == ["a", "a"]

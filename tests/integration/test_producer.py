@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -17,24 +18,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tallymark as tm
+from tallymark.cluster import Cluster
 from tallymark.errors import (
     BadInput,
     BufferFull,
     CommitRefused,
+    CommitUnknown,
     NotDelivered,
     ProducerStopped,
     RecordDropped,
     RecordTooLarge,
     StillWaiting,
+    UnknownPartition,
     UnknownTopic,
 )
 from tallymark.outgoing import Outgoing
 from tallymark.partitioner import java_partition
+from tallymark.reasons import Reasons
 from tests.support.databases import query
 from tests.support.kafka import TIMEOUT, Topics
 
@@ -191,15 +196,42 @@ def test_a_callback_can_send_but_not_wait(topics: Topics, brokers: str) -> None:
 
     def answer(*_: object) -> None:
         second = own.send(topic, "answer")
-        for wait in (second.result, own.flush, own.close):
+        for wait in (second.result, own.flush, own.close, own.transaction().__enter__):
             with pytest.raises(BadInput, match="a delivery callback can't wait"):
                 wait()
             refused.append(wait)
 
     own.send(topic, "question", on_delivery=answer).result(TIMEOUT)
     own.close()
-    assert len(refused) == 3
+    assert len(refused) == 4
     assert values(topics, topic) == [b"question", b"answer"]
+
+
+def test_a_callback_that_finds_no_room_is_told_that_it_can_t_wait_for_it(topics: Topics, brokers: str) -> None:
+    topic, refused = topics.create(1), threading.Event()
+    own = tm.Producer(brokers, settings={"queue.buffering.max.messages": 1})
+
+    def answer(*_: object) -> None:
+        with pytest.raises(BufferFull, match="a callback can't wait for room"):
+            [own.send(topic, "answer") for _ in range(3)]
+        refused.set()
+
+    own.send(topic, "question", on_delivery=answer).result(TIMEOUT)
+    own.close()
+    assert refused.is_set()
+
+
+def test_a_callback_that_wants_to_end_the_process_ends_no_reports(topics: Topics, brokers: str) -> None:
+    def leave(*_: object) -> None:
+        sys.exit()
+
+    topic, called = topics.create(1), threading.Event()
+    with tm.Producer(brokers) as own:
+        own.send(topic, "a", on_delivery=leave)
+        while not own.statistics().delivered:
+            time.sleep(0.05)
+        own.send(topic, "b", on_delivery=lambda *_: called.set())
+        assert called.wait(TIMEOUT)
 
 
 def test_interceptors_see_records_and_what_became_of_them_in_their_order(topics: Topics, brokers: str) -> None:
@@ -312,12 +344,14 @@ def test_failures_that_nobody_has_heard_of_are_raised_by_flush_and_close(
     with pytest.raises(NotDelivered, match=r"^2 records were not delivered; the first: topic .* max.message.bytes"):
         producer.flush()
     producer.flush()
-    producer.send(limited, LARGE)
-    with pytest.raises(NotDelivered, match=r"^1 record was"):
+    other = topics.create(1, max_message_bytes="2000")
+    assert isinstance(producer.send(limited, LARGE).exception(TIMEOUT), RecordTooLarge)
+    producer.send(other, LARGE)
+    with pytest.raises(NotDelivered, match=rf"^1 record was not delivered; the first: topic {other}"):
         producer.close()
     producer.close()
     assert len(heard) == 1
-    with pytest.raises(BadInput, match="closed"):
+    with pytest.raises(ProducerStopped, match="closed"):
         producer.send(limited, "later")
 
 
@@ -329,6 +363,38 @@ def test_a_topic_that_is_not_there_is_named(brokers: str) -> None:
     with pytest.raises(ProducerStopped, match=f"topic {topic} does not exist"):
         producer.send(topic, "value")
     producer.close()
+
+
+def test_a_partition_that_is_not_there_is_named_and_stops_nothing(topics: Topics, brokers: str) -> None:
+    topic = topics.create(1)
+    with tm.Producer(brokers) as producer:
+        for _ in range(2):  # before the client knows the partitions, and after
+            with pytest.raises(UnknownPartition, match=f"topic {topic} has no partition 7"):
+                producer.send(topic, "nowhere", partition=7).result(TIMEOUT)
+            producer.send(topic, "fine").result(TIMEOUT)
+    assert values(topics, topic) == [b"fine"] * 2
+
+
+@pytest.mark.parametrize("code", [KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.UNKNOWN_TOPIC_OR_PART])
+def test_no_sentence_names_none(code: int) -> None:
+    said = Reasons(Cluster(NOWHERE), None).of_failure(KafkaError(code))
+    assert "None" not in str(said)
+    assert not isinstance(said, (tm.Fenced, UnknownTopic))
+
+
+def test_a_complaint_is_forgotten_once_something_was_delivered(topics: Topics, brokers: str) -> None:
+    topic = topics.create(1)
+    with tm.Producer(brokers, settings={"linger.ms": 200}) as producer:
+        complaints = producer._reasons.complaints
+        complaints._refused = tm.TallymarkError("no entry")
+        producer.flush()  # nothing waits
+        first = producer.send(topic, "a")
+        with pytest.raises(tm.TallymarkError, match="no entry"):
+            first.result(TIMEOUT)
+        while not first.done():
+            time.sleep(0.05)
+        producer.send(topic, "b").result(TIMEOUT)
+        complaints.check()
 
 
 @pytest.fixture
@@ -351,6 +417,139 @@ def test_a_full_buffer_blocks_and_then_errors_within_its_bound(impatient: None) 
     producer.close(timeout=0)
     assert [(metadata, type(error)) for metadata, error in heard] == [(None, RecordDropped)] * 10
     assert "the producer was closed: 10 records wait" in str(heard[0][1])
+
+
+def test_who_finds_no_room_hears_of_the_first_holdup_and_of_its_own_topic_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+
+    def holdup(_brokers: object, topic: str) -> str:
+        asked.append(topic)
+        return f"{topic} has no leader" if topic == "b" else ""
+
+    monkeypatch.setattr("tallymark.reasons._holdup", holdup)
+    producer = tm.Producer(NOWHERE, settings={"queue.buffering.max.messages": 3}, buffer_seconds=0.1)
+    for topic in ("a", "b", "c"):
+        producer.send(topic, "value", on_delivery=lambda *_: None)
+    with pytest.raises(BufferFull, match="b has no leader"):
+        producer.send("z", "value")
+    assert asked == ["z", "a", "b"]
+    producer.close(0)
+
+
+class Interrupted:
+    """A client with something that happens before or after it takes a record."""
+
+    def __init__(self, client: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
+        self._client, self._before, self._after = client, before, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def __len__(self) -> int:
+        return len(self._client)
+
+    def produce(self, *record: Any) -> None:
+        self._before()
+        self._client.produce(*record)
+        self._after()
+
+
+@pytest.mark.parametrize("closed_first", [True, False])
+def test_a_record_sent_while_another_thread_closes_is_delivered_or_refused(
+    topics: Topics, brokers: str, closed_first: bool
+) -> None:
+    topic = topics.create(1)
+    heard: Heard = []
+    own = tm.Producer(brokers, settings={"linger.ms": 60_000})
+
+    def close() -> None:
+        thread = threading.Thread(target=own.close)
+        thread.start()
+        thread.join()
+
+    before, after = (close, lambda: None) if closed_first else (lambda: None, close)
+    own._client = Interrupted(own._client, before, after)
+    if closed_first:
+        with pytest.raises(ProducerStopped, match="closed"):
+            own.send(topic, "late", on_delivery=lambda *report: heard.append(report))
+        assert [type(error) for _, error in heard] == [RecordDropped]
+        assert "the producer was closed" in str(heard[0][1])
+    else:
+        assert own.send(topic, "in time").result(0).offset == 0
+    assert values(topics, topic) == ([] if closed_first else [b"in time"])
+
+
+def test_ctrl_c_while_closing_drops_nothing_unheard(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def interrupted(_seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    own = tm.Producer(NOWHERE)
+    sent = own.send("orders", "value")
+    monkeypatch.setattr(own, "_empty", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        own.close()
+    assert "1 record was not delivered" in caplog.text
+    assert re.search("closed: KeyboardInterrupt .*it may be in the log", str(sent.exception()))
+
+
+def test_a_second_close_waits_for_the_first(impatient: None) -> None:
+    own = tm.Producer(NOWHERE)
+    own.send("orders", "value", on_delivery=lambda *_: None)
+    first = threading.Thread(target=own.close, args=(0.5,))
+    first.start()
+    while not own._standing.closed:
+        time.sleep(0.01)
+    own.close()
+    assert own.statistics().failed == 1
+    first.join()
+
+
+def test_close_does_not_wait_for_a_callback_without_end(
+    impatient: None, topics: Topics, brokers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tallymark.pump.JOIN_SECONDS", 0.1)
+    called, leave = threading.Event(), threading.Event()
+
+    def stay(*_: object) -> None:
+        called.set()
+        leave.wait(TIMEOUT)
+
+    own = tm.Producer(brokers)
+    own.send(topics.create(1), "a", on_delivery=stay)
+    assert called.wait(TIMEOUT)
+    began = time.monotonic()
+    own.close(0.1)
+    assert time.monotonic() - began < 5
+    leave.set()
+
+
+def test_a_producer_from_before_a_fork_refuses_in_the_child_and_goes_on_in_the_parent(
+    topics: Topics, brokers: str
+) -> None:
+    topic = topics.create(1)
+    script = f"""
+import os, sys
+import tallymark as tm
+with tm.Producer({brokers!r}, settings={{"linger.ms": 500}}) as producer:
+    sent = [producer.send({topic!r}, str(number)) for number in range(5)]
+    child = os.fork()
+    if not child:
+        for call in (lambda: producer.send({topic!r}, "child"), producer.flush, sent[0].result):
+            try:
+                call()
+            except tm.TallymarkError as error:
+                print(error)
+        sys.exit()
+    assert os.waitpid(child, 0)[1] == 0
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=30, check=True)
+    assert done.stdout.splitlines() == ["this producer was made before a fork; make one in each process"] * 3
+    assert done.stderr == ""
+    assert values(topics, topic) == [str(number).encode() for number in range(5)]
 
 
 def test_what_a_block_raises_comes_before_what_close_has_to_say(
@@ -398,13 +597,50 @@ def test_a_transaction_with_a_record_that_failed_is_aborted(topics: Topics, brok
     topic = topics.create(1)
     with tm.Producer(brokers, transactional_id=f"tx-{uuid.uuid4().hex}") as producer:
         with (
-            pytest.raises(CommitRefused, match=rf"nothing of it is visible: .*{limited} .*Message size too large"),
+            pytest.raises(CommitRefused, match=f"nothing of it is visible: topic {limited}: the broker refused"),
             producer.transaction(),
         ):
             [producer.send(topic, "in vain"), producer.send(limited, "x" * 5000)]
+        with (
+            pytest.raises(NotDelivered, match=f"has failed or ended: topic {limited}: the broker refused a batch"),
+            producer.transaction(),
+        ):
+            [producer.send(limited, "x" * 5000).exception(TIMEOUT), producer.send(topic, "too late")]
         with producer.transaction():
             producer.send(topic, "again")
     assert (values(topics, topic), values(topics, limited)) == ([b"again"], [])
+
+
+@pytest.mark.parametrize("what", ["commit", "abort"])
+def test_a_transaction_that_nobody_confirms_is_not_called_aborted_and_ends_the_producer(
+    topics: Topics, brokers: str, what: str, impatient: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[float] = []
+
+    def unanswered(_timeout: float) -> None:
+        tries.append(time.monotonic())
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "timed out", False, True))
+
+    def send() -> None:
+        with producer.transaction():
+            producer.send(topic, "value").result(TIMEOUT)
+            if what == "abort":
+                raise ZeroDivisionError
+
+    topic = topics.create(1)
+    producer = tm.Producer(brokers, transactional_id=f"tx-{uuid.uuid4().hex}", buffer_seconds=0.5)
+    with producer.transaction():
+        pass
+    deaf = Interrupted(producer._client, lambda: None, lambda: None)
+    monkeypatch.setattr(deaf, f"{what}_transaction", unanswered, raising=False)
+    monkeypatch.setattr(producer._transactions, "_client", deaf)
+    unsure = pytest.raises(CommitUnknown, match="may or may not be visible: read it back")
+    with unsure if what == "commit" else pytest.raises(ZeroDivisionError):
+        send()
+    assert 2 <= len(tries) <= 11
+    with pytest.raises(ProducerStopped, match=f"the {what} of the transaction of tx-"):
+        send()
+    producer.close()
 
 
 def test_a_zombie_is_shut_out_and_told_why(topics: Topics, brokers: str) -> None:
@@ -417,7 +653,8 @@ def test_a_zombie_is_shut_out_and_told_why(topics: Topics, brokers: str) -> None
             with owner.transaction():
                 owner.send(topic, "owner")
 
-    with pytest.raises(tm.Fenced, match=f"another producer came with transactional_id {name}"):
+    said = f"another producer came with transactional_id {name}, or its transaction took longer"
+    with pytest.raises(tm.Fenced, match=said):
         take_over()
     with pytest.raises(tm.Fenced, match=name), zombie.transaction():
         pass
@@ -436,9 +673,9 @@ def test_the_end_of_the_process_delivers_what_is_left_and_says_what_it_could_not
 ) -> None:
     topic = topics.create(1)
     script = f"""
-import tallymark as tm, tallymark.producer, tallymark.reasons
+import tallymark as tm, tallymark.lifetime, tallymark.reasons
 tallymark.reasons.ASK_SECONDS = 0.2
-tallymark.producer.EXIT_SECONDS = 1
+tallymark.lifetime.EXIT_SECONDS = 1
 kept, lost = tm.Producer({brokers!r}, settings={{"linger.ms": 500}}), tm.Producer({NOWHERE!r})
 for number in range(100):
     kept.send({topic!r}, str(number))

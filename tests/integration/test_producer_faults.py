@@ -10,7 +10,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import tallymark as tm
-from tallymark.errors import StillWaiting
+from tallymark.errors import CommitUnknown, ProducerStopped, StillWaiting
 from tallymark.sandbox import Kafka, KafkaCluster
 from tests.support.kafka import TIMEOUT, Topics
 from tests.support.running import wait_for
@@ -76,6 +76,29 @@ def test_what_waits_for_a_broker_is_delivered_when_it_is_back(broker: Kafka) -> 
 
 
 @pytest.mark.faults
+def test_a_commit_that_no_broker_answers_ends_the_producer_and_the_next_one_goes_on(broker: Kafka) -> None:
+    topics = Topics(broker.brokers)
+    topic = topics.create(1)
+
+    def send(producer: tm.Producer, value: str, *, kill: bool) -> None:
+        with producer.transaction():
+            producer.send(topic, value).result(TIMEOUT)
+            if kill:
+                broker.kill()
+
+    with tm.Producer(broker.brokers, transactional_id="shop", buffer_seconds=2) as producer:
+        send(producer, "seen", kill=False)
+        with pytest.raises(CommitUnknown, match=r"2 s were not enough: .* can't be reached.*may or may not be visible"):
+            send(producer, "unsure", kill=True)
+        broker.start()
+        with pytest.raises(ProducerStopped, match="the commit of the transaction of shop was not confirmed"):
+            send(producer, "refused", kill=False)
+    with tm.Producer(broker.brokers, transactional_id="shop") as producer:
+        send(producer, "again", kill=False)
+    assert [value for value in topics.committed(topic).values() if value != b"unsure"] == [b"seen", b"again"]
+
+
+@pytest.mark.faults
 @pytest.mark.parametrize(("killed", "least"), [(1, 3), (2, 2)])
 def test_below_min_insync_replicas_records_wait_and_it_is_said(
     tmp_path: Path, killed: int, least: int, monkeypatch: pytest.MonkeyPatch
@@ -109,13 +132,18 @@ def test_a_leader_that_is_killed_under_load_costs_and_repeats_nothing(tmp_path: 
         topics, admin = Topics(cluster.brokers), AdminClient({"bootstrap.servers": cluster.brokers})
         admin.create_topics([NewTopic("replicated", PARTITIONS, 3)])["replicated"].result(TIMEOUT)
         wait_for(lambda: in_sync(admin, "replicated") == 3)
-        records, killed = 20_000, threading.Thread(target=cluster.nodes[0].kill)
+        leaders = {
+            one.leader for one in admin.list_topics("replicated", TIMEOUT).topics["replicated"].partitions.values()
+        }
+        leader = next(node for number, node in enumerate(cluster.nodes, 1) if number in leaders)
+        records, killed = 20_000, threading.Thread(target=leader.kill)
         with tm.Producer(cluster.brokers, settings={"queue.buffering.max.messages": 2000}) as producer:
             for number in range(records):
                 producer.send("replicated", str(number), key=str(number % KEYS))
                 if number == records // 3:
                     killed.start()
-        killed.join()
+                if number == records // 3 * 2:
+                    killed.join()
         check_complete_and_in_order(topics, "replicated", records)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -147,3 +148,19 @@ def test_the_largest_row_that_is_let_through_arrives(store: SqlStore) -> None:
         assert connection.exec_driver_sql("SELECT LENGTH(name) FROM things").scalar() == len(longest)
     with pytest.raises(DataRefused, match="max_allowed_packet"):
         put(store, ROWS, pa.table([[1], [longest + "x"]], schema=PLAIN))
+
+
+def test_the_driver_sends_files_only_while_rows_are_loaded(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server may answer any statement by asking for a file."""
+    asked: list[bool] = []
+    load = mysql.load  # type: ignore[attr-defined]
+
+    def watched(connection: Any, *arguments: Any) -> None:
+        asked.append(connection.connection.driver_connection._local_infile)
+        load(connection, *arguments)
+        asked.append(connection.connection.driver_connection._local_infile)
+
+    monkeypatch.setattr(mysql, "load", watched)
+    prepare(store, "CREATE TABLE things (id BIGINT PRIMARY KEY, name TEXT)")
+    put(store, ROWS, many())
+    assert asked == [False, False]

@@ -9,6 +9,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from typer.testing import CliRunner
+
+from tallymark.cli.main import app
+from tallymark.errors import TallymarkError
+
 BINARY = Path(sys.executable).with_name("tallymark")
 REPOSITORY = Path(__file__).parents[2]
 DEADLINE = 120.0
@@ -24,6 +29,16 @@ def tallymark(*arguments: str | Path, **environment: str) -> subprocess.Complete
         timeout=DEADLINE,
         check=False,
     )
+
+
+def in_process(*arguments: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
+    """The same command, without a process of its own: for cases that are much like others."""
+    result = CliRunner().invoke(app, [str(one) for one in arguments], input=given)
+    if isinstance(result.exception, TallymarkError):
+        return subprocess.CompletedProcess(arguments, 1, result.stdout, f"error: {result.exception}\n")
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return subprocess.CompletedProcess(arguments, result.exit_code, result.stdout, result.stderr)
 
 
 def started(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]:

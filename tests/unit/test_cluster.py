@@ -121,9 +121,9 @@ def test_the_environment_is_asked_when_the_program_says_nothing(
         "TLS_VERIFY_HOSTNAME": "no",
     }.items():
         monkeypatch.setenv(f"TALLYMARK_{name}", value)
-    assert Cluster("a:1") == Cluster(
-        "a:1", Sasl("PLAIN", "shop", "from a file"), Tls(ca=pem["ca"], verify_hostname=False)
-    )
+    by_file = Sasl("PLAIN", "shop", password_file=str(tmp_path / "password"))
+    assert Cluster("a:1") == Cluster("a:1", by_file, Tls(ca=pem["ca"], verify_hostname=False))
+    assert Cluster("a:1").settings()["sasl.password"] == "from a file"
     assert tm.Kafka("a:1", "t").cluster == Cluster("a:1")
     assert Cluster("a:1", tls=False).protocol == "PLAINTEXT"
     assert Cluster("a:1", scram()).line == Tls(), "what the program says stands alone"
@@ -132,6 +132,16 @@ def test_the_environment_is_asked_when_the_program_says_nothing(
     monkeypatch.setenv("TALLYMARK_TLS", "perhaps")
     with pytest.raises(BadInput, match="TALLYMARK_TLS=perhaps is not known; write on or off"):
         Cluster("a:1")
+
+
+def test_half_an_environment_is_refused_or_completed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TALLYMARK_SASL_USERNAME", "shop")
+    monkeypatch.setenv("TALLYMARK_SASL_PASSWORD", SECRET)
+    with pytest.raises(BadInput, match="TALLYMARK_SASL_MECHANISM is missing"):
+        Cluster("a:1")
+    monkeypatch.setenv("TALLYMARK_SASL_MECHANISM", "PLAIN")
+    monkeypatch.setenv("TALLYMARK_TLS_VERIFY_HOSTNAME", "off")
+    assert Cluster("a:1").line == Tls(verify_hostname=False), "a login brings TLS, and that is set up by the rest"
 
 
 def test_tls_of_the_system_s_authorities(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +170,7 @@ def test_no_secret_is_shown(pem: dict[str, Any]) -> None:
         ({"mechanism": "OAUTHBEARER"}, "token_url= belongs to"),
         ({"token_url": "https://id.example"}, "token_url= belongs to"),
         ({"scope": "kafka"}, "scope= belongs to"),
+        ({"mechanism": "OAUTHBEARER", "token_url": "http://id.example/"}, "token_url= must start with https://"),
     ],
 )
 def test_what_can_t_be_a_login_is_refused(changes: dict[str, str], said: str) -> None:
@@ -173,6 +184,9 @@ def test_what_can_t_be_a_certificate_is_refused(pem: dict[str, Any], tmp_path: P
         Tls(cert=pem["cert"])
     with pytest.raises(BadInput, match=r"Tls\(ca='/no/ca.pem'\): the file can't be read"):
         Tls(ca="/no/ca.pem")
+    with pytest.raises(BadInput, match="is the text of a PEM file") as refused:
+        Tls(ca=pem["ca"], cert=pem["cert"], key=KEY)
+    assert "QQ==" not in str(refused.value)
     (tmp_path / "store.jks").write_bytes(b"\xfe\xed\xfe\xed")
     with pytest.raises(BadInput, match="is no PEM file"):
         Tls(ca=str(tmp_path / "store.jks"))

@@ -104,6 +104,8 @@ def test_a_setting_under_two_names_is_refused() -> None:
         ("default.topic.config", "beside the others"),
         ("delivery.report.only.error", "every record's report"),
         ("dr_cb", "on_delivery="),
+        ("stats_cb", "whoever sends"),
+        ("throttle_cb", "whoever sends"),
         ("sasl.password", "security=Sasl"),
         ("plugin.library.paths", "loads code"),
     ],
@@ -111,6 +113,8 @@ def test_a_setting_under_two_names_is_refused() -> None:
 def test_what_has_its_own_place_is_refused(name: str, said: str) -> None:
     with pytest.raises(BadInput, match=f"{name} can't be set: .*{said}"):
         check({name: "x"})
+    with pytest.raises(BadInput, match=rf"Profile\('mine'\): {name} can't be set: .*{said}"):
+        choose(Profile("mine", {name: "x"}), None)
 
 
 def test_profiles_are_chosen_by_name_and_an_own_one_is_taken() -> None:

@@ -59,7 +59,8 @@ def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("mysql://shop:mine@host/db", "mine"),
         ("mysql://shop:@host/db", ""),
         ("postgresql://host/db", None),
-        ("postgresql://shop@host/db?password=mine", None),
+        ("postgresql://shop@host/db?password=mine", "mine"),
+        ("mysql://shop@host/db?passwd=mine", "mine"),
         ("redis://default@host/0", CANARY),
         ("redis://host/0", None),
     ],
@@ -275,3 +276,16 @@ def test_a_handshake_that_never_succeeds_is_told_from_a_connection_that_broke(
 ) -> None:
     found = tls_failure("mysql://host/db", words)
     assert (type(found) if found else None) is kind
+
+
+@pytest.mark.parametrize("url", ["postgresql://shop:p@ss@db/shop", "mysql://shop:a@b/c@db/shop", "redis://x:p@ss@h/0"])
+def test_a_password_with_an_at_that_is_not_escaped_is_not_shown(url: str) -> None:
+    with pytest.raises(BadInput, match=r"an @ too many; .* write it as %40") as refused:
+        open_store(url)
+    assert "ss" not in str(refused.value).replace("password", "")
+
+
+def test_the_text_of_a_key_is_not_shown() -> None:
+    with pytest.raises(BadInput, match="tls_ca= is the text of a PEM file") as refused:
+        open_store("postgresql://db/shop?tls_ca=-----BEGIN CERTIFICATE-----%0AQQCANARY")
+    assert "CANARY" not in str(refused.value)

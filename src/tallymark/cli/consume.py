@@ -67,7 +67,7 @@ def _line(record: Record) -> str:
         f"{record.timestamp:%Y-%m-%dT%H:%M:%S}.{record.timestamp.microsecond // 1000:03}Z" if record.timestamp else "-"
     )
     key = "" if record.key is None else f" key={_printable(record.key)}"
-    headers = "".join(f" {name}:{_printable(value)}" for name, value in record.headers)
+    headers = "".join(f" {_printable(name.encode())}:{_printable(value)}" for name, value in record.headers)
     return f"{record.topic}[{record.partition}] {record.offset} {when}{key}{headers} {_printable(record.value)}"
 
 

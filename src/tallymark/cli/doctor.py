@@ -19,6 +19,7 @@ from tallymark.cli.tables import plain_table, print_table
 from tallymark.cluster import Cluster
 from tallymark.doctor.examine import Patient, examine
 from tallymark.doctor.verdict import Finding
+from tallymark.errors import BadInput
 from tallymark.membership import Group
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
@@ -39,6 +40,8 @@ def doctor(
 ) -> None:
     """Ask the cluster, the store and this machine what would lose or hold up records. Ends with 1 if anything fails."""
     patient = _patient(file, topic or (), group, store, brokers, probe)
+    if patient.cluster is None and not patient.stores:
+        raise BadInput("doctor needs --brokers, --store (or TALLYMARK_BROKERS, TALLYMARK_STORE), or --file")
     if as_json:
         found = examine(patient)
         print(json.dumps([asdict(finding) for finding in found], indent=2))

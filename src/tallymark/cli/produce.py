@@ -6,8 +6,9 @@ import base64
 import json
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
@@ -19,6 +20,7 @@ from tallymark.brokers import Brokers
 from tallymark.cli.options import BrokersOption, needed_cluster
 from tallymark.errors import BadInput, NotDelivered, TallymarkError
 from tallymark.producer import Producer
+from tallymark.source import is_pattern
 
 Topic = Annotated[str, typer.Argument(help="The topic to write to.")]
 FileOption = Annotated[Path | None, typer.Option("--file", help="Read this file instead of standard input.")]
@@ -42,8 +44,9 @@ class Line(NamedTuple):
     """What a line says about its record."""
 
     value: bytes | None
-    key: bytes | None
-    headers: list[tuple[str, bytes | None]]
+    key: bytes | None = None
+    headers: Sequence[tuple[str, bytes | None]] = ()
+    timestamp: datetime | None = None
 
 
 def produce(
@@ -62,6 +65,8 @@ def produce(
     headers = [_header(one) for one in header or ()]
     if form not in ("lines", "json") or (form == "json" and key_delimiter):
         raise BadInput(f"--format {form} is not known; write lines or json, the latter without --key-delimiter")
+    if is_pattern(topic) or key_delimiter == "":
+        raise BadInput("produce writes to one topic, by its name, and a key delimiter has at least one character")
     cluster = needed_cluster(brokers, "produce")
     asked = Brokers(cluster)
     if create and not asked.topics([topic], existing_only=True):
@@ -76,7 +81,8 @@ def produce(
             try:
                 for number, line in enumerate(lines, 1):
                     given = [*line.headers, *headers]
-                    producer.send(topic, line.value, key=line.key, headers=given, partition=partition)
+                    at = line.timestamp
+                    producer.send(topic, line.value, key=line.key, headers=given, partition=partition, timestamp=at)
                     if number % SHOWN_EVERY == 0:
                         tell(number)
             except KeyboardInterrupt:
@@ -105,12 +111,12 @@ def _from_lines(lines: Iterable[bytes], delimiter: str | None) -> Iterator[Line]
     for number, line in enumerate(lines, 1):
         value = line.removesuffix(b"\n").removesuffix(b"\r")
         if delimiter is None:
-            yield Line(value, None, [])
+            yield Line(value)
             continue
         key, found, rest = value.partition(delimiter.encode())
         if not found:
             raise BadInput(f"line {number} has no {delimiter!r} between key and value")
-        yield Line(rest, key, [])
+        yield Line(rest, key)
 
 
 def _from_json(lines: Iterable[bytes]) -> Iterator[Line]:
@@ -118,7 +124,8 @@ def _from_json(lines: Iterable[bytes]) -> Iterator[Line]:
         try:
             record = json.loads(line)
             headers = [(str(one["name"]), _bytes(one, "value")) for one in record.get("headers") or ()]
-            yield Line(_bytes(record, "value"), _bytes(record, "key"), headers)
+            when = datetime.fromisoformat(record["timestamp"]) if record.get("timestamp") else None
+            yield Line(_bytes(record, "value"), _bytes(record, "key"), headers, when)
         except (ValueError, TypeError, KeyError, AttributeError):
             raise BadInput(f"line {number} is no record as tallymark consume --json prints them") from None
 

@@ -15,6 +15,8 @@ from tallymark.spans import Log, Position
 
 CHECK = "unread records expire"
 DAY = timedelta(days=1)
+FOR_EVER = 100 * 366 * 86_400_000
+"""Milliseconds."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Retention:
         age, size = config.get("retention.ms"), config.get("retention.bytes")
         if age is None:
             return None
-        kept = int(age) < 0 or "delete" not in (config.get("cleanup.policy") or "delete")
+        kept = not 0 <= int(age) < FOR_EVER or "delete" not in (config.get("cleanup.policy") or "delete")
         return cls(None if kept else timedelta(milliseconds=int(age)), int(size) if size and int(size) >= 0 else None)
 
 

@@ -11,7 +11,7 @@ from functools import partial
 
 from sqlalchemy import Column, Integer, MetaData, Table, delete, false, insert, select, text, update
 
-from tallymark.doctor.verdict import Finding, Opinion, asked, judge, ledger, line, skew, version
+from tallymark.doctor.verdict import Finding, Opinion, asked, is_local, judge, ledger, line, skew, version
 from tallymark.errors import TallymarkError
 from tallymark.ledger.create import ledger_version
 from tallymark.ledger.tables import VERSION, metadata, schema
@@ -103,9 +103,15 @@ def _settings(store: SqlStore) -> Iterator[Finding]:
 
 def _line(store: SqlStore) -> Iterator[Finding]:
     if store.dialect.name in LINES:
+        url, advice = store.engine.url, "add ?tls=verify&tls_ca=/path/ca.pem to the URL"
         with store.look() as connection:
             encrypted = bool(connection.execute(text(LINES[store.dialect.name])).one()[-1])
-        yield line(store.engine.url.host, encrypted, "add ?tls=verify&tls_ca=/path/ca.pem to the URL")
+        host = str(url.host or url.query.get("host", ""))
+        yield line(host, encrypted, advice)
+        if encrypted:
+            proven = any(name.startswith("ssl") for name in url.query) and store.dialect.unproven(url.query) is None
+            warn = None if proven or is_local(host) else f"others can pose as the server: {advice}"
+            yield judge("store", "server verified", "yes" if proven else "no", "yes", warn=warn)
 
 
 def _clock(store: SqlStore) -> Iterator[Finding]:

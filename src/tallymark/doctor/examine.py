@@ -40,7 +40,7 @@ def examine(patient: Patient, say: Say = lambda _: None) -> list[Finding]:
         into = positions if url == patient.stores[0] else None
         stores += asked("store", "connection", partial(_store, url, patient.group, into, say), otherwise="fail")
     if not patient.stores:
-        stores = [judge("store", "connection", "not asked: --store is missing")]
+        stores = [judge("store", "connection", "not asked", warn="name it: --store, or TALLYMARK_STORE")]
     cluster = asked("cluster", "connection", partial(_cluster, patient, positions, say), otherwise="fail")
     say("this machine")
     return [*cluster, *stores, *client.examine()]
@@ -48,7 +48,7 @@ def examine(patient: Patient, say: Say = lambda _: None) -> list[Finding]:
 
 def _cluster(patient: Patient, positions: Positions, say: Say) -> Iterator[Finding]:
     if patient.cluster is None:
-        yield judge("cluster", "connection", "not asked: --brokers is missing")
+        yield judge("cluster", "connection", "not asked", warn="name it: --brokers, or TALLYMARK_BROKERS")
         return
     say(f"the brokers at {patient.cluster.brokers}")
     made = Examination(patient.cluster, patient.settings)
@@ -62,7 +62,8 @@ def _cluster(patient: Patient, positions: Positions, say: Say) -> Iterator[Findi
     names = patient.topics or sorted({one.partition.topic for held in positions.values() for one in held})
     found = made.brokers.resolve(names)
     if not found:
-        yield judge("cluster", "topics", "none", warn=f"nothing matches {', '.join(names)}" if names else None)
+        none = f"nothing matches {', '.join(names)}" if names else "name one: --topic, or --file with a pipeline"
+        yield judge("cluster", "topics", "none", warn=none)
     for name in found:
         say(f"topic {name}")
         here = {group: mine for group, held in positions.items() if (mine := _of_topic(held, name))}
@@ -103,4 +104,4 @@ def _positions(store: Store, group: str | None, into: Positions) -> Iterator[Fin
     if store.has_ledger():
         into.update(store.positions(group))
     if group is not None and group not in into:
-        yield judge(f"group {group}", "positions", "none yet: nothing can be said about unread records")
+        yield judge(f"group {group}", "positions", "none", warn="nothing has run yet, or the name is another one")

@@ -31,22 +31,25 @@ def examine(store: RedisStore, address: Address) -> Iterator[Finding]:
     yield from asked("store", "permissions", lambda: [_permissions(store)], otherwise="fail")
 
 
+def change(setting: str) -> str:
+    return f"CONFIG SET {setting}, then CONFIG REWRITE; where it is managed, its parameter group"
+
+
 def eviction(value: str) -> Opinion:
-    keep = "CONFIG SET maxmemory-policy noeviction"
-    every, some = (f"when memory is short {what} thrown away: {keep}" for what in ("positions are", "some keys are"))
-    fail, warn = every if value.startswith("allkeys") else None, some if value != "noeviction" else None
-    return Opinion("noeviction", fail, warn)
+    """Ours have no time to live: policies that look at those alone are fine."""
+    advice = f"when memory is short positions are thrown away: {change('maxmemory-policy noeviction')}"
+    return Opinion("noeviction or volatile-*", fail=advice if value.startswith("allkeys") else None)
 
 
 def persistence(value: str) -> Opinion:
-    advice = "a restart loses what came after the last snapshot: CONFIG SET appendonly yes"
+    advice = f"a restart loses what came after the last snapshot: {change('appendonly yes')}"
     return Opinion("1", warn=None if value == "1" else advice)
 
 
 def fsync(value: str) -> Opinion:
-    advice = "what was not written yet when the machine stops is read again, if Kafka still has it: CONFIG SET"
+    lost = "what was not written yet when the machine stops is read again, if Kafka still has it"
     safe = value in ("always", "everysec")
-    return Opinion("everysec or always", warn=None if safe else f"{advice} appendfsync everysec")
+    return Opinion("everysec or always", warn=None if safe else f"{lost}: {change('appendfsync everysec')}")
 
 
 def _settings(store: RedisStore) -> list[Finding]:

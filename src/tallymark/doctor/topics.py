@@ -49,8 +49,7 @@ class Shell:
 
 def access(cluster: Cluster) -> list[Finding]:
     """Who can listen, and whether we know whom we talk to."""
-    hosts = [one.strip().rpartition("://")[2].rpartition(":")[0].strip("[]") for one in cluster.brokers.split(",")]
-    exposed = cluster.line is None and not all(map(is_local, hosts))
+    exposed = cluster.line is None and not all(is_local(host) for host, _ in cluster.addresses)
     advice = "others can read and change what is sent: take a TLS listener of the brokers, and tls=Tls(...)"
     found = [judge("cluster", "protocol", cluster.protocol, "SSL or SASL_SSL", warn=advice if exposed else None)]
     if cluster.line is not None:
@@ -87,8 +86,9 @@ def topic_rules(topic: str, factor: int, brokers: int, shell: Shell, ours: Mappi
 
 def unclean(shell: Shell, topic: str | None, value: str) -> Opinion:
     off = shell.alter(topic, f"{UNCLEAN}=false")
-    on = f"a broker that lacks records may become leader, and they are lost: {off}"
-    return Opinion("false", fail=None if value == "false" else on)
+    on = None if value == "false" else f"a broker that lacks records may become leader, and they are lost: {off}"
+    # A topic may say otherwise, and is asked by itself.
+    return Opinion("false", fail=on) if topic else Opinion("false", warn=on)
 
 
 def transactions(value: str) -> Opinion:
@@ -109,7 +109,7 @@ def polling(ours: Mapping[str, Any]) -> Finding:
 
 def replication(shell: Shell, topic: str, factor: int, brokers: int) -> Finding:
     more = shell.command("kafka-reassign-partitions", "--reassignment-json-file three-replicas.json --execute")
-    few = f"a broker that is lost takes records with it: {more}"
+    few = f"a broker that is lost takes records with it: {'add a broker, then ' if brokers < 3 else ''}{more}"
     fail, warn = (few, None) if brokers > 1 else (None, DEVELOPMENT)
     return judge(f"topic {topic}", "replication factor", factor, ">= 3", *((fail, warn) if factor < 3 else ()))
 

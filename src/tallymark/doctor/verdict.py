@@ -60,7 +60,7 @@ def settings(about: str, found: Mapping[str, str | None], rules: Mapping[str, Ru
     """Every rule's finding about its setting. Who runs the server may hide some."""
     untold = "the server does not tell; ask who runs it"
     return [
-        judge(about, name, "not told", warn=untold) if value is None else judge(about, name, value, *rule(value))
+        judge(about, name, "not told", warn=untold) if not value else judge(about, name, value, *rule(value))
         for name, rule in rules.items()
         for value in [found.get(name)]
     ]

@@ -5,6 +5,7 @@ Certificates and the key travel in the options themselves, so that executors nee
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from tallymark.cluster import OAUTHBEARER, Cluster, Sasl, Tls
@@ -19,6 +20,13 @@ _MODULES = {
 _TOKEN_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 REDACTED = "(?i)secret|password|token|jaas|keystore|truststore"
 """The options whose values Spark must not show, beside those that it hides by itself."""
+
+
+def keep_quiet() -> None:
+    """py4j logs at DEBUG whatever goes to the JVM, secrets and all."""
+    logger = logging.getLogger("py4j")
+    if logger.getEffectiveLevel() < logging.INFO:
+        logger.setLevel(logging.INFO)
 
 
 def options(cluster: Cluster) -> dict[str, str]:

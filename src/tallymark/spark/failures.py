@@ -27,8 +27,12 @@ _BROKER_MARKS = (
 _DENIED_MARKS = (
     "org.apache.kafka.common.errors.SaslAuthenticationException",
     "org.apache.kafka.common.errors.SslAuthenticationException",
-    "AuthorizationException",
+    "org.apache.kafka.common.errors.TopicAuthorizationException",
+    "org.apache.kafka.common.errors.GroupAuthorizationException",
+    "org.apache.kafka.common.errors.ClusterAuthorizationException",
 )
+_TRACEBACK = "Traceback (most recent call last)"
+_BAD_VALUE = "SQLSTATE: 22"
 
 
 class FunctionFailed(BadInput):
@@ -51,6 +55,9 @@ def explained(brokers: str, table: str | None = None) -> Iterator[None]:
 
 def _explain(error: Exception, brokers: str, table: str | None) -> TallymarkError:
     everything = f"{error}\n{_root_cause(error)}"
+    if table is not None and (_TRACEBACK in everything or _BAD_VALUE in everything):
+        # Such errors quote values, and a value may say anything, the words below among them.
+        return FunctionFailed(table, _user_words(error))
     if any(mark in everything for mark in _DENIED_MARKS):
         return AccessDenied(f"the brokers at {brokers} refused Spark's client: {_root_cause(error)}")
     if any(mark in everything for mark in _BROKER_MARKS):
@@ -63,8 +70,8 @@ def _explain(error: Exception, brokers: str, table: str | None) -> TallymarkErro
 def _user_words(error: Exception) -> str:
     """The last line of a Python traceback from a worker, else the root cause."""
     text = str(error)
-    if "Traceback (most recent call last)" in text:
-        traceback = text.split("Traceback (most recent call last)")[-1].split("\n\n")[0]
+    if _TRACEBACK in text:
+        traceback = text.split(_TRACEBACK)[-1].split("\n\n")[0]
         lines = [line.strip() for line in traceback.splitlines() if line and not line.startswith((" ", "\t"))]
         return lines[-1] if lines else first_line(error)
     return _root_cause(error)

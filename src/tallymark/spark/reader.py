@@ -84,6 +84,7 @@ class SparkReader:
         self._schemas: dict[str, pa.Schema] | None = None
         # Whatever the session says: JSON timestamps without a zone are UTC, and so are those in the tables.
         self._spark.conf.set("spark.sql.session.timeZone", "UTC")
+        access.keep_quiet()
         hidden = self._spark.conf.get(REDACTION, "") or ""
         if access.REDACTED not in hidden:
             self._spark.conf.set(REDACTION, "|".join(filter(None, (hidden, access.REDACTED))))

@@ -10,6 +10,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -21,6 +22,8 @@ from tallymark.stores.columns import hexed, is_binary
 
 INCOMING = "tallymark_incoming"
 """The temporary table that rows with a key come through. It belongs to the connection, and survives a rollback."""
+LOCAL_FILES = 1 << 7
+"""The flag of MySQL's protocol for a client that sends files."""
 _OFF = {1044, 1148, 1227, 1787, 2068, 3748, 3750, 3948, 4166}
 """LOAD DATA LOCAL or a temporary table in a transaction is not allowed, by client, server or permission."""
 
@@ -54,7 +57,7 @@ def _load(connection: Connection, target: str, rows: pa.Table) -> None:
         binary = is_binary(field.type)
         places.append(f"@tallymark_{number}" if binary else quote(field.name))
         assignments += [f"{quote(field.name)} = UNHEX(@tallymark_{number})"] if binary else []
-    with _file(rows) as path, _off():
+    with _file(rows) as path, _sending_files(connection), _off():
         loaded = connection.exec_driver_sql(
             f"LOAD DATA LOCAL INFILE '{path}' INTO TABLE {target} CHARACTER SET utf8mb4 "
             "FIELDS TERMINATED BY ',' OPTIONALLY ENCLOSED BY '\"' ESCAPED BY '' LINES TERMINATED BY '\\n' "
@@ -63,6 +66,17 @@ def _load(connection: Connection, target: str, rows: pa.Table) -> None:
     warnings = [words for level, _, words in connection.exec_driver_sql("SHOW WARNINGS LIMIT 10") if level != "Note"]
     if warnings or loaded != rows.num_rows:
         raise DataRefused(warnings[0] if warnings else f"the server took {loaded} of {rows.num_rows} rows")
+
+
+@contextmanager
+def _sending_files(connection: Connection) -> Iterator[None]:
+    """Let the driver send a file, if it may at all: ``local_infile=0`` in the URL forbids it."""
+    driver: Any = connection.connection.driver_connection
+    driver._local_infile = bool(driver.client_flag & LOCAL_FILES)
+    try:
+        yield
+    finally:
+        driver._local_infile = False
 
 
 @contextmanager

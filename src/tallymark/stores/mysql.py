@@ -182,6 +182,8 @@ def _connect(store: str, dialect: Any, _: Any, positional: Sequence[Any], option
 
 
 def _on_connect(connection: Any, _: Any) -> None:
+    # A server may answer any statement by asking for a file of ours: only while we load is it given one.
+    connection._local_infile = False
     with connection.cursor() as cursor:
         # Without strict mode the server cuts values to fit, silently.
         cursor.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'), time_zone = '+00:00'")

@@ -42,6 +42,10 @@ def _parse(url: str) -> URL:
     if empty := re.search(rf"[?&]({'|'.join((*OPTIONS, PASSWORD_FILE))})=?(&|$)", url):
         raise BadInput(f"the store URL has {empty[1]}= without a value; give it one or leave it out")
     try:
-        return make_url(url)
+        parsed = make_url(url)
     except (ArgumentError, ValueError):
         raise BadInput("the store URL can't be read; write it like postgresql://user@host/database") from None
+    # The rest of a password would be shown wherever the store is named.
+    if not url.startswith("sqlite") and "@" in f"{parsed.host}{parsed.database}":
+        raise BadInput("the store URL has an @ too many; inside of a user or a password write it as %40, and / as %2F")
+    return parsed

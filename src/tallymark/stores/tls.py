@@ -8,6 +8,7 @@ is trusted; the host name is verified unless ``tls=verify-ca`` says otherwise.
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 from dataclasses import dataclass
 from functools import cache
@@ -126,7 +127,9 @@ def tls_failure(store: str, words: str) -> TallymarkError | None:
 
 
 def _file(store: str, name: str, path: str) -> str:
-    if not Path(path).is_file():
+    if "-----BEGIN" in path:
+        raise BadInput(f"{store}: {name}= is the text of a PEM file; write it to a file and give its path")
+    if not os.path.isfile(path):  # noqa: PTH113 - which takes anything for a path
         raise BadInput(f"{store}: {name}={path}: there is no such file; correct the path")
     # Executors have another working directory.
     return str(Path(path).absolute())

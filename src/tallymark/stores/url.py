@@ -25,7 +25,8 @@ def option(url: URL, name: str) -> str | None:
 
 def with_password(url: URL, *, needs_user: bool = True) -> URL:
     """The URL with its password: its own, that of ``password_file=``, or for a user without one the environment's."""
-    path, has_one = option(url, PASSWORD_FILE), url.password is not None or "password" in url.query
+    url = _in_its_place(url)
+    path, has_one = option(url, PASSWORD_FILE), url.password is not None
     if path is None:
         wanted = url.username and not has_one
         return url.set(password=from_environment(PASSWORD)) if wanted else url
@@ -35,3 +36,11 @@ def with_password(url: URL, *, needs_user: bool = True) -> URL:
         raise BadInput(f"{shown(url)}: {PASSWORD_FILE}= needs the user before the host, as in shop@host")
     secret = read_secret(path, f"{shown(url)}: {PASSWORD_FILE}")
     return url.difference_update_query([PASSWORD_FILE]).set(password=secret)
+
+
+def _in_its_place(url: URL) -> URL:
+    """A password among the options, by the drivers' names for it, goes where SQLAlchemy hides it."""
+    for name in ("password", "passwd"):
+        if (secret := option(url, name)) is not None:
+            return url.difference_update_query([name]).set(password=secret)
+    return url

@@ -1,0 +1,27 @@
+"""Whose fault it is that Spark failed: words that a record brought along prove nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tallymark.errors import AccessDenied, ReadFailed, Unreachable
+from tallymark.spark.failures import FunctionFailed, _explain
+
+KAFKA = "org.apache.kafka.common.errors"
+
+
+@pytest.mark.parametrize("name", ["TimeoutException", "SaslAuthenticationException", "TopicAuthorizationException"])
+def test_a_value_that_quotes_kafka_is_still_the_function_s_failure(name: str) -> None:
+    worker = f"Job aborted\nTraceback (most recent call last):\n  File x\nValueError: bad line: {KAFKA}.{name}\n\n"
+    assert isinstance(_explain(Exception(worker), "b:1", "orders"), FunctionFailed)
+    cast = f"[CAST_INVALID_INPUT] The value '{KAFKA}.{name}' of the type STRING can't be cast. SQLSTATE: 22018"
+    assert isinstance(_explain(Exception(cast), "b:1", "orders"), FunctionFailed)
+
+
+def test_what_the_brokers_say_is_told_apart() -> None:
+    denied = _explain(Exception(f"{KAFKA}.TopicAuthorizationException: Not authorized: [orders]"), "b:1", "orders")
+    assert isinstance(denied, AccessDenied)
+    assert "the brokers at b:1 refused Spark's client" in str(denied)
+    assert isinstance(_explain(Exception(f"{KAFKA}.TimeoutException: x"), "b:1", None), Unreachable)
+    assert isinstance(_explain(Exception("out of luck"), "b:1", None), ReadFailed)
+    assert isinstance(_explain(Exception("out of luck"), "b:1", "orders"), FunctionFailed)
