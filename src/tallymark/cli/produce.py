@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import select
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,6 +40,7 @@ PartitionOption = Annotated[int | None, typer.Option("--partition", help="Only t
 ProfileOption = Annotated[str, typer.Option("--profile", help="no-loss or fast.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and no progress.")]
 SHOWN_EVERY = 1_000
+WAIT_SECONDS, AT_ONCE = 0.1, 1 << 16
 
 
 class Line(NamedTuple):
@@ -145,11 +148,11 @@ def _header(text: str) -> tuple[str, bytes]:
 
 
 @contextmanager
-def _opened(file: Path | None) -> Iterator[BinaryIO]:
+def _opened(file: Path | None) -> Iterator[Iterable[bytes]]:
     if file is None:
         if sys.stdin.isatty():
             Console(stderr=True).print("a record for each line; Ctrl-D ends", style="dim")
-        yield sys.stdin.buffer
+        yield _as_they_come(sys.stdin.buffer)
         return
     try:
         source = file.open("rb")
@@ -157,6 +160,26 @@ def _opened(file: Path | None) -> Iterator[BinaryIO]:
         raise BadInput(f"{file} can't be read: {error.strerror}") from None
     with source:
         yield source
+
+
+def _as_they_come(source: BinaryIO) -> Iterator[bytes]:
+    """Lines, waited for in short steps: a signal that goes to another thread does not end a read."""
+    try:
+        number = source.fileno()
+    except OSError:
+        yield from source
+        return
+    rest = b""
+    while True:
+        if not select.select([number], [], [], WAIT_SECONDS)[0]:
+            continue
+        piece = os.read(number, AT_ONCE)
+        *lines, rest = (rest + piece).split(b"\n")
+        yield from lines
+        if not piece:
+            break
+    if rest:
+        yield rest
 
 
 @contextmanager
