@@ -23,9 +23,10 @@ check: $(READY)
 	@$(BIN)/ruff format --check --quiet src tests bench examples
 	@$(BIN)/mypy
 
+# One worker more than there are cores: tests wait about as much as they work.
 test: $(READY)
 	@echo 'starting Kafka, PostgreSQL, MariaDB and Valkey (the first run downloads them: 210 MB)'
-	@$(BIN)/pytest -q -n 2 --dist loadgroup $(ARGS)
+	@$(BIN)/pytest -q -n 3 --dist loadgroup $(ARGS)
 
 faults: $(READY)
 	@$(BIN)/pytest -q -m faults $(ARGS)

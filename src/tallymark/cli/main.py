@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from typing import Annotated
 
@@ -61,5 +62,10 @@ def main() -> None:
     try:
         app()
     except TallymarkError as error:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
-        sys.exit(1)
+        said = str(error)
+    else:
+        return
+    # With the error go the clients of Kafka that it held: one that outlives the interpreter can crash it.
+    gc.collect()
+    Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(said)}", highlight=False)
+    sys.exit(1)
