@@ -725,3 +725,21 @@ def test_a_template_whose_producer_has_stopped_makes_no_dead_letters(
     with pytest.raises(tm.Retry, match="this producer stopped at its first failure"):
         app.run(until="caught-up")
     assert query(url, "SELECT count(*) FROM tallymark_dead_letters") == [(0,)]
+
+
+def test_what_a_template_can_never_send_makes_a_dead_letter_and_the_app_goes_on(
+    topics: Topics, brokers: str, database: Callable[[str], str], group: str
+) -> None:
+    topic, answers, url = topics.create(1), topics.create(1), database("sqlite")
+    topics.send(topic, [{"id": number} for number in range(4)])
+    app = tm.App(brokers=brokers, store=url)
+    template = app.template(answers)
+
+    @app.listen(topic, group=group, value=tm.Json("id BIGINT"))
+    def answer(record: tm.Record, db: Any) -> None:
+        template.send("x" * 2_000_000 if record.offset == 1 else "fits", key=7 if record.offset == 2 else None)
+
+    assert app.run(until="caught-up") == tm.Tally(applied=2, dead=2)
+    errors = query(url, "SELECT error FROM tallymark_dead_letters ORDER BY record_offset")
+    assert "above message.max.bytes" in str(errors[0])
+    assert "must be str, bytes or None" in str(errors[1])
