@@ -39,7 +39,7 @@ IN_TRANSACTION = "SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transact
 
 
 @pytest.fixture
-def join() -> Iterator[Join]:
+def join(database: Callable[[str], str]) -> Iterator[Join]:  # members end before their database
     """``join(spec)``: a member that works until the test is over."""
     made: list[Working] = []
 

@@ -21,7 +21,7 @@ Join = Callable[..., SharedLoop]
 
 
 @pytest.fixture
-def join() -> Iterator[Join]:
+def join(database: Callable[[str], str]) -> Iterator[Join]:  # the loops end before their database
     """``join(run)``: a loop that runs until the test is over."""
     made: list[SharedLoop] = []
 

@@ -19,7 +19,7 @@ Start = Callable[..., Running]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start(database: Callable[[str], str]) -> Iterator[Start]:  # runs end before their database
     """``start(run)``: a loop that runs until the test is over."""
     made: list[Running] = []
 
