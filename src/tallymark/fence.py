@@ -86,7 +86,7 @@ class Advance:
 
 @dataclass(frozen=True)
 class Note:
-    """A span that is not in the tables, or will be there again: kind is skip, loss, reset or backfill."""
+    """A span that is not in the tables, or will be there again: kind is skip, loss, reset, backfill or replay."""
 
     kind: str
     span: Span
@@ -133,6 +133,27 @@ class Fill:
 
 
 @dataclass(frozen=True)
+class Replay:
+    """A dead letter that was tried again: applied now, or dead still, with the ``error`` that it has now.
+
+    It is compare-and-set of the letter, which must be open, and moves one from dead to applied behind the position.
+    """
+
+    letter: str
+    partition: Partition
+    offset: int
+    error: str | None = None
+
+    @property
+    def span(self) -> Span:
+        return Span(self.partition, self.offset, self.offset + 1)
+
+    @property
+    def change(self) -> Tally:
+        return Tally(applied=1, dead=-1) if self.error is None else Tally()
+
+
+@dataclass(frozen=True)
 class Rebalance:
     """How the partitions of a group were handed out anew, as one member saw it: assigned, revoked or lost."""
 
@@ -162,6 +183,7 @@ class Entry:
     notes: Sequence[Note] = ()
     pause: str | None = None
     fills: Sequence[Fill] = ()
+    replays: Sequence[Replay] = ()
 
     def __post_init__(self) -> None:
         skipped, noted = Counter[Partition](), Counter[Partition]()
@@ -174,18 +196,21 @@ class Entry:
 
     @property
     def tally(self) -> Tally:
-        """What it adds to the tallies; of what it fills, ``skipped`` is taken away."""
-        return Tally.sum([*(step.tally for step in self.advances), *(fill.change for fill in self.fills)])
+        """What it adds to the tallies; of what it fills ``skipped`` is taken away, and of what it replays ``dead``."""
+        changes = (each.change for each in [*self.fills, *self.replays])
+        return Tally.sum([*(step.tally for step in self.advances), *changes])
 
     @property
     def journal(self) -> list[Note]:
-        return [*self.notes, *(Note("backfill", fill.done, fill.reason) for fill in self.fills)]
+        fills = (Note("backfill", fill.done, fill.reason) for fill in self.fills)
+        replays = (Note("replay", one.span, f"dead letter {one.letter}") for one in self.replays if one.error is None)
+        return [*self.notes, *fills, *replays]
 
     @property
     def spans(self) -> list[Span]:
         """All that is accounted for, in the order of its steps."""
         moved = [Span(step.partition, step.start, step.stop) for step in self.advances]
-        return [*moved, *(fill.done for fill in self.fills)]
+        return [*moved, *(fill.done for fill in self.fills), *(one.span for one in self.replays)]
 
 
 def restarted(position: Position, to: Restart, now: datetime) -> tuple[Position, Note | None]:
@@ -236,6 +261,16 @@ def explain_unfillable(skips: Iterable[Skip], fills: Sequence[Fill]) -> CommitRe
                 f"{fill.skip} is no open skip any more: somebody else has filled it, or the group was sent back; "
                 "nothing was written: look at the open skips again"
             )
+    return None
+
+
+def explain_settled(states: Mapping[str, str], letters: Iterable[str]) -> CommitRefused | None:
+    """Why these dead letters can't be settled. None if all of them are open."""
+    for letter in letters:
+        if letter not in states:
+            return PositionMoved(f"there is no dead letter {letter}; nothing was changed: tallymark dead-letters list")
+        if states[letter] != "dead":
+            return PositionMoved(f"dead letter {letter} is {states[letter]} already; nothing was changed")
     return None
 
 

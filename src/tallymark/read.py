@@ -67,6 +67,11 @@ class DeadLetter:
         return json.dumps(pairs) if pairs else None
 
 
+def headers_from_json(text: str | None) -> list[tuple[str, bytes | None]]:
+    """What ``headers_as_json`` made."""
+    return [(name, None if value is None else bytes.fromhex(value)) for name, value in json.loads(text or "[]")]
+
+
 @dataclass(frozen=True)
 class Reading:
     """One batch as it was read and shaped. A partition that is missing from ``seen`` held no record.

@@ -7,6 +7,7 @@ drops what was lost. Nothing here runs while a batch is being committed.
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from collections import defaultdict
@@ -18,8 +19,9 @@ from datetime import datetime, timezone
 from tallymark.brokers import Brokers, Topic
 from tallymark.claiming import Beginning
 from tallymark.errors import Fenced, PositionRefused, TallymarkError, UnknownTopic
-from tallymark.fence import Claim, Rebalance, Wish
+from tallymark.fence import Claim, Entry, Rebalance, Wish
 from tallymark.goals import Goals
+from tallymark.heartbeat import Heartbeat
 from tallymark.membership import Assignment, Membership
 from tallymark.patience import patiently
 from tallymark.plan import OnLoss, check_identity, readable_from
@@ -83,6 +85,7 @@ class Share:
         self._may_override = True
         # Where all starts at the earliest, or is chosen one by one, it does not matter who comes first.
         self._begins = start.kind != "earliest" and membership.chosen is None
+        self._heartbeat = Heartbeat(ledger, group, owner)
         self._joined = 0.0
         self._identified = -GOOD_FOR_SECONDS
 
@@ -93,6 +96,7 @@ class Share:
             # Who joins others must not send their partitions somewhere else.
             others = patiently(lambda: self._brokers.members(self._group), self._stop, self._patience)
             self._may_override = not others
+        self._heartbeat.start()
         self._membership.join()
         self._joined = time.monotonic()
 
@@ -162,13 +166,19 @@ class Share:
             return Settled(self.recover(again).gained, before)
         return Settled(frozenset(self.claims), before)
 
+    def mirror(self, entry: Entry) -> None:
+        """Show what was committed where others look for it, if that is wanted."""
+        self._membership.mirror({step.partition: step.stop for step in entry.advances})
+
     def leave(self) -> None:
-        """Give everything back: first in the ledger, then in the group."""
+        """Give everything back: first in the ledger, then in the group. Called because of an error, it tells of it."""
+        error = sys.exc_info()[1]
         held, began = list(self.claims), time.monotonic()
         self._release(held)
         self._membership.leave()
         if held:
             self._remember("left", lost=held, since=began)
+        self._heartbeat.end(error)
 
     def held_topics(self) -> dict[str, Topic]:
         """The topics, each as if it had only the partitions that are ours."""
@@ -252,6 +262,7 @@ class Share:
         self.claims |= claims
         self._serials.update(wanted)
         self._may_override = self._begins = False
+        self._membership.mirror({one: claim.position.next_offset for one, claim in claims.items()})
         log.info("claimed group=%s partitions=%d owner=%s", self._group, len(claims), self._owner.run)
         return frozenset(claims)
 

@@ -112,6 +112,10 @@ class Position:
         """Every offset between the first and the next is accounted for."""
         return self.tally.total == self.next_offset - self.first_offset
 
+    def counts(self, offset: int) -> bool:
+        """Whether the tally accounts for this offset."""
+        return self.first_offset <= offset < self.next_offset
+
 
 @dataclass(frozen=True)
 class Log:

@@ -11,6 +11,7 @@ from sqlalchemy import Connection, bindparam, update
 
 from tallymark.fence import Claim, Decide, FirstClaim, Restart, check_held, restarted
 from tallymark.ledger.commit import record_notes
+from tallymark.ledger.letters import void_letters
 from tallymark.ledger.read import lock_positions, read_group, read_positions
 from tallymark.ledger.skips import void_skips
 from tallymark.ledger.statements import insert_if_absent, key_condition, key_parameters
@@ -28,8 +29,8 @@ def claim(
 ) -> dict[Partition, Claim]:
     """Take over these partitions: raise their epochs and name the owner. Whoever held them is fenced."""
     wish = decide(read_group(connection, group).get(group, []))
-    _register_group(connection, group, owner)
-    _insert_first(connection, group, owner, wish.first)
+    register_group(connection, group, owner.host, owner.since)
+    insert_first(connection, group, owner.since, wish.first)
     found = lock_positions(connection, group, partitions)
     _update_each(
         connection,
@@ -40,7 +41,7 @@ def claim(
     check_held(held, read_positions(connection, group, held))
     claims = {partition: Claim.after(replace(position, owner=owner)) for partition, position in found.items()}
     for partition in wish.restarts.keys() & claims.keys():
-        claims[partition] = _restart(connection, group, claims[partition], wish.restarts[partition], owner.since)
+        claims[partition] = restart(connection, group, claims[partition], wish.restarts[partition], owner.since)
     return claims
 
 
@@ -64,26 +65,28 @@ def release(connection: Connection, group: str, claims: Iterable[Claim]) -> None
     _update_each(connection, {"owner": None, "owner_host": None, "owned_since": None}, keys, same_epoch=True)
 
 
-def _restart(connection: Connection, group: str, held: Claim, to: Restart, now: datetime) -> Claim:
+def restart(connection: Connection, group: str, held: Claim, to: Restart, now: datetime) -> Claim:
+    """Send a position that is locked somewhere else, and write down what that means."""
     moved, note = restarted(held.position, to, now)
     values: dict[str, Any] = {name: getattr(moved.tally, name) for name in OUTCOMES}
     values |= {"next_offset": moved.next_offset, "first_offset": moved.first_offset, "updated_at": now}
     _update_each(connection, values, [key_parameters(group, held.partition) | {"_epoch": held.epoch}], same_epoch=True)
     if note is not None and note.kind == "reset":
         void_skips(connection, group, held.partition)
+        void_letters(connection, group, held.partition, to.offset, now)
     record_notes(connection, group, [note] if note else [], now)
     return replace(held, position=moved)
 
 
-def _register_group(connection: Connection, group: str, owner: Owner) -> None:
-    values = {"group_name": group, "desired_state": "running", "changed_by": owner.host, "changed_at": owner.since}
+def register_group(connection: Connection, group: str, by: str, now: datetime) -> None:
+    values = {"group_name": group, "desired_state": "running", "changed_by": by, "changed_at": now}
     connection.execute(insert_if_absent(connection, groups), values)
 
 
-def _insert_first(connection: Connection, group: str, owner: Owner, first: Mapping[Partition, FirstClaim]) -> None:
+def insert_first(connection: Connection, group: str, now: datetime, first: Mapping[Partition, FirstClaim]) -> None:
     rows = [
         {"group_name": group, "topic": partition.topic, "partition_id": partition.number}
-        | {"next_offset": start.offset, "first_offset": start.offset, "epoch": 0, "updated_at": owner.since}
+        | {"next_offset": start.offset, "first_offset": start.offset, "epoch": 0, "updated_at": now}
         | {"topic_id": start.topic_id, "cluster_id": start.cluster_id}
         | dict.fromkeys(OUTCOMES, 0)
         for partition, start in sorted(first.items())

@@ -16,8 +16,9 @@ from typing import Any
 from sqlalchemy import Connection, Update, bindparam, delete, func, insert, update
 
 from tallymark.errors import CommitRefused
-from tallymark.fence import Advance, Entry, Note, explain_refusal, explain_unfillable
+from tallymark.fence import Advance, Entry, Note, explain_refusal, explain_settled, explain_unfillable
 from tallymark.ledger.groups import write_state
+from tallymark.ledger.letters import letter_states, replay
 from tallymark.ledger.read import read_positions
 from tallymark.ledger.skips import fill, read_skips
 from tallymark.ledger.statements import key_condition, key_parameters
@@ -30,7 +31,13 @@ def check_fence(connection: Connection, entry: Entry) -> None:
     """Fail early, before any work, when the commit can't succeed any more. The decision itself is ``advance``'s."""
     found = read_positions(connection, entry.group, [step.partition for step in entry.advances])
     skips = read_skips(connection, entry.group) if entry.fills else []
-    if error := explain_refusal(found, entry.advances) or explain_unfillable(skips, entry.fills):
+    applied = [each.letter for each in entry.replays if each.error is None]
+    states = letter_states(connection, applied) if applied else {}
+    if error := (
+        explain_refusal(found, entry.advances)
+        or explain_unfillable(skips, entry.fills)
+        or explain_settled(states, applied)
+    ):
         raise error
 
 
@@ -49,6 +56,8 @@ def advance(connection: Connection, entry: Entry) -> None:
     """Compare and set: move every position from start to stop, or raise and leave the rollback to the caller."""
     if entry.fills:
         fill(connection, entry)
+    if entry.replays:
+        replay(connection, entry)
     if entry.advances:
         _advance(connection, entry)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-from sqlalchemy import Connection, func, insert, inspect, select, text
+from sqlalchemy import Connection, Table, func, insert, inspect, select, text
 
 from tallymark.errors import BadInput
 from tallymark.ledger.skips import void_before_resets
-from tallymark.ledger.tables import VERSION, metadata, schema, status_view
+from tallymark.ledger.tables import VERSION, dead_letters, metadata, schema, status_view
 
 
 def ledger_version(connection: Connection) -> int | None:
@@ -29,7 +29,18 @@ def create_ledger(connection: Connection) -> None:
     metadata.create_all(connection)
     if found == 1:
         void_before_resets(connection)
+    if found is not None and found < 3:
+        _add_columns(connection, dead_letters, ["changed_at", "changed_by"])
     if "tallymark_status" not in inspect(connection).get_view_names():
         dialect = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
         connection.execute(text(status_view(dialect)))
     connection.execute(insert(schema), {"version": VERSION, "applied_at": datetime.now(timezone.utc)})
+
+
+def _add_columns(connection: Connection, table: Table, names: list[str]) -> None:
+    """Those of them that an older ledger lacks."""
+    there = {column["name"] for column in inspect(connection).get_columns(table.name)}
+    for name in names:
+        if name not in there:
+            kind = table.c[name].type.compile(connection.dialect)
+            connection.execute(text(f"ALTER TABLE {table.name} ADD COLUMN {name} {kind}"))

@@ -23,8 +23,8 @@ def read_skips(connection: Connection, group: str) -> list[Skip]:
 
 
 def was_filled(connection: Connection, group: str, batch: str) -> bool:
-    """Whether the fills of this batch were committed."""
-    there = exceptions.c.group_name == group, exceptions.c.batch == batch, exceptions.c.kind == "backfill"
+    """Whether what this batch fills or replays was committed."""
+    there = exceptions.c.group_name == group, exceptions.c.batch == batch, exceptions.c.kind.in_(["backfill", "replay"])
     return connection.execute(select(exceptions.c.id).where(*there).limit(1)).first() is not None
 
 

@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-VERSION = 2
+VERSION = 3
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -168,6 +168,8 @@ dead_letters = Table(
     Column("state", _name(16), nullable=False, default="dead"),
     Column("batch", _name(64), nullable=False),
     Column("recorded_at", UtcTime, nullable=False),
+    Column("changed_at", UtcTime),
+    Column("changed_by", _name(255)),
     Index("tallymark_dead_letters_by_record", "group_name", "topic", "partition_id", "record_offset"),
     **_options,
 )
@@ -196,6 +198,19 @@ rebalances = Table(
     Column("gained", _text(), nullable=False),
     Column("lost", _text(), nullable=False),
     Index("tallymark_rebalances_by_time", "group_name", "happened_at"),
+    **_options,
+)
+
+runs = Table(
+    "tallymark_runs",
+    metadata,
+    Column("group_name", _name(255), primary_key=True),
+    Column("run", _name(64), primary_key=True),
+    Column("host", _name(255), nullable=False),
+    Column("started_at", UtcTime, nullable=False),
+    Column("seen_at", UtcTime, nullable=False),
+    Column("ended_at", UtcTime),
+    Column("error", _text()),
     **_options,
 )
 

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Table, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
+from tallymark.books import Run
 from tallymark.errors import (
     BadInput,
     BatchTooLarge,
@@ -31,6 +32,7 @@ from tallymark.ledger.create import create_ledger, ledger_version
 from tallymark.ledger.groups import read_state, recent_tally, write_state
 from tallymark.ledger.read import read_group, read_positions
 from tallymark.ledger.rebalances import read_rebalances, record_rebalances
+from tallymark.ledger.runs import write_run
 from tallymark.ledger.skips import read_skips, was_filled
 from tallymark.shape import Changes, Refusal, TableSpec, table_schema
 from tallymark.spans import GroupState, Owner, Partition, Position, Tally
@@ -40,6 +42,7 @@ from tallymark.stores.failures import translated
 from tallymark.stores.mysql import Mysql
 from tallymark.stores.postgresql import Postgresql
 from tallymark.stores.rows import refused_rows, write
+from tallymark.stores.sql_books import SqlBooks
 from tallymark.stores.sql_transaction import Known, SqlTransaction
 from tallymark.stores.sqlite import Sqlite
 from tallymark.stores.staging import Stages, clear_stages
@@ -119,6 +122,13 @@ class SqlStore(Store):
     def set_state(self, group: str, state: GroupState) -> None:
         with self.transaction() as connection:
             write_state(connection, group, state)
+
+    def books(self) -> SqlBooks:
+        return SqlBooks(self.look, self.transaction)
+
+    def write_run(self, group: str, run: Run) -> None:
+        with self.transaction() as connection:
+            write_run(connection, group, run)
 
     def recent(self, group: str, since: datetime) -> Tally:
         with self.look() as connection:

@@ -15,6 +15,7 @@ from datetime import datetime
 
 import pyarrow as pa
 
+from tallymark.books import Books, Run
 from tallymark.errors import TallymarkError
 from tallymark.fence import Claim, Decide, Entry, Rebalance, Skip
 from tallymark.shape import Changes, Refusal, TableSpec
@@ -67,6 +68,14 @@ class Store(ABC):
     def set_state(self, group: str, state: GroupState) -> None: ...
 
     @abstractmethod
+    def books(self) -> Books:
+        """The operator's side of the ledger."""
+
+    @abstractmethod
+    def write_run(self, group: str, run: Run) -> None:
+        """Say what is known of a run now; the newest 100 of a group are kept."""
+
+    @abstractmethod
     def recent(self, group: str, since: datetime) -> Tally:
         """What became of the records of all batches since then."""
 
@@ -76,7 +85,7 @@ class Store(ABC):
 
     @abstractmethod
     def filled(self, group: str, batch: str) -> bool:
-        """Whether the fills of this batch were committed, for whoever has not got the answer."""
+        """Whether what this batch fills or replays was committed, for whoever has not got the answer."""
 
     @abstractmethod
     def record_rebalances(self, group: str, rebalances: Sequence[Rebalance]) -> None:

@@ -12,6 +12,7 @@ from datetime import datetime
 from itertools import chain
 from typing import Any
 
+from tallymark.books import Run
 from tallymark.fence import Fill, Note, Rebalance, Skip
 from tallymark.spans import OUTCOMES, Partition, Span
 from tallymark.stores.redis.keys import Keys
@@ -19,6 +20,7 @@ from tallymark.stores.redis.script import Work
 from tallymark.stores.redis.times import as_text, from_text, score
 
 KEEP_REBALANCES = 1_000
+KEEP_RUNS = 100
 
 
 def note(work: Work, keys: Keys, group: str, notes: Iterable[Note], now: datetime, batch: str | None = None) -> None:
@@ -74,7 +76,29 @@ def reopen(work: Work, keys: Keys, group: str, lines: Iterable[str | bytes]) -> 
 
 def was_filled(client: Any, keys: Keys, group: str, batch: str) -> bool:
     lines = map(json.loads, client.lrange(keys.exceptions(group), 0, -1))
-    return any((line["kind"], line["batch"]) == ("backfill", batch) for line in lines)
+    return any(line["kind"] in ("backfill", "replay") and line["batch"] == batch for line in lines)
+
+
+def write_run(work: Work, keys: Keys, group: str, run: Run, known: Mapping[str, str]) -> None:
+    """Say what is known of a run now; a new one pushes the oldest out."""
+    times = {"started": run.started, "seen": run.seen, "ended": run.ended}
+    line = {"host": run.host, "error": run.error} | {name: as_text(at) if at else None for name, at in times.items()}
+    work.call("HSET", keys.runs(group), run.name, _line(line))
+    if run.name not in known:
+        for old in runs(known)[KEEP_RUNS - 1 :]:
+            work.call("HDEL", keys.runs(group), old.name)
+
+
+def runs(fields: Mapping[str, str]) -> list[Run]:
+    """The newest first."""
+    found = []
+    for name, text in fields.items():
+        line = json.loads(text)
+        started, seen, ended = (from_text(line[at]) if line[at] else None for at in ("started", "seen", "ended"))
+        assert started is not None
+        assert seen is not None
+        found.append(Run(name, line["host"], started, seen, ended, line["error"]))
+    return sorted(found, key=lambda run: run.started, reverse=True)
 
 
 def record_rebalances(work: Work, keys: Keys, group: str, happened: Sequence[Rebalance]) -> None:

@@ -63,9 +63,21 @@ class Keys:
     def letter(self, group: str, partition: Partition, offset: int, batch: str) -> str:
         return self._ledger("letter", group, partition.topic, partition.number, offset, batch)
 
+    def letter_of(self, group: str, number: str) -> str:
+        """The same by what follows the group, which is what the letter is called."""
+        return self._ledger("letter", group) + ":" + number
+
     def letters(self, group: str) -> str:
         """The keys of all dead letters of a group, by time."""
         return self._ledger("letters", group)
+
+    def runs(self, group: str) -> str:
+        return self._ledger("runs", group)
+
+    def of_group(self, group: str) -> list[str]:
+        """All that is kept once for each group."""
+        named = self.group, self.positions, self.batches, self.exceptions, self.skips, self.rebalances, self.letters
+        return [name(group) for name in (*named, self.runs)]
 
     def schema(self) -> str:
         return self._ledger("schema")

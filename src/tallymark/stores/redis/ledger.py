@@ -6,6 +6,7 @@
     exceptions:<group>                                    a list of JSON objects: skips, losses, resets, backfills
     skips:<group>                                         a hash of those skips that are open, by where they start
     rebalances:<group>                                    a sorted set of JSON objects, by time in microseconds
+    runs:<group>                                          a hash of JSON objects, by run
     letter:<group>:<topic>:<partition>:<offset>:<batch>   a hash; ``letters:<group>`` has their keys, by time
     schema                                                a hash: the version of all this
 
@@ -16,20 +17,20 @@ Tallies are added to by the script itself: a fill may come between.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from tallymark.fence import Claim, Decide, Entry, FirstClaim, check_held, restarted
-from tallymark.read import DeadLetter
+from tallymark.books import Letter
+from tallymark.fence import Claim, Decide, Entry, FirstClaim, Restart, Wish, check_held, restarted
 from tallymark.spans import OUTCOMES, GroupState, Owner, Partition, Position, Tally
-from tallymark.stores.redis import journal
+from tallymark.stores.redis import journal, letters
 from tallymark.stores.redis.keys import Keys
 from tallymark.stores.redis.script import Work
 from tallymark.stores.redis.times import as_text, from_text, score
 
-VERSION = 2
+VERSION = 3
 KEEP_BATCHES = 100_000
 """History is memory here: some 30 MB for each group, whatever the loop wants to keep."""
 OWNERSHIP = ("epoch", "owner", "owner_host", "owned_since")
@@ -46,31 +47,72 @@ def claim(
     held: Mapping[Partition, Claim],
     found: Mapping[Partition, Position],
     skips: Mapping[str, str],
+    dead: Callable[[], Sequence[Letter]],
 ) -> Work:
     """Raise the epochs, name the owner, do what ``decide`` wishes, and read the positions as they are then."""
     wish, work = decide([found[partition] for partition in sorted(found)]), Work()
     check_held(held, found)
     for partition in held:
         work.expect(keys.position(group, partition), "owner", owner.run)
-    _register(work, keys, group, owner)
+    _register(work, keys, group, owner.host, owner.since)
     for partition in sorted({*partitions, *wish.first}):
         old, wanted = found.get(partition), partition in partitions
         if old is None and partition in wish.first:
-            _insert(work, keys, group, owner, partition, wish.first[partition], wanted=wanted)
+            _insert(work, keys, group, owner if wanted else None, owner.since, partition, wish.first[partition])
         elif old is not None and wanted:
             new = replace(old, epoch=old.epoch + 1, owner=owner)
             names: Sequence[str] = OWNERSHIP
             if partition in wish.restarts:
-                # Elsewhere the offset may move until the script runs: whoever moves it has not been fenced before.
-                work.expect(keys.position(group, partition), "next_offset", old.next_offset)
-                work.expect(keys.position(group, partition), "skipped", old.tally.skipped)
-                new, note = restarted(new, wish.restarts[partition], owner.since)
+                new = _restart(work, keys, group, old, new, wish.restarts[partition], owner.since, skips, dead)
                 names = (*OWNERSHIP, *PLACE)
-                if note is not None and note.kind == "reset":
-                    journal.void(work, keys, group, partition, skips)
-                journal.note(work, keys, group, [note] if note else [], owner.since)
             _move(work, keys, group, old, new, names)
     work.reads = [keys.position(group, one) for one in sorted(partitions) if one in found or one in wish.first]
+    return work
+
+
+def _restart(
+    work: Work,
+    keys: Keys,
+    group: str,
+    old: Position,
+    new: Position,
+    to: Restart,
+    now: datetime,
+    skips: Mapping[str, str],
+    dead: Callable[[], Sequence[Letter]],
+) -> Position:
+    """The position somewhere else, if it has not moved meanwhile, with what that means."""
+    # Elsewhere the offset may move until the script runs: whoever moves it has not been fenced before.
+    for name, value in (("next_offset", old.next_offset), ("skipped", old.tally.skipped), ("dead", old.tally.dead)):
+        work.expect(keys.position(group, old.partition), name, value)
+    new, note = restarted(new, to, now)
+    if note is not None and note.kind == "reset":
+        journal.void(work, keys, group, old.partition, skips)
+        letters.void(work, keys, old.partition, to.offset, dead(), now)
+    journal.note(work, keys, group, [note] if note else [], now)
+    return new
+
+
+def move(
+    keys: Keys,
+    group: str,
+    wish: Wish,
+    found: Mapping[Partition, Position],
+    skips: Mapping[str, str],
+    dead: Callable[[], Sequence[Letter]],
+    by: str,
+    now: datetime,
+) -> Work:
+    """Make positions, or send them elsewhere without an owner."""
+    work = Work()
+    _register(work, keys, group, by, now)
+    for partition, start in sorted(wish.first.items()):
+        _insert(work, keys, group, None, now, partition, start)
+    for partition, to in sorted(wish.restarts.items()):
+        old = found[partition]
+        new = replace(old, epoch=old.epoch + 1, owner=None)
+        new = _restart(work, keys, group, old, new, to, now, skips, dead)
+        _move(work, keys, group, old, new, (*OWNERSHIP, *PLACE))
     return work
 
 
@@ -109,10 +151,10 @@ def commit(
         work.add(key, {name: getattr(step.tally, name) for name in OUTCOMES})
     for each in entry.fills:
         journal.fill(work, keys, entry.group, each, skips or {})
+    for tried in entry.replays:
+        letters.replay(work, keys, entry, tried, found[tried.partition])
     for letter in entry.dead_letters:
-        key = keys.letter(entry.group, letter.partition, letter.offset, entry.batch)
-        work.put(key, _letter(entry, letter))
-        work.call("ZADD", keys.letters(entry.group), score(entry.now), key)
+        work.call("ZADD", keys.letters(entry.group), score(entry.now), letters.put(work, keys, entry, letter))
     journal.note(work, keys, entry.group, entry.journal, entry.now, entry.batch)
     if any(len(span) for span in entry.spans):
         work.call("ZADD", keys.batches(entry.group), score(entry.now), _batch(entry))
@@ -192,22 +234,21 @@ def _move(work: Work, keys: Keys, group: str, old: Position, new: Position, name
 
 
 def _insert(
-    work: Work, keys: Keys, group: str, owner: Owner, partition: Partition, start: FirstClaim, *, wanted: bool
+    work: Work, keys: Keys, group: str, owner: Owner | None, now: datetime, partition: Partition, start: FirstClaim
 ) -> None:
-    key, holder = keys.position(group, partition), owner if wanted else None
+    key, epoch = keys.position(group, partition), 0 if owner is None else 1
     new = Position(
-        partition, start.offset, start.offset, start.topic_id, start.cluster_id, int(wanted), holder, Tally(), None,
-        owner.since,
-    )  # fmt: skip
+        partition, start.offset, start.offset, start.topic_id, start.cluster_id, epoch, owner, Tally(), None, now
+    )
     work.expect(key, "epoch", "")
     work.put(key, _fields(group, new))
     work.call("SADD", keys.positions(group), key)
 
 
-def _register(work: Work, keys: Keys, group: str, owner: Owner) -> None:
+def _register(work: Work, keys: Keys, group: str, by: str, now: datetime) -> None:
     work.call("SADD", keys.groups(), group)
-    fields = {"desired_state": "running", "group_name": group, "changed_by": owner.host}
-    for name, value in (fields | {"changed_at": as_text(owner.since)}).items():
+    fields = {"desired_state": "running", "group_name": group, "changed_by": by}
+    for name, value in (fields | {"changed_at": as_text(now)}).items():
         work.call("HSETNX", keys.group(group), name, value)
 
 
@@ -221,21 +262,3 @@ def _batch(entry: Entry) -> str:
     line["table_rows"] = dict(entry.rows)
     line["spans"] = [[span.partition.topic, span.partition.number, span.start, span.stop] for span in entry.spans]
     return json.dumps(line, ensure_ascii=False)
-
-
-def _letter(entry: Entry, letter: DeadLetter) -> dict[str, str | bytes | int | None]:
-    return {
-        "group_name": entry.group,
-        "topic": letter.partition.topic,
-        "partition_id": letter.partition.number,
-        "record_offset": letter.offset,
-        "record_time": as_text(letter.record_time) if letter.record_time else None,
-        "record_key": letter.key,
-        "record_value": letter.value,
-        "headers": letter.headers_as_json(),
-        "table_name": letter.table,
-        "error": letter.error,
-        "state": "dead",
-        "batch": entry.batch,
-        "recorded_at": as_text(entry.now),
-    }

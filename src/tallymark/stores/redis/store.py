@@ -17,11 +17,12 @@ import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timezone
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from tallymark.books import Letter, Run
 from tallymark.errors import (
     AccessDenied,
     BadInput,
@@ -31,13 +32,14 @@ from tallymark.errors import (
     TallymarkError,
     Unreachable,
 )
-from tallymark.fence import Claim, Decide, Entry, Rebalance, Skip, explain_refusal, explain_unfillable
+from tallymark.fence import Claim, Decide, Entry, Rebalance, Skip, explain_refusal, explain_settled, explain_unfillable
 from tallymark.shape import Changes, TableSpec, table_schema
 from tallymark.spans import GroupState, Owner, Partition, Position, Tally
 from tallymark.steps import Step
 from tallymark.stores.columns import is_json
-from tallymark.stores.redis import journal, ledger, rows, script
+from tallymark.stores.redis import journal, ledger, letters, rows, script
 from tallymark.stores.redis.address import Address
+from tallymark.stores.redis.books import RedisBooks
 from tallymark.stores.redis.failures import translated
 from tallymark.stores.redis.keys import LEDGER, Keys
 from tallymark.stores.redis.script import Work
@@ -118,6 +120,14 @@ class RedisStore(Store):
         ledger.set_state(work, self._keys, group, state)
         self._run(work)
 
+    def books(self) -> RedisBooks:
+        return RedisBooks(self._keys, self.ask, self._run, self._settle)
+
+    def write_run(self, group: str, run: Run) -> None:
+        work = Work()
+        journal.write_run(work, self._keys, group, run, self._hashes([self._keys.runs(group)])[0])
+        self._run(work)
+
     def recent(self, group: str, since: datetime) -> Tally:
         with translated(self.name):
             return ledger.recent(self._client, self._keys, group, since)
@@ -151,8 +161,8 @@ class RedisStore(Store):
     ) -> dict[Partition, Claim]:
         def plan(found: Mapping[Partition, Position]) -> Work:
             # Read after the positions: what changes in between is not as the script expects it.
-            skips = self._open_skips(group)
-            return ledger.claim(self._keys, group, owner, partitions, decide, held, found, skips)
+            skips, dead = self._open_skips(group), partial(self._letters, group)
+            return ledger.claim(self._keys, group, owner, partitions, decide, held, found, skips, dead)
 
         return self._settle(group, plan)
 
@@ -247,15 +257,25 @@ class RedisStore(Store):
 
     def _check_fence(self, entry: Entry) -> tuple[dict[Partition, Position], dict[str, str]]:
         """The positions and the open skips that a commit needs; raises why it can't succeed, if it can't."""
-        found = self._positions(entry.group, [step.partition for step in entry.advances])
+        concerned = {*(step.partition for step in entry.advances), *(each.partition for each in entry.replays)}
+        found = self._positions(entry.group, concerned)
         skips = self._open_skips(entry.group) if entry.fills else {}
-        error = explain_refusal(found, entry.advances) or explain_unfillable(journal.skips(skips), entry.fills)
+        replayed = [each.letter for each in entry.replays if each.error is None]
+        states = {letter.id: letter.state for letter in self._letters(entry.group)} if replayed else {}
+        error = (
+            explain_refusal(found, entry.advances)
+            or explain_unfillable(journal.skips(skips), entry.fills)
+            or explain_settled(states, replayed)
+        )
         if error:
             raise error
         return found, skips
 
     def _open_skips(self, group: str) -> dict[str, str]:
         return self._hashes([self._keys.skips(group)])[0]
+
+    def _letters(self, group: str) -> list[Letter]:
+        return self.ask(lambda client: letters.read(client, self._keys, group))
 
     def _add_rows(self, work: Work, changes: Sequence[Changes], batch: str) -> list[tuple[TableSpec, pa.Table]]:
         sources = []

@@ -1,0 +1,55 @@
+"""A run that says in the ledger that it is alive, and in the end how it ended."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from dataclasses import replace
+from datetime import datetime, timezone
+
+from tallymark.books import BEAT_SECONDS, Run
+from tallymark.errors import TallymarkError
+from tallymark.spans import Owner
+from tallymark.stores.store import Store
+
+LAST_WAIT = 2.0
+"""Seconds that a beat under way may hold up who leaves."""
+
+
+class Heartbeat:
+    """Beats from a thread of its own, from ``start`` to ``end``. One that fails is not missed: the next one tells."""
+
+    def __init__(self, ledger: Store, group: str, owner: Owner) -> None:
+        self._ledger = ledger
+        self._group = group
+        self._run = Run(owner.run, owner.host, owner.since, owner.since)
+        self._ending = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._tell()
+        self._thread = threading.Thread(target=self._beat, name="tallymark-heartbeat", daemon=True)
+        self._thread.start()
+
+    def end(self, error: BaseException | None) -> None:
+        if self._thread is None:
+            return
+        self._ending.set()
+        self._thread.join(LAST_WAIT)
+        self._run = replace(self._run, ended=datetime.now(timezone.utc), error=_words(error))
+        self._tell()
+
+    def _beat(self) -> None:
+        while not self._ending.wait(BEAT_SECONDS):
+            self._tell()
+
+    def _tell(self) -> None:
+        # What is written for people to read must not stop the work.
+        with suppress(TallymarkError):
+            self._ledger.write_run(self._group, replace(self._run, seen=datetime.now(timezone.utc)))
+
+
+def _words(error: BaseException | None) -> str | None:
+    if error is None or isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):
+        return None
+    return str(error) if isinstance(error, TallymarkError) else f"{type(error).__name__}: {error}"

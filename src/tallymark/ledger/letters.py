@@ -1,0 +1,115 @@
+"""Dead letters in SQL: reading them, and changing what becomes of them.
+
+Whoever changes letters that are counted holds their positions' locks, so that they agree with the tallies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, Row, Select, bindparam, select, update
+
+from tallymark.books import DEAD, REPLAYED, VOID, Letter, LetterQuery
+from tallymark.errors import CommitRefused
+from tallymark.fence import Entry, explain_settled
+from tallymark.ledger.read import lock_positions
+from tallymark.ledger.statements import key_condition, key_parameters
+from tallymark.ledger.tables import dead_letters, positions
+from tallymark.read import DeadLetter, headers_from_json
+from tallymark.spans import Partition
+
+
+def read_letters(connection: Connection, query: LetterQuery) -> list[Letter]:
+    """The oldest first."""
+    return [_letter(row) for row in connection.execute(_select(query))]
+
+
+def letter_states(connection: Connection, ids: Collection[str]) -> dict[str, str]:
+    numbers = [int(one) for one in ids if one.isdecimal()]
+    rows = connection.execute(select(dead_letters.c.id, dead_letters.c.state).where(dead_letters.c.id.in_(numbers)))
+    return {str(row.id): row.state for row in rows}
+
+
+def settle(connection: Connection, ids: Sequence[str], state: str, by: str, now: datetime) -> None:
+    """Compare and set: all of these were open and have the new state, or it raises and the caller rolls back."""
+    if error := explain_settled(letter_states(connection, ids), ids):
+        raise error
+    statement = update(dead_letters).where(dead_letters.c.id == bindparam("_id"), dead_letters.c.state == DEAD)
+    values = {"state": state, "changed_at": now, "changed_by": by}
+    changed = connection.execute(statement.values(values), [{"_id": int(one)} for one in ids]).rowcount
+    if changed != len(ids):
+        raise CommitRefused(f"{len(ids) - changed} of {len(ids)} dead letters had been settled")
+
+
+def replay(connection: Connection, entry: Entry) -> None:
+    """Settle those that were applied now, with the tallies of their positions; the others keep what they say now."""
+    found = lock_positions(connection, entry.group, {each.partition for each in entry.replays})
+    applied = [each for each in entry.replays if each.error is None]
+    if applied:
+        settle(connection, [each.letter for each in applied], REPLAYED, entry.batch, entry.now)
+    for each in entry.replays:
+        if each.error is not None:
+            words = {"error": each.error.replace("\0", "\\0"), "changed_at": entry.now, "changed_by": entry.batch}
+            here = dead_letters.c.id == int(each.letter), dead_letters.c.state == DEAD
+            connection.execute(update(dead_letters).where(*here).values(words))
+    counted = Counter(
+        each.partition for each in applied if each.partition in found and found[each.partition].counts(each.offset)
+    )
+    for partition, count in sorted(counted.items()):
+        _recount(connection, entry.group, partition, count)
+
+
+def void_letters(connection: Connection, group: str, partition: Partition, start: int, now: datetime) -> None:
+    """These records will be read again: who replayed their letters would apply them twice."""
+    here = dead_letters.c.group_name == group, dead_letters.c.topic == partition.topic
+    ahead = dead_letters.c.partition_id == partition.number, dead_letters.c.record_offset >= start
+    statement = update(dead_letters).where(*here, *ahead, dead_letters.c.state == DEAD)
+    connection.execute(statement.values(state=VOID, changed_at=now, changed_by="reset"))
+
+
+def _recount(connection: Connection, group: str, partition: Partition, count: int) -> None:
+    statement = update(positions).where(*key_condition(), positions.c.dead >= count)
+    values = {"applied": positions.c.applied + count, "dead": positions.c.dead - count}
+    if connection.execute(statement.values(values), key_parameters(group, partition)).rowcount != 1:
+        raise CommitRefused(f"group {group}: {partition} counts fewer dead records than it has letters; run audit")
+
+
+def _select(query: LetterQuery) -> Select[Any]:
+    table, found = dead_letters.c, select(dead_letters)
+    for column, value in (
+        (table.group_name, query.group),
+        (table.topic, query.topic),
+        (table.partition_id, query.partition),
+        (table.table_name, query.table),
+    ):
+        found = found if value is None else found.where(column == value)
+    if query.states is not None:
+        found = found.where(table.state.in_(list(query.states)))
+    if query.error is not None:
+        found = found.where(table.error.icontains(query.error, autoescape=True))
+    if query.since is not None:
+        found = found.where(table.recorded_at >= query.since)
+    if query.until is not None:
+        found = found.where(table.recorded_at < query.until)
+    if query.ids is not None:
+        found = found.where(table.id.in_([int(one) for one in query.ids if one.isdecimal()]))
+    return found.order_by(table.id).limit(query.most)
+
+
+def _letter(row: Row[Any]) -> Letter:
+    record = DeadLetter(
+        Partition(row.topic, row.partition_id),
+        row.record_offset,
+        row.record_time,
+        row.record_key,
+        row.record_value,
+        headers_from_json(row.headers),
+        row.table_name,
+        row.error,
+    )
+    return Letter(
+        str(row.id), row.group_name, record, row.state, row.batch, row.recorded_at, row.changed_at, row.changed_by
+    )

@@ -1,0 +1,40 @@
+"""Positions moved by hand, in SQL, and groups that are forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import datetime
+
+from sqlalchemy import Connection, delete, update
+
+from tallymark.books import Consent, Decision
+from tallymark.fence import Claim
+from tallymark.ledger.claim import insert_first, register_group, restart
+from tallymark.ledger.read import lock_positions, read_group
+from tallymark.ledger.runs import read_runs
+from tallymark.ledger.statements import key_condition, key_parameters
+from tallymark.ledger.tables import batches, dead_letters, exceptions, groups, positions, rebalances, runs
+from tallymark.spans import Partition
+
+TABLES = (positions, batches, exceptions, dead_letters, groups, rebalances, runs)
+
+
+def move(
+    connection: Connection, group: str, partitions: Collection[Partition], decide: Decision, by: str, now: datetime
+) -> None:
+    """Make positions, or send them elsewhere without an owner. The wish is made with all of them locked."""
+    found = lock_positions(connection, group, partitions)
+    wish = decide(found, read_runs(connection, group))
+    register_group(connection, group, by, now)
+    insert_first(connection, group, now, wish.first)
+    free = {"epoch": positions.c.epoch + 1, "owner": None, "owner_host": None, "owned_since": None}
+    for partition, to in sorted(wish.restarts.items()):
+        connection.execute(update(positions).where(*key_condition()).values(free), key_parameters(group, partition))
+        restart(connection, group, Claim.after(found[partition]), to, now)
+
+
+def delete_group(connection: Connection, group: str, consent: Consent) -> None:
+    held = {one.partition for one in read_group(connection, group).get(group, [])}
+    consent(lock_positions(connection, group, held), read_runs(connection, group))
+    for table in TABLES:
+        connection.execute(delete(table).where(table.c.group_name == group))

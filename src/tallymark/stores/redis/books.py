@@ -1,0 +1,109 @@
+"""The books of a Redis store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import Any, TypeVar
+
+from tallymark.books import BatchLine, Books, Consent, Decision, Letter, LetterQuery, NoteLine, Run
+from tallymark.errors import CommitRefused
+from tallymark.fence import Note, explain_settled
+from tallymark.spans import OUTCOMES, GroupState, Partition, Position, Span, Tally
+from tallymark.stores.redis import journal, ledger, letters
+from tallymark.stores.redis.keys import Keys
+from tallymark.stores.redis.script import Work
+from tallymark.stores.redis.times import from_text, score
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RedisBooks(Books):
+    """``ask`` puts a question to the client, ``run`` a piece of work to the script, ``settle`` until it fits."""
+
+    keys: Keys
+    ask: Callable[[Callable[[Any], Any]], Any]
+    run: Callable[[Work], list[dict[str, str]] | None]
+    settled: Callable[[str, Callable[[Mapping[Partition, Position]], Work]], object]
+
+    def groups(self) -> dict[str, GroupState]:
+        names = sorted(name.decode() for name in self.ask(lambda client: client.smembers(self.keys.groups())))
+        found = self.run(Work(reads=[self.keys.group(name) for name in names])) or [] if names else []
+        states = {name: ledger.state(fields) for name, fields in zip(names, found, strict=True)}
+        return {name: state for name, state in states.items() if state is not None}
+
+    def runs(self, group: str) -> list[Run]:
+        return journal.runs(self._hash(self.keys.runs(group)))
+
+    def history(self, group: str, since: datetime | None = None, most: int = 1000) -> list[BatchLine]:
+        first = score(since) if since else "-inf"
+        key = self.keys.batches(group)
+        lines = self.ask(lambda client: client.zrevrangebyscore(key, "+inf", first, start=0, num=most))
+        return [_batch(json.loads(line)) for line in lines]
+
+    def notes(self, group: str, kinds: Collection[str]) -> list[NoteLine]:
+        lines = self.ask(lambda client: client.lrange(self.keys.exceptions(group), 0, -1))
+        found = [_note(json.loads(line)) for line in lines]
+        found = [one for one in found if one.note.kind in kinds and one.note.kind != "skip"]
+        if "skip" in kinds:
+            found += [_note(json.loads(line)) for line in self._hash(self.keys.skips(group)).values()]
+        return sorted(found, key=lambda one: one.recorded_at)
+
+    def letters(self, query: LetterQuery) -> list[Letter]:
+        groups = [query.group] if query.group is not None else list(self.groups())
+        found = [letter for group in groups for letter in self._letters(group) if letters.matches(query, letter)]
+        return sorted(found, key=lambda letter: letter.recorded_at)[: query.most]
+
+    def settle(self, chosen: Sequence[Letter], state: str, by: str, now: datetime) -> None:
+        work = Work()
+        for letter in chosen:
+            letters.settle(work, letters.key(self.keys, letter), state, by, now)
+        if chosen and self.run(work) is None:
+            there = {one.id: one.state for group in {one.group for one in chosen} for one in self._letters(group)}
+            raise explain_settled(there, [one.id for one in chosen]) or CommitRefused("dead letters had changed")
+
+    def move(self, group: str, partitions: Collection[Partition], decide: Decision, by: str, now: datetime) -> None:
+        def plan(found: Mapping[Partition, Position]) -> Work:
+            skips, dead = self._hash(self.keys.skips(group)), partial(self._letters, group)
+            wish = decide({one: found[one] for one in partitions if one in found}, self.runs(group))
+            return ledger.move(self.keys, group, wish, found, skips, dead, by, now)
+
+        self.settled(group, plan)
+
+    def delete(self, group: str, consent: Consent) -> None:
+        def plan(found: Mapping[Partition, Position]) -> Work:
+            consent(found, self.runs(group))
+            work = Work()
+            for partition, position in found.items():
+                work.expect(self.keys.position(group, partition), "epoch", position.epoch)
+                work.call("DEL", self.keys.position(group, partition))
+            for letter in self._letters(group):
+                work.call("DEL", letters.key(self.keys, letter))
+            for key in self.keys.of_group(group):
+                work.call("DEL", key)
+            work.call("SREM", self.keys.groups(), group)
+            return work
+
+        self.settled(group, plan)
+
+    def _letters(self, group: str) -> list[Letter]:
+        return self.ask(lambda client: letters.read(client, self.keys, group))  # type: ignore[no-any-return]
+
+    def _hash(self, key: str) -> dict[str, str]:
+        return (self.run(Work(reads=[key])) or [{}])[0]
+
+
+def _batch(line: Mapping[str, Any]) -> BatchLine:
+    spans = [Span(Partition(topic, number), start, stop) for topic, number, start, stop in line["spans"]]
+    tally = Tally(*(line[name] for name in OUTCOMES))
+    times = from_text(line["started_at"]), from_text(line["committed_at"])
+    return BatchLine(line["batch"], *times, tally, line["table_rows"], spans)
+
+
+def _note(line: Mapping[str, Any]) -> NoteLine:
+    span = Span(Partition(line["topic"], line["partition_id"]), line["start_offset"], line["stop_offset"])
+    return NoteLine(Note(line["kind"], span, line["reason"]), line["batch"], from_text(line["recorded_at"]))

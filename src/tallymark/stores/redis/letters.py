@@ -1,0 +1,120 @@
+"""Dead letters in Redis: hashes, whose values are bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime
+from typing import Any
+
+from tallymark.books import DEAD, REPLAYED, VOID, Letter, LetterQuery
+from tallymark.fence import Entry, Replay
+from tallymark.read import DeadLetter, headers_from_json
+from tallymark.spans import Partition, Position
+from tallymark.stores.redis.keys import Keys
+from tallymark.stores.redis.script import Work
+from tallymark.stores.redis.times import as_text, from_text
+
+
+def key(keys: Keys, letter: Letter) -> str:
+    return keys.letter_of(letter.group, letter.id)
+
+
+def put(work: Work, keys: Keys, entry: Entry, letter: DeadLetter) -> str:
+    """Write a new one; returns its key."""
+    name = keys.letter(entry.group, letter.partition, letter.offset, entry.batch)
+    work.put(
+        name,
+        {
+            "group_name": entry.group,
+            "topic": letter.partition.topic,
+            "partition_id": letter.partition.number,
+            "record_offset": letter.offset,
+            "record_time": as_text(letter.record_time) if letter.record_time else None,
+            "record_key": letter.key,
+            "record_value": letter.value,
+            "headers": letter.headers_as_json(),
+            "table_name": letter.table,
+            "error": letter.error,
+            "state": DEAD,
+            "batch": entry.batch,
+            "recorded_at": as_text(entry.now),
+        },
+    )
+    return name
+
+
+def read(client: Any, keys: Keys, group: str) -> list[Letter]:
+    """All of a group, the oldest first."""
+    names = client.zrange(keys.letters(group), 0, -1)
+    pipe = client.pipeline(transaction=False)
+    for name in names:
+        pipe.hgetall(name)
+    prefix = keys.letter_of(group, "")
+    found = zip(names, pipe.execute() if names else [], strict=True)
+    return [_letter(name.decode().removeprefix(prefix), group, fields) for name, fields in found if fields]
+
+
+def matches(query: LetterQuery, letter: Letter) -> bool:
+    record = letter.record
+    return (
+        query.topic in (None, record.partition.topic)
+        and query.partition in (None, record.partition.number)
+        and query.table in (None, record.table)
+        and (query.states is None or letter.state in query.states)
+        and (query.error is None or query.error.casefold() in record.error.casefold())
+        and (query.since is None or letter.recorded_at >= query.since)
+        and (query.until is None or letter.recorded_at < query.until)
+        and (query.ids is None or letter.id in query.ids)
+    )
+
+
+def settle(work: Work, name: str, state: str, by: str, now: datetime) -> None:
+    work.expect(name, "state", DEAD)
+    work.put(name, {"state": state, "changed_at": as_text(now), "changed_by": by})
+
+
+def replay(work: Work, keys: Keys, entry: Entry, each: Replay, position: Position) -> None:
+    """Settle one that was applied now, with the tally of its position; another keeps what it says now."""
+    name = keys.letter_of(entry.group, each.letter)
+    if each.error is not None:
+        work.expect(name, "state", DEAD)
+        work.put(name, {"error": each.error, "changed_at": as_text(entry.now), "changed_by": entry.batch})
+        return
+    settle(work, name, REPLAYED, entry.batch, entry.now)
+    # A reset since then would have made the first offset another one.
+    work.expect(keys.position(entry.group, each.partition), "first_offset", position.first_offset)
+    if position.counts(each.offset):
+        work.add(keys.position(entry.group, each.partition), {"applied": 1, "dead": -1})
+
+
+def void(work: Work, keys: Keys, partition: Partition, start: int, letters: Iterable[Letter], now: datetime) -> None:
+    """These records will be read again: who replayed their letters would apply them twice."""
+    for letter in letters:
+        here = letter.record.partition == partition and letter.record.offset >= start
+        if here and letter.state == DEAD:
+            settle(work, key(keys, letter), VOID, "reset", now)
+
+
+def _letter(number: str, group: str, fields: dict[bytes, bytes]) -> Letter:
+    def words(name: str) -> str | None:
+        found = fields.get(name.encode())
+        return None if found is None else found.decode()
+
+    def moment(name: str) -> datetime | None:
+        found = words(name)
+        return None if found is None else from_text(found)
+
+    record = DeadLetter(
+        Partition(words("topic") or "", int(words("partition_id") or 0)),
+        int(words("record_offset") or 0),
+        moment("record_time"),
+        fields.get(b"record_key"),
+        fields.get(b"record_value"),
+        headers_from_json(words("headers")),
+        words("table_name"),
+        words("error") or "",
+    )
+    recorded = moment("recorded_at")
+    assert recorded is not None
+    state, batch = words("state") or DEAD, words("batch") or ""
+    return Letter(number, group, record, state, batch, recorded, moment("changed_at"), words("changed_by"))

@@ -1,0 +1,258 @@
+"""The operator's side of the ledger: runs, history, dead letters, positions moved by hand; in every store alike."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+
+from tallymark.books import DEAD, DISCARDED, REPLAYED, VOID, LetterQuery, Run, owners_alive
+from tallymark.errors import CommitRefused, Fenced, PositionMoved
+from tallymark.fence import Advance, FirstClaim, Replay, Restart, Wish
+from tallymark.read import DeadLetter
+from tallymark.spans import Partition, Position, Span, Tally
+from tallymark.stores.opening import open_store
+from tallymark.stores.store import Store
+from tests.support import databases
+from tests.support.commits import SINCE, moving, take
+
+ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
+OPERATOR = "op@host"
+
+
+@pytest.fixture(params=[*databases.KINDS, "redis"])
+def url(request: pytest.FixtureRequest, database: Callable[[str], str], redis_url: str) -> str:
+    kind: str = request.param
+    return redis_url if kind == "redis" else database(kind)
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[Store]:
+    made = open_store(url)
+    made.create_ledger()
+    yield made
+    made.close()
+
+
+def letter(offset: int, error: str = "no number") -> DeadLetter:
+    headers = [("trace", b"\xff\x00"), ("none", None)]
+    return DeadLetter(ZERO, offset, SINCE, b"\x00k", b"\xfe\x00value", headers, "events", error)
+
+
+def commit(store: Store, group: str, stop: int = 10, dead: tuple[int, ...] = (3, 7)) -> None:
+    """The first ten offsets of partition 0, two of them dead."""
+    claims = take(store, group, "first", [ZERO, ONE])
+    tally = Tally(applied=stop - len(dead), dead=len(dead))
+    step = Advance(ZERO, 0, stop, claims[ZERO].epoch, tally, SINCE)
+    entry = dataclasses.replace(moving(group).entry, advances=[step], dead_letters=[letter(one) for one in dead])
+    store.apply((), entry)
+
+
+def position(store: Store, group: str, partition: Partition = ZERO) -> Position:
+    return next(one for one in store.positions(group)[group] if one.partition == partition)
+
+
+def sent_to(offset: int) -> Callable[..., Wish]:
+    return lambda *_: Wish({}, {ZERO: Restart(offset, "by hand")})
+
+
+def replaying(group: str, store: Store, *letters: str, error: str | None = None) -> None:
+    found = {one.id: one for one in store.books().letters(LetterQuery(group, states=None))}
+    tried = [Replay(one, found[one].record.partition, found[one].record.offset, error) for one in letters]
+    store.apply((), dataclasses.replace(moving(group).entry, advances=[], batch="replay-1", replays=tried))
+
+
+def test_a_run_is_seen_and_its_end_is_kept(store: Store, group: str) -> None:
+    run = Run("run-1", "here", SINCE, SINCE)
+    store.write_run(group, run)
+    store.write_run(group, dataclasses.replace(run, seen=SINCE + timedelta(seconds=5)))
+    later = Run("run-2", "there", SINCE + timedelta(hours=1), SINCE, SINCE + timedelta(hours=2), "it broke\0")
+    store.write_run(group, later)
+    newest, first = store.books().runs(group)
+    assert (newest.name, newest.ended) == ("run-2", later.ended)
+    assert newest.error is not None
+    assert newest.error.startswith("it broke")
+    assert first == dataclasses.replace(run, seen=SINCE + timedelta(seconds=5))
+    assert first.alive(SINCE + timedelta(seconds=20))
+    assert not first.alive(SINCE + timedelta(seconds=40))
+    assert not newest.alive(SINCE)
+
+
+def test_only_the_newest_runs_are_kept(store: Store, group: str) -> None:
+    for number in range(105):
+        store.write_run(group, Run(f"run-{number}", "here", SINCE + timedelta(seconds=number), SINCE))
+    assert [run.name for run in store.books().runs(group)] == [f"run-{number}" for number in range(104, 4, -1)]
+
+
+def test_an_owner_counts_as_alive_while_its_run_is_seen(store: Store, group: str) -> None:
+    take(store, group, "first", [ZERO])
+    positions, now = store.positions(group)[group], SINCE + timedelta(minutes=5)
+    assert owners_alive(positions, [], now) == positions
+    assert owners_alive(positions, [Run("first", "here", SINCE, now)], now) == positions
+    assert owners_alive(positions, [Run("first", "here", SINCE, SINCE)], now) == []
+    assert owners_alive(positions, [Run("first", "here", SINCE, now, now)], now) == []
+
+
+def test_history_and_letters_read_as_they_were_written(store: Store, group: str) -> None:
+    commit(store, group)
+    (line,) = store.books().history(group)
+    assert (line.tally, line.spans) == (Tally(applied=8, dead=2), [Span(ZERO, 0, 10)])
+    assert store.books().history(group, since=line.committed + timedelta(seconds=1)) == []
+    first, second = store.books().letters(LetterQuery(group))
+    assert (first.record, first.state, first.group) == (letter(3), DEAD, group)
+    assert second.record.offset == 7
+    assert list(store.books().groups()) == [group]
+
+
+def test_letters_are_chosen_by_what_is_known_of_them(store: Store, group: str) -> None:
+    commit(store, group)
+    for query, found in (
+        (LetterQuery(topic="orders", error="NO NUM"), [3, 7]),
+        (LetterQuery(error="n_ number"), []),
+        (LetterQuery(topic="other"), []),
+        (LetterQuery(partition=1), []),
+        (LetterQuery(table="events", most=1), [3]),
+        (LetterQuery(since=SINCE + timedelta(days=10_000)), []),
+        (LetterQuery(until=SINCE), []),
+        (LetterQuery(states=[DISCARDED]), []),
+        (LetterQuery(ids=["nonsense"]), []),
+    ):
+        chosen = store.books().letters(dataclasses.replace(query, group=group))
+        assert [one.record.offset for one in chosen] == found, query
+
+
+def test_a_letter_is_settled_once(store: Store, group: str) -> None:
+    commit(store, group)
+    both = store.books().letters(LetterQuery(group))
+    store.books().settle(both[:1], DISCARDED, OPERATOR, SINCE)
+    with pytest.raises(PositionMoved, match="is discarded already; nothing was changed"):
+        store.books().settle(both, DISCARDED, OPERATOR, SINCE)
+    (left,) = store.books().letters(LetterQuery(group))
+    assert left.record.offset == 7
+    (gone,) = store.books().letters(LetterQuery(group, states=[DISCARDED]))
+    assert (gone.changed_by, gone.changed_at) == (OPERATOR, SINCE)
+    assert position(store, group).tally.dead == 2
+
+
+def test_a_replayed_letter_is_applied_and_one_that_dies_again_stays(store: Store, group: str) -> None:
+    commit(store, group)
+    first, second = (one.id for one in store.books().letters(LetterQuery(group)))
+    replaying(group, store, first)
+    replaying(group, store, second, error="still\0 no number")
+    assert position(store, group).tally == Tally(applied=9, dead=1)
+    assert position(store, group).balanced
+    (left,) = store.books().letters(LetterQuery(group))
+    assert left.record.error.startswith("still")
+    assert store.filled(group, "replay-1")
+    assert [line.note.span for line in store.books().notes(group, ["replay"])] == [Span(ZERO, 3, 4)]
+    with pytest.raises(PositionMoved, match="is replayed already"):
+        replaying(group, store, first)
+
+
+def test_of_two_replays_of_a_letter_one_wins(store: Store, url: str, group: str) -> None:
+    commit(store, group)
+    (first, _), start = store.books().letters(LetterQuery(group)), threading.Barrier(4)
+
+    def attempt(_: int) -> bool:
+        other = open_store(url)
+        try:
+            start.wait()
+            replaying(group, other, first.id)
+        except CommitRefused:
+            return False
+        finally:
+            other.close()
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sorted(pool.map(attempt, range(4))) == [False, False, False, True]
+    assert position(store, group).tally == Tally(applied=9, dead=1)
+
+
+def test_sent_back_a_position_counts_anew_and_its_letters_are_void(store: Store, group: str) -> None:
+    commit(store, group)
+    store.books().move(group, [ZERO], sent_to(5), OPERATOR, SINCE)
+    moved = position(store, group)
+    assert (moved.next_offset, moved.first_offset, moved.tally, moved.owner) == (5, 5, Tally(), None)
+    states = {one.record.offset: one.state for one in store.books().letters(LetterQuery(group, states=None))}
+    assert states == {3: DEAD, 7: VOID}
+    assert [line.note.span for line in store.books().notes(group, ["reset"])] == [Span(ZERO, 5, 10)]
+    # What lies before the tally can be replayed, and the tally does not know it.
+    (old,) = store.books().letters(LetterQuery(group))
+    replaying(group, store, old.id)
+    assert position(store, group).tally == Tally()
+    assert store.books().letters(LetterQuery(group, states=[REPLAYED]))[0].id == old.id
+
+
+def test_sent_ahead_a_position_leaves_an_open_skip_and_its_letters(store: Store, group: str) -> None:
+    commit(store, group)
+    store.books().move(group, [ZERO], sent_to(15), OPERATOR, SINCE)
+    moved = position(store, group)
+    assert (moved.next_offset, moved.tally, moved.balanced) == (15, Tally(applied=8, dead=2, skipped=5), True)
+    assert [skip.span for skip in store.skips(group)] == [Span(ZERO, 10, 15)]
+    assert [line.note.reason for line in store.books().notes(group, ["skip"])] == ["by hand"]
+    assert len(store.books().letters(LetterQuery(group))) == 2
+
+
+def test_who_held_a_position_that_was_moved_is_fenced(store: Store, group: str) -> None:
+    claims = take(store, group, "first", [ZERO])
+    store.books().move(group, [ZERO], sent_to(5), OPERATOR, SINCE)
+    step = Advance(ZERO, 0, 1, claims[ZERO].epoch, Tally(applied=1), None)
+    with pytest.raises(Fenced, match="another owner, which has left since"):
+        store.apply((), dataclasses.replace(moving(group).entry, advances=[step]))
+    assert position(store, group).next_offset == 5
+
+
+def test_a_wish_that_raises_changes_nothing(store: Store, group: str) -> None:
+    commit(store, group)
+    before = position(store, group)
+
+    def refuse(*_: object) -> Wish:
+        raise PositionMoved("no")
+
+    with pytest.raises(PositionMoved):
+        store.books().move(group, [ZERO], refuse, OPERATOR, SINCE)
+    assert position(store, group) == before
+
+
+def test_positions_are_made_for_a_group_that_has_none(store: Store, group: str) -> None:
+    wish = Wish({ZERO: FirstClaim(42, "id", "cluster"), ONE: FirstClaim(7, "id", "cluster")})
+    store.books().move(group, [ZERO, ONE], lambda *_: wish, OPERATOR, SINCE)
+    made = position(store, group)
+    assert (made.next_offset, made.first_offset, made.owner, made.tally) == (42, 42, None, Tally())
+    state = store.state(group)
+    assert state is not None
+    assert state.by == OPERATOR
+
+
+def test_a_group_is_forgotten_whole_and_alone(store: Store, group: str) -> None:
+    for each in (group, f"{group}-other"):
+        commit(store, each)
+        store.write_run(each, Run("first", "here", SINCE, SINCE))
+        store.books().move(each, [ZERO], sent_to(15), OPERATOR, SINCE)
+    seen: list[int] = []
+    store.books().delete(group, lambda positions, runs: seen.append(len(positions) + len(runs)))
+    assert seen == [3]
+    assert store.positions(group) == {}
+    assert store.state(group) is None
+    assert store.skips(group) == []
+    books = store.books()
+    assert (books.runs(group), books.history(group), books.letters(LetterQuery(group, states=None))) == ([], [], [])
+    assert list(books.groups()) == [f"{group}-other"]
+    assert len(store.positions()[f"{group}-other"]) == 2
+    assert len(books.letters(LetterQuery(f"{group}-other"))) == 2
+
+
+def test_who_does_not_consent_keeps_the_group(store: Store, group: str) -> None:
+    commit(store, group)
+
+    def refuse(*_: object) -> None:
+        raise PositionMoved("no")
+
+    with pytest.raises(PositionMoved):
+        store.books().delete(group, refuse)
+    assert position(store, group).tally.total == 10
