@@ -69,6 +69,12 @@ LONG = {
     "test_servers_and_data_go_with_a_killed_parent": "",
     "test_kafka_keeps_the_offsets_of_a_group": "",
     "test_every_sandbox_is_another_cluster_and_takes_settings": "",
+    "test_letters_are_applied_once_and_what_dies_again_says_why": "mariadb|sqlite",
+    "test_an_answer_that_was_lost_applies_no_letter_twice": "mariadb|postgresql",
+    "test_killed_at_any_step_no_letter_is_applied_twice_or_lost": "mariadb|sqlite|moved|redis-written",
+    "test_two_replays_share_the_letters_while_the_group_goes_on": "mariadb|sqlite",
+    "test_letters_are_listed_shown_and_given_up": "redis",
+    "test_letters_that_others_settle_meanwhile_are_left_out": "mariadb|postgresql|redis-discarded",
 }
 """Tests, or those of their cases, that are much like others and take long: ``make faults`` runs them."""
 _box: Sandbox | None = None

@@ -7,12 +7,12 @@ from tallymark.app import App
 from tallymark.batches import Batch
 from tallymark.budget import Budget
 from tallymark.cluster import Sasl, Tls
-from tallymark.consume import Place
 from tallymark.consumer import Consumer
 from tallymark.delivery import Metadata
 from tallymark.errors import Fenced, Retry, TallymarkError
 from tallymark.membership import Group, Standalone
 from tallymark.pipeline import Pipeline
+from tallymark.places import Place
 from tallymark.plan import Limits
 from tallymark.positions import Start
 from tallymark.producer import Producer
@@ -21,6 +21,7 @@ from tallymark.skipahead import SkipAhead
 from tallymark.source import Bytes, Json, Kafka
 from tallymark.spans import Tally
 from tallymark.stores.transaction import Transaction
+from tallymark.streams import Sink
 
 __all__ = [
     "App",
@@ -41,6 +42,7 @@ __all__ = [
     "Records",
     "Retry",
     "Sasl",
+    "Sink",
     "SkipAhead",
     "Standalone",
     "Start",

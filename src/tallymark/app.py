@@ -6,15 +6,18 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from tallymark.background import Background
+from tallymark.books import LetterQuery
 from tallymark.cluster import Cluster, Sasl, Tls
 from tallymark.errors import BadInput
 from tallymark.handler import Handler
 from tallymark.listener import Listener, Listening
 from tallymark.loop import Until
+from tallymark.observe import serving
 from tallymark.producer import Producer
 from tallymark.setup import Setup
 from tallymark.signals import leaving_on_signals
@@ -118,6 +121,10 @@ class App:
     def _producer(self, **settings: Any) -> Producer:
         return Producer(self._cluster.brokers, security=self._cluster.security, tls=self._cluster.tls, **settings)
 
+    def change(self, **settings: Unpack[Settings]) -> None:
+        """Give all listeners these settings instead of their own."""
+        self._listeners = [replace(one, setup=replace(one.setup, **settings)) for one in self._listeners]
+
     def run(self, until: Until = "stopped", *, on_step: OnStep = ignore) -> Tally:
         """Run all listeners until stopped, or ``until="caught-up"``. Returns what they did.
 
@@ -132,6 +139,17 @@ class App:
         """Fill in what was skipped: the functions get records that are older than what they have applied since."""
         return self._run(lambda running: running.backfill(topic, partition), on_step, threads=False)
 
+    def replay(self, letters: LetterQuery | None = None, *, on_step: OnStep = ignore) -> Tally:
+        """Give the functions the open dead letters of their groups, all or those chosen, and settle what they apply.
+
+        Returns how many were applied, and how many died again.
+        """
+        query = letters or LetterQuery()
+        groups = sorted({listener.setup.group for listener in self._listeners})
+        if query.group is not None and query.group not in groups:
+            raise BadInput(f"the app has no listener of group {query.group}; it has {', '.join(groups)}")
+        return self._run(lambda running: running.replay(query), on_step, threads=False)
+
     def _run(self, work: Callable[[Listening], None], on_step: OnStep, *, threads: bool) -> Tally:
         if not self._listeners:
             raise BadInput("the app has no listener; decorate a function with @app.listen('topic', group='name')")
@@ -143,6 +161,9 @@ class App:
             for producer in self._producers:
                 stack.enter_context(producer)
             stack.enter_context(leaving_on_signals(self.stop))
+            # What only fills in runs beside the service, which has the port.
+            for listener in self._listeners if threads else ():
+                stack.enter_context(serving(listener.setup))
             self._wait([_start(partial(work, running)) for running in self._running])
         return Tally.sum(running.total for running in self._running)
 

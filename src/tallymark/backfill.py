@@ -22,8 +22,8 @@ from tallymark.brokers import Brokers
 from tallymark.commit import Batch, Committer, Destination, check_letters
 from tallymark.errors import BadInput, BatchTooLarge, GroupPaused, PositionMoved
 from tallymark.fence import Skip
+from tallymark.job import Job
 from tallymark.letters import fetched, refused
-from tallymark.loop import Job
 from tallymark.openskips import OpenSkips
 from tallymark.patience import patiently
 from tallymark.plan import Move, Plan, adapt, readable_from

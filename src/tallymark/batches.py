@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from tallymark.commit import Batch as Accounts
+from tallymark.commit import Tried
 from tallymark.errors import BadInput
 from tallymark.fence import Skip
 from tallymark.fetch import timestamp
@@ -39,6 +40,7 @@ class Batch:
         letters: Sequence[DeadLetter],
         commit: Commit,
         skip: Skip | None = None,
+        tried: Tried | None = None,
     ) -> None:
         self.name = name
         self.records = records
@@ -51,6 +53,8 @@ class Batch:
         self._letters = {(one.partition, one.offset): one for one in letters}
         self._commit = commit
         self._skip = skip
+        self.tried = tried or {}
+        """The dead letters that are tried again, by their records. Those that die again keep their letters."""
         self._started = datetime.now(timezone.utc)
 
     def __len__(self) -> int:
@@ -98,12 +102,16 @@ class Batch:
     def shorten(self, unfinished: Mapping[Partition, int]) -> None:
         """Commit only what comes before these offsets; the rest is handed out again."""
         self.moves = tuple(_until(move, unfinished.get(move.partition, move.stop)) for move in self.moves)
-        stops = self.stops
+
+        def finished(partition: Partition, offset: int) -> bool:
+            return partition not in unfinished or offset < unfinished[partition]
+
         self._messages = {
-            partition: [message for message in messages if message.offset() < stops[partition]]
+            partition: [message for message in messages if finished(partition, message.offset())]
             for partition, messages in self._messages.items()
         }
-        self._letters = {place: found for place, found in self._letters.items() if place[1] < stops[place[0]]}
+        self._letters = {place: found for place, found in self._letters.items() if finished(*place)}
+        self.tried = {place: found for place, found in self.tried.items() if finished(*place)}
 
     def accounts(self) -> Accounts:
         """What is to be written to the ledger for it."""
@@ -114,7 +122,7 @@ class Batch:
         }
         moves = Plan(tuple(move for move in self.moves if move.stop > move.start))
         letters = list(self._letters.values())
-        return Accounts(self.name, self._started, moves, Reading(seen, {}, []), (), letters, (), self._skip)
+        return Accounts(self.name, self._started, moves, Reading(seen, {}, []), (), letters, (), self._skip, self.tried)
 
     def check_taken(self) -> None:
         if not self.committed and not self.abandoned:

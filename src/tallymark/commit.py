@@ -5,7 +5,7 @@
 
 A record that a table refuses is taken out of all tables and written down as a dead letter; the rest is written again.
 A connection that breaks leaves the outcome unknown until ``reclaim`` has asked the database; a batch that fills an open
-skip has no claim, and asks for its name in the journal.
+skip or replays dead letters has no claim, and asks for its name in the journal.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Literal, get_args
 
+from tallymark.books import Letter
 from tallymark.budget import Budget
 from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, TallymarkError, Unreachable
-from tallymark.fence import Advance, Claim, Entry, Fill, Note, Skip
-from tallymark.letters import Letters
+from tallymark.fence import Advance, Claim, Entry, Fill, Note, Replay, Skip
+from tallymark.letters import Letters, still_dead
 from tallymark.patience import patiently
 from tallymark.plan import Move, Plan
 from tallymark.read import DeadLetter, Reading, Seen
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 Delivery = Literal["exactly-once", "at-least-once", "at-most-once"]
 Claims = dict[Partition, Claim]
 OnStep = Callable[[Step], None]
+Tried = Mapping[tuple[Partition, int], Letter]
+"""Dead letters that are tried again, by their records."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,7 @@ class Batch:
     """A batch that was read and shaped, and only has to be committed.
 
     Its moves take positions further; or, where it fills an open ``skip``, its only move is the first part of that.
+    Where dead letters are ``tried`` again it has no move, and ``letters`` are those of them that are dead still.
     """
 
     name: str
@@ -70,6 +74,7 @@ class Batch:
     letters: Sequence[DeadLetter]
     changes: Sequence[Changes]
     skip: Skip | None = None
+    tried: Tried = field(default_factory=dict)
 
     @classmethod
     def shaped(
@@ -81,6 +86,7 @@ class Batch:
         tables: Sequence[TableSpec],
         letters: Sequence[DeadLetter],
         skip: Skip | None = None,
+        tried: Tried | None = None,
     ) -> Batch:
         """The batch with every table's rows as they will be written, without those of dead records."""
         dead = {(letter.partition, letter.offset) for letter in letters}
@@ -88,12 +94,12 @@ class Batch:
             replace(finish(spec, without(reading.rows[spec.name], dead), name), staged=reading.staged.get(spec.name))
             for spec in tables
         ]
-        return cls(name, started, plan, reading, tables, letters, changes, skip)
+        return cls(name, started, plan, reading, tables, letters, changes, skip, tried or {})
 
     def refusing(self, letters: Sequence[DeadLetter]) -> Batch:
         """The same batch with more dead records. What they hid in an upsert comes to light again."""
-        letters = [*self.letters, *letters]
-        return self.shaped(self.name, self.started, self.plan, self.reading, self.tables, letters, self.skip)
+        what = self.plan, self.reading, self.tables, [*self.letters, *letters]
+        return self.shaped(self.name, self.started, *what, self.skip, self.tried)
 
     def advances(self, claims: Mapping[Partition, Claim]) -> list[Advance]:
         if self.skip is not None:
@@ -114,6 +120,13 @@ class Batch:
             for move in self.plan.moves
         ]
 
+    def replays(self) -> list[Replay]:
+        dead = {(letter.partition, letter.offset): letter.error for letter in self.letters}
+        return [
+            Replay(one.id, *at, still_dead(one.record, dead[at]) if at in dead else None)
+            for at, one in self.tried.items()
+        ]
+
     def _account(self, move: Move, epoch: int) -> Advance:
         dead = Counter(letter.partition for letter in self.letters)[move.partition]
         return account(move, self.reading.seen.get(move.partition, Seen()), dead, epoch)
@@ -129,9 +142,10 @@ class Batch:
             now=datetime.now(timezone.utc),
             advances=self.advances(claims),
             rows={change.spec.name: len(change) for change in self.changes},
-            dead_letters=self.letters,
+            dead_letters=() if self.tried else self.letters,
             notes=[*lost, *skipped],
             fills=self.fills(),
+            replays=self.replays(),
         )
 
 
@@ -241,6 +255,7 @@ class Committer:
             except Unreachable as error:
                 log.warning("commit outcome unknown group=%s batch=%s error=%s", self.group, entry.batch, error)
                 unknown = True
+                on_step(Step.UNKNOWN)
                 raise
             except CommitRefused:
                 # Nothing shuts out a fill that is late: what was filled meanwhile may be our own.
@@ -258,7 +273,8 @@ class Committer:
         return held, _landed(entry, held)
 
     def has_fills(self, entry: Entry) -> bool:
-        return bool(entry.fills) and not entry.advances and self._ledger.filled(self.group, entry.batch)
+        mends = bool(entry.fills or entry.replays) and not entry.advances
+        return mends and self._ledger.filled(self.group, entry.batch)
 
     @property
     def _refusals_wanted(self) -> int:

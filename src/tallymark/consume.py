@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import count
@@ -31,13 +31,14 @@ from tallymark.handled import Handled, HandledCommitter
 from tallymark.loop import KEEP_BATCHES, Until
 from tallymark.patience import patiently
 from tallymark.pause import may_go_on
+from tallymark.places import Place, place
 from tallymark.plan import Move
 from tallymark.records import Records
 from tallymark.setup import Setup, new_owner
 from tallymark.share import Settled, Share
 from tallymark.skipahead import Lookout, jumps
 from tallymark.source import is_pattern
-from tallymark.spans import Log, Partition, Position
+from tallymark.spans import Owner, Partition
 from tallymark.steps import OnStep, Progress, Step, ignore
 from tallymark.stores.transaction import Transaction
 
@@ -50,37 +51,18 @@ STATE_SECONDS = 1.0
 NO_RECORDS = Records([], pa.nulls(0, pa.binary()))
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a consumer is in a partition.
-
-    ``committed`` is in the ledger, ``current`` is the next record to be handed out. ``last_stable`` is the end of what
-    can be read; the ``high_watermark`` counts records of open transactions, too. ``lag_seconds`` is the age of the last
-    record that was committed, while there are others behind it.
-    """
-
-    partition: Partition
-    committed: int
-    current: int
-    last_stable: int
-    high_watermark: int
-    lag_seconds: float | None
-
-    @property
-    def log_end(self) -> int:
-        """What tools call LOG-END-OFFSET: of a log the brokers show nothing beyond the high watermark."""
-        return self.high_watermark
-
-    @property
-    def lag(self) -> int:
-        return max(0, self.log_end - self.committed)
-
-
 class Consuming:
     """One run, from joining to leaving."""
 
-    def __init__(self, setup: Setup, destination: Destination, stop: threading.Event, on_step: OnStep = ignore) -> None:
-        self.owner = new_owner()
+    def __init__(
+        self,
+        setup: Setup,
+        destination: Destination,
+        stop: threading.Event,
+        on_step: OnStep = ignore,
+        owner: Owner | None = None,
+    ) -> None:
+        self.owner = owner or new_owner()
         self._setup = setup
         self._stop = stop
         self._on_step = on_step
@@ -152,21 +134,28 @@ class Consuming:
         try:
             yield handled, lambda step: self._on_step(step, progress)
         except Fenced as refused:
+            self._on_step(Step.DROPPED, replace(progress, error=refused))
             self._follow(self.share.recover(refused))
             # Only now: if we could not go back to the saved positions, going on would pass the records over.
             batch.abandoned = True
             raise
-        except BaseException:
+        except BaseException as error:
+            self.share.failed(error)
             self.share.claims = handled.claims
             if handled.moved:
                 # At most once: what was not done by now never will be.
                 batch.abandoned = True
                 self._advance(batch)
+            self._on_step(Step.DROPPED, replace(progress, error=error))
             raise
+        self.share.failed(None)
         self.share.claims = handled.claims
         self._advance(batch)
-        assert handled.entry is not None
-        progress = replace(progress, tally=handled.entry.tally)
+        entry = handled.entry
+        assert entry is not None
+        self.share.mirror(entry)
+        tallies = {step.partition: step.tally for step in entry.advances}
+        progress = replace(progress, tally=entry.tally, tallies=tallies, rows=entry.rows)
         log.info("committed group=%s batch=%s tally=%s", self._setup.group, batch.name, progress.tally)
         self._on_step(Step.COMMITTED, progress)
         self._on_step(Step.DONE, progress)
@@ -251,6 +240,7 @@ class Consuming:
         if not self._next:
             self._stop.wait(FETCH_SECONDS)
             return None
+        began = time.monotonic()
         try:
             taken = self._ahead.take(most, FETCH_SECONDS)
         except OutOfRange as gone:
@@ -271,7 +261,9 @@ class Consuming:
         messages = {partition: got.messages for partition, got in fetched.items() if got.messages}
         if messages:
             name = f"{self.owner.run}-{next(self._batches)}"
-            return Batch(name, moves, messages, taken.records, taken.letters, self.transaction)
+            batch = Batch(name, moves, messages, taken.records, taken.letters, self.transaction)
+            self._on_step(Step.READ, Progress(name, batch.offsets, 0, since=began))
+            return batch
         if moves:
             self._pass_over(moves)
         return None
@@ -286,18 +278,3 @@ class Consuming:
         except Fenced:
             if not batch.abandoned:
                 raise
-
-
-def place(position: Position, log: Log, current: int | None) -> Place:
-    lag = log.end - position.next_offset
-    age = None
-    if position.record_time is not None:
-        age = max(0.0, (datetime.now(timezone.utc) - position.record_time).total_seconds())
-    return Place(
-        position.partition,
-        committed=position.next_offset,
-        current=position.next_offset if current is None else current,
-        last_stable=log.stop,
-        high_watermark=log.end,
-        lag_seconds=age if lag > 0 else 0.0,
-    )

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Generator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, get_args
 
 from tallymark.batches import Batch
-from tallymark.consume import Consuming, Place
+from tallymark.books import LetterQuery
+from tallymark.consume import Consuming
 from tallymark.errors import BadInput
 from tallymark.filling import Filling
 from tallymark.loop import Until
-from tallymark.setup import Setup
+from tallymark.observe import observed
+from tallymark.places import Place
+from tallymark.replaying import Replaying
+from tallymark.setup import Setup, new_owner
 from tallymark.signals import leaving_on_signals
 from tallymark.source import Kafka
 from tallymark.spans import Owner
@@ -66,10 +71,14 @@ class Consumer:
             raise BadInput(f"until={until!r} is not known; write {' or '.join(get_args(Until))}")
         if self._run is not None:
             raise BadInput("this consumer is running already; make another one for another thread")
-        with self.setup.destination() as destination, leaving_on_signals(self.stop):
+        owner = new_owner()
+        with ExitStack() as stack:
+            destination = stack.enter_context(self.setup.destination())
+            stack.enter_context(leaving_on_signals(self.stop))
             destination.ledger.ping()
             destination.rows.ping()
-            self._run = Consuming(self.setup, destination, self._stop, on_step)
+            watch = stack.enter_context(observed(self.setup, owner.run, on_step))
+            self._run = Consuming(self.setup, destination, self._stop, watch, owner)
             try:
                 yield from self._run.batches(max_records, until)
             finally:
@@ -92,6 +101,22 @@ class Consumer:
         with self.setup.destination() as destination, leaving_on_signals(self.stop):
             try:
                 yield from Filling(self.setup, destination, self._stop, on_step).batches(max_records, topic, partition)
+            finally:
+                self._stop.clear()
+
+    def replay(
+        self, max_records: int = 500, *, letters: LetterQuery | None = None, on_step: OnStep = ignore
+    ) -> Generator[Batch, None, None]:
+        """Dead letters that are open, as records, batch after batch, until each was tried once; all, or those chosen.
+
+        What is applied in a batch's transaction is settled with it; what ``batch.dead`` sets aside stays dead, with its
+        new words. A batch of which somebody else has settled a letter raises ``CommitRefused`` and writes nothing; what
+        is left of it comes again.
+        """
+        with self.setup.destination() as destination, leaving_on_signals(self.stop):
+            try:
+                replaying = Replaying(self.setup, destination, self._stop, on_step)
+                yield from replaying.batches(max_records, letters or LetterQuery())
             finally:
                 self._stop.clear()
 

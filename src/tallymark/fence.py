@@ -197,8 +197,8 @@ class Entry:
     @property
     def tally(self) -> Tally:
         """What it adds to the tallies; of what it fills ``skipped`` is taken away, and of what it replays ``dead``."""
-        changes = (each.change for each in [*self.fills, *self.replays])
-        return Tally.sum([*(step.tally for step in self.advances), *changes])
+        filled, replayed = (fill.change for fill in self.fills), (one.change for one in self.replays)
+        return Tally.sum([*(step.tally for step in self.advances), *filled, *replayed])
 
     @property
     def journal(self) -> list[Note]:

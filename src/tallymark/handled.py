@@ -63,6 +63,7 @@ class HandledCommitter:
                 landed = committer.has_fills(sent)
             else:
                 log.warning("commit outcome unknown batch=%s error=%s", sent.batch, error)
+                on_step(Step.UNKNOWN)
                 handled.claims, landed = patiently(
                     lambda: committer.settled(sent, handled.claims), patience=committer.patience
                 )

@@ -31,12 +31,12 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._beat, name="tallymark-heartbeat", daemon=True)
         self._thread.start()
 
-    def end(self, error: BaseException | None) -> None:
+    def end(self, error: str | None) -> None:
         if self._thread is None:
             return
         self._ending.set()
         self._thread.join(LAST_WAIT)
-        self._run = replace(self._run, ended=datetime.now(timezone.utc), error=_words(error))
+        self._run = replace(self._run, ended=datetime.now(timezone.utc), error=error)
         self._tell()
 
     def _beat(self) -> None:
@@ -49,7 +49,8 @@ class Heartbeat:
             self._ledger.write_run(self._group, replace(self._run, seen=datetime.now(timezone.utc)))
 
 
-def _words(error: BaseException | None) -> str | None:
+def words(error: BaseException | None) -> str | None:
+    """How an error is told of; None for those by which somebody leaves."""
     if error is None or isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):
         return None
     return str(error) if isinstance(error, TallymarkError) else f"{type(error).__name__}: {error}"

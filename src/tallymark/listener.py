@@ -11,6 +11,7 @@ from functools import partial
 from typing import get_args
 
 from tallymark.batches import Batch
+from tallymark.books import LetterQuery
 from tallymark.consumer import Consumer
 from tallymark.errors import BadInput, TallymarkError, TooManyDead
 from tallymark.handler import Handler, RecordFailed
@@ -86,6 +87,12 @@ class Listening:
             self.consumer.backfill(self._listener.max_records, topic=topic, partition=partition, on_step=self._count)
         )
 
+    def replay(self, letters: LetterQuery) -> None:
+        """The same work on the dead letters of its group."""
+        if letters.group not in (None, self.consumer.group):
+            return
+        self._work_through(self.consumer.replay(self._listener.max_records, letters=letters, on_step=self._count))
+
     def _work_through(self, batches: Generator[Batch, None, None]) -> None:
         # Left by an error, the consumer would stay in the group until somebody has forgotten the error.
         with self._working() as workers, closing(batches):
@@ -136,6 +143,9 @@ class Listening:
         return 0
 
     def _check_failures(self, batch: Batch, failures: int, example: RecordFailed) -> None:
+        if batch.tried:
+            # They were dead before, and are no sign of a function that broke now.
+            return
         every = failures == len(batch) and failures >= FEW
         if every or failures > MOST_FAILED:
             raise TooManyDead(

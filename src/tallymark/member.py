@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from tallymark.brokers import connect
 from tallymark.errors import AccessDenied, BadInput, Fenced, TallymarkError
 from tallymark.membership import Assignment, Group
+from tallymark.mirror import Mirror
 from tallymark.source import Kafka
 from tallymark.spans import Partition
 
@@ -40,8 +41,9 @@ class Member:
 
     chosen: frozenset[Partition] | None = None
 
-    def __init__(self, name: str, source: Kafka, group: Group, client_id: str) -> None:
+    def __init__(self, name: str, source: Kafka, group: Group, client_id: str, *, mirror: bool = False) -> None:
         self.name = name
+        self._mirror = Mirror(name) if mirror else None
         self._source = source
         self._drain = min(group.drain, float(source.settings.get("max.poll.interval.ms", 300_000)) / 1000 * 0.8)
         beat = 5.0 if group.protocol == "consumer" else source.settings.get("heartbeat.interval.ms", 3000) / 1000
@@ -57,6 +59,7 @@ class Member:
             # It never fetches: what it could hold is a waste.
             "queued.max.messages.kbytes": 1024,
             "error_cb": self._on_error,
+            **({"on_commit": self._mirror.answered} if self._mirror else {}),
         }
         self._now = Assignment()
         self._serial = 0
@@ -87,6 +90,10 @@ class Member:
             self._now = Assignment(ours, self._now.leaving - gone, self._now.told)
             self._change.notify_all()
 
+    def mirror(self, positions: Mapping[Partition, int]) -> None:
+        if self._mirror:
+            self._mirror.note(positions)
+
     def leave(self) -> None:
         self._closing.set()
         with self._change:
@@ -101,6 +108,8 @@ class Member:
                 message = client.poll(POLL_SECONDS)
                 if message is not None and message.error() is not None:
                     self._on_error(message.error())
+                if self._mirror:
+                    self._mirror.serve(client, self._now.ours)
         except Exception as error:  # noqa: BLE001 - whoever asks for the assignment has to know
             self._fail(TallymarkError(f"group {self.name}: the member failed: {error}"))
         finally:
@@ -128,6 +137,9 @@ class Member:
             drained = self._change.wait_for(
                 lambda: not self._now.leaving & partitions or self._closing.is_set(), self._drain
             )
+        if self._mirror:
+            # Of what we keep, too: sending forgets the rest. Who leaves comes here, too, and the client waits for it.
+            self._mirror.send(client, partitions | self._now.ours.keys())
         self._gone(client, taken)
         took = time.monotonic() - began
         words = "let go" if drained else "the batch in flight took longer than drain= allows"
@@ -143,6 +155,8 @@ class Member:
             ours = {one: serial for one, serial in self._now.ours.items() if one not in partitions}
             self._now = Assignment(ours, self._now.leaving - partitions, time.monotonic())
             self._change.notify_all()
+        if self._mirror:
+            self._mirror.forget(partitions)
         client.incremental_unassign(taken) if self._cooperative else client.unassign()
 
     def _on_error(self, error: Any) -> None:

@@ -96,6 +96,9 @@ class Membership(Protocol):
     def let_go(self, partitions: Iterable[Partition]) -> None:
         """These are not worked on any more: whoever waits for that may go on."""
 
+    def mirror(self, positions: Mapping[Partition, int]) -> None:
+        """Show these positions in the Kafka group, if that is wanted. Nobody waits for it, and nothing reads them."""
+
     def leave(self) -> None:
         """Leave at once, so that others need not wait for us."""
 
@@ -142,6 +145,9 @@ class Alone:
         return frozenset(partition for topic in topics.values() for partition in topic.partitions)
 
     def let_go(self, partitions: Iterable[Partition]) -> None:
+        pass
+
+    def mirror(self, positions: Mapping[Partition, int]) -> None:
         pass
 
     def leave(self) -> None:

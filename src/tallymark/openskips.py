@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection, Sequence
 
 from tallymark.brokers import Brokers
 from tallymark.commit import Destination
 from tallymark.errors import BadInput
 from tallymark.fence import Skip, explain_loss
 from tallymark.plan import check_identity
-from tallymark.spans import Log, Partition, Span
+from tallymark.spans import Log, Partition, Position, Span
 
 log = logging.getLogger(__name__)
 
@@ -58,3 +59,19 @@ class OpenSkips:
                 check_identity(position, found.topic_id, found.cluster_id)
                 return found
         raise explain_loss(partition, 0, None)
+
+
+def held(span: Span, log: Log | None) -> str:
+    """How much of a span is still in Kafka: all, part, or gone. Without a log its topic is gone, or another one."""
+    left = max(0, span.stop - max(span.start, log.start)) if log else 0
+    return "all" if left == len(span) else "part" if left else "gone"
+
+
+def held_logs(
+    positions: Sequence[Position], partitions: Collection[Partition], brokers: Brokers
+) -> dict[Partition, Log]:
+    """What the brokers hold of these partitions, of those whose topics are still the ones that the positions mean."""
+    topics = brokers.topics(sorted({one.topic for one in partitions}), existing_only=True)
+    logs = brokers.logs({name: topic.only(partitions) for name, topic in topics.items()})
+    meant = {one.partition: (one.topic_id, one.cluster_id) for one in positions}
+    return {one: log for one, log in logs.items() if meant.get(one) == (log.topic_id, log.cluster_id)}

@@ -7,11 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tallymark.backfill import backfill, check_order
+from tallymark.books import LetterQuery
 from tallymark.brokers import Brokers
 from tallymark.commit import Destination
 from tallymark.errors import BadInput
-from tallymark.loop import Job, Loop, Until
+from tallymark.job import Job
+from tallymark.loop import Loop, Until
+from tallymark.observe import observed
+from tallymark.openletters import OpenLetters
 from tallymark.plan import Limits
+from tallymark.replay import check_delivery, replay
 from tallymark.setup import Setup, new_owner
 from tallymark.shape import TableSpec, Write
 from tallymark.signals import leaving_on_signals
@@ -51,6 +56,9 @@ class Pipeline:
 
     Runs with the same group share its partitions, as members of a Kafka group: ``membership=Group(...)`` says how, and
     ``Standalone()`` reads alone. ``catch_up=SkipAhead(...)`` jumps ahead when a partition is too far behind.
+    ``metrics_port`` serves metrics for Prometheus, at ``metrics_host`` (this machine alone unless told otherwise), and
+    ``tracing=True`` makes OpenTelemetry spans (docs/metrics.md). ``mirror=True`` writes the positions to the Kafka
+    group, too, for tools that show lag from there; nothing reads them.
 
     ``delivery`` other than exactly-once writes rows and positions one after the other, and then ``ledger`` may name
     another store for the positions. ``road`` is how rows get to the store: through the driver, staged by the executors,
@@ -79,6 +87,11 @@ class Pipeline:
     @property
     def group(self) -> str:
         return self.setup.group
+
+    @property
+    def tables(self) -> list[tuple[TableSpec, TableFunction]]:
+        """What is filled, and by which functions."""
+        return list(self._tables.values())
 
     def table(
         self,
@@ -120,8 +133,9 @@ class Pipeline:
         """
         if until not in get_args(Until):
             raise BadInput(f"until={until!r} is not known; write {' or '.join(get_args(Until))}")
-        with self.setup.destination() as destination:
-            loop = self._loop(destination, on_step)
+        owner = new_owner()
+        with self.setup.destination() as destination, observed(self.setup, owner.run, on_step) as watch:
+            loop = self._loop(destination, watch, owner)
             with leaving_on_signals(loop.stop):
                 return loop.run(until)
 
@@ -147,8 +161,25 @@ class Pipeline:
                 job, brokers, destination, reader, on_step, stop, topic=topic, partition=partition, overwrite=overwrite
             )
 
-    def _loop(self, destination: Destination, on_step: OnStep) -> Loop:
-        job, brokers = self._job(), self._brokers(destination)
+    def replay(self, letters: LetterQuery | None = None, *, overwrite: bool = False, on_step: OnStep = ignore) -> Tally:
+        """Try open dead letters again with the present functions, all or those chosen, while the group goes on.
+
+        What is applied is settled in the same transaction; what dies again stays dead, with its new words. Returns how
+        many became which. Tables with ``write="upsert"`` need ``version=``, or ``overwrite``, as for ``backfill``.
+        """
+        stop = threading.Event()
+        with self.setup.destination() as destination, leaving_on_signals(stop.set):
+            job = self._job()
+            check_delivery(destination)
+            check_order(job.tables, overwrite=overwrite)
+            found = OpenLetters(job.group, destination.ledger, job.topics, letters or LetterQuery())
+            if not len(found):
+                return Tally()
+            brokers, reader = Brokers(self.setup.source.cluster), self._reader(destination, job.owner, stages=False)
+            return replay(job, brokers, destination, reader, found, on_step, stop, overwrite=overwrite)
+
+    def _loop(self, destination: Destination, on_step: OnStep, owner: Owner | None = None) -> Loop:
+        job, brokers = self._job(owner), self._brokers(destination)
         member = self.setup.member(brokers, job.owner)
         return Loop(job, brokers, destination, self._reader(destination, job.owner), on_step, member)
 
@@ -160,7 +191,7 @@ class Pipeline:
         destination.ledger.ping()
         return brokers
 
-    def _job(self) -> Job:
+    def _job(self, owner: Owner | None = None) -> Job:
         if not self._tables:
             raise BadInput("the pipeline has no table; write a function and decorate it with @pipeline.table('name')")
         setup = self.setup
@@ -168,7 +199,7 @@ class Pipeline:
             group=setup.group,
             topics=setup.source.topic_names,
             tables=[spec for spec, _ in self._tables.values()],
-            owner=new_owner(),
+            owner=owner or new_owner(),
             start=setup.starts,
             limits=self.limits,
             on_loss=setup.on_loss,

@@ -37,6 +37,10 @@ class Settings(TypedDict, total=False):
     ledger: str | None
     membership: Group | Standalone
     catch_up: SkipAhead | None
+    mirror: bool
+    metrics_port: int | None
+    metrics_host: str
+    tracing: bool
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,10 @@ class Setup:
     delivery: Delivery = "exactly-once"
     membership: Group | Standalone = field(default_factory=Group)
     catch_up: SkipAhead | None = None
+    mirror: bool = False
+    metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
+    tracing: bool = False
 
     def __post_init__(self) -> None:
         # Some databases do not tell names apart by the spaces at their end.
@@ -64,8 +72,16 @@ class Setup:
         if isinstance(self.membership, Group) and self.membership.protocol == "consumer":
             for name in {"session.timeout.ms", "heartbeat.interval.ms"} & self.source.settings.keys():
                 raise BadInput(f"Kafka(settings=...): with Group(protocol='consumer') the brokers decide {name}")
+        if self.mirror and self.is_standalone:
+            raise BadInput("mirror=True writes to the Kafka group, and Standalone() has none; leave one of them out")
         if isinstance(self.start, str):
             object.__setattr__(self, "start", Start.parse(self.start))
+        if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
+            raise BadInput(f"metrics_port={self.metrics_port} is no port; write 1 to 65535, or 0 for any that is free")
+
+    @property
+    def traced(self) -> bool:
+        return self.tracing or os.environ.get("TALLYMARK_TRACING", "0") not in ("", "0")
 
     @property
     def starts(self) -> Start:
@@ -93,7 +109,7 @@ class Setup:
     def member(self, brokers: Brokers, owner: Owner) -> Membership:
         if isinstance(self.membership, Standalone):
             return Alone(brokers, self.source.topic_names, self.membership.chosen())
-        return Member(self.group, self.source, self.membership, f"tallymark-{owner.run}")
+        return Member(self.group, self.source, self.membership, f"tallymark-{owner.run}", mirror=self.mirror)
 
 
 def new_owner() -> Owner:

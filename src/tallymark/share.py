@@ -19,9 +19,9 @@ from datetime import datetime, timezone
 from tallymark.brokers import Brokers, Topic
 from tallymark.claiming import Beginning
 from tallymark.errors import Fenced, PositionRefused, TallymarkError, UnknownTopic
-from tallymark.fence import Claim, Entry, Rebalance, Wish
+from tallymark.fence import Claim, Entry, Rebalance, Wish, check_held
 from tallymark.goals import Goals
-from tallymark.heartbeat import Heartbeat
+from tallymark.heartbeat import Heartbeat, words
 from tallymark.membership import Assignment, Membership
 from tallymark.patience import patiently
 from tallymark.plan import OnLoss, check_identity, readable_from
@@ -37,6 +37,8 @@ FENCES_SECONDS = 600.0
 
 GOOD_FOR_SECONDS = 0.05
 """How long the brokers' word holds that a topic is still the same."""
+LOOK_SECONDS = 5.0
+"""How often a run looks whether its claims still hold: one without a record to commit would not be told."""
 LONG_WAIT = 5.0
 """Seconds after which somebody should be told that the group has not answered yet."""
 
@@ -86,8 +88,10 @@ class Share:
         # Where all starts at the earliest, or is chosen one by one, it does not matter who comes first.
         self._begins = start.kind != "earliest" and membership.chosen is None
         self._heartbeat = Heartbeat(ledger, group, owner)
+        self._failure: str | None = None
         self._joined = 0.0
         self._identified = -GOOD_FOR_SECONDS
+        self._looked = time.monotonic()
 
     def join(self, topics: Collection[str]) -> None:
         """Begin. ``topics`` are those that exist now: those that are added later start at the earliest."""
@@ -112,7 +116,11 @@ class Share:
         return self._membership.assignment().told > 0
 
     def settle(self) -> Settled:
-        """Bring claims in line with the assignment."""
+        """Bring claims in line with the assignment, and with what others have done to them."""
+        try:
+            self._look_at_claims()
+        except Fenced as refused:
+            return self.recover(refused)
         now = self._membership.assignment()
         self._say_waiting(now)
         lost = [one for one in self.claims if now.ours.get(one) != self._serials[one]]
@@ -149,8 +157,7 @@ class Share:
         if self._membership.grace is None:
             raise refused
         before = frozenset(self.claims)
-        saved = patiently(lambda: self._ledger.positions(self._group), self._stop, self._patience)
-        found = {one.partition: one for one in saved.get(self._group, [])}
+        found = self._saved()
         fenced = [one for one, held in self.claims.items() if one not in found or not held.held_in(found[one])]
         log.warning("claimed by others group=%s partitions=%s: %s", self._group, ",".join(map(str, fenced)), refused)
         for one in fenced:
@@ -170,15 +177,23 @@ class Share:
         """Show what was committed where others look for it, if that is wanted."""
         self._membership.mirror({step.partition: step.stop for step in entry.advances})
 
+    def failed(self, error: BaseException | None) -> None:
+        """Remember what became of a batch: who leaves a loop over batches because of it does not say why.
+
+        The words only: an error that is kept would keep alive whoever raised it, and the loop with it.
+        """
+        self._failure = words(error)
+
     def leave(self) -> None:
         """Give everything back: first in the ledger, then in the group. Called because of an error, it tells of it."""
         error = sys.exc_info()[1]
+        told = self._failure if isinstance(error, GeneratorExit) else words(error)
         held, began = list(self.claims), time.monotonic()
         self._release(held)
         self._membership.leave()
         if held:
             self._remember("left", lost=held, since=began)
-        self._heartbeat.end(error)
+        self._heartbeat.end(told)
 
     def held_topics(self) -> dict[str, Topic]:
         """The topics, each as if it had only the partitions that are ours."""
@@ -230,6 +245,15 @@ class Share:
         """Not ours until the next ``settle``: their topic could not be found, and will be gone from the group soon."""
         log.warning("topic is gone group=%s partitions=%s", self._group, ",".join(map(str, sorted(partitions))))
         self._drop(partitions)
+
+    def _look_at_claims(self) -> None:
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            check_held(self.claims, self._saved() if self.claims else {})
+            self._looked = time.monotonic()
+
+    def _saved(self) -> dict[Partition, Position]:
+        saved = patiently(lambda: self._ledger.positions(self._group), self._stop, self._patience)
+        return {one.partition: one for one in saved.get(self._group, [])}
 
     def _say_waiting(self, now: Assignment) -> None:
         if not now.told and self._joined and time.monotonic() - self._joined > LONG_WAIT:

@@ -14,7 +14,7 @@ from tallymark.brokers import Brokers
 from tallymark.commit import Destination
 from tallymark.errors import BadInput, BatchTooLarge, RecordsLost, TopicRecreated, Unreachable
 from tallymark.fence import FirstClaim, Restart, Wish
-from tallymark.loop import Job
+from tallymark.job import Job
 from tallymark.plan import Limits
 from tallymark.positions import Start
 from tallymark.read import Reading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
@@ -227,6 +227,26 @@ def test_positions_are_made_for_a_group_that_has_none(store: Store, group: str) 
     state = store.state(group)
     assert state is not None
     assert state.by == OPERATOR
+
+
+def test_a_position_that_somebody_else_makes_meanwhile_is_left_alone(store: Store, url: str, group: str) -> None:
+    if url.startswith("sqlite"):
+        pytest.skip("one writes at a time")
+    commit(store, group)
+    two, other = Partition("orders", 2), open_store(url)
+    before = position(store, group)
+
+    def decide(found: Mapping[Partition, Position], _: object) -> Wish:
+        if two in found:
+            raise PositionMoved("there is one now")
+        take(other, group, "late", [two], at=3)
+        return Wish({two: FirstClaim(42, "id", "cluster")}, {ZERO: Restart(5, "by hand")})
+
+    with pytest.raises(PositionMoved):
+        store.books().move(group, [ZERO, two], decide, OPERATOR, SINCE)
+    other.close()
+    assert position(store, group) == before
+    assert position(store, group, two).next_offset == 3
 
 
 def test_a_group_is_forgotten_whole_and_alone(store: Store, group: str) -> None:

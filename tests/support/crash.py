@@ -15,7 +15,8 @@ from datetime import datetime, timezone
 from tallymark.brokers import Brokers
 from tallymark.budget import Budget
 from tallymark.commit import Delivery, Destination
-from tallymark.loop import Job, Loop
+from tallymark.job import Job
+from tallymark.loop import Loop
 from tallymark.plan import Limits
 from tallymark.positions import Start
 from tallymark.spans import Owner

@@ -19,6 +19,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tallymark.read import DeadLetter, Reading, Seen
+from tallymark.replaying import Message
 from tallymark.shape import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
 from tallymark.spans import Partition, Span
 
@@ -119,6 +120,15 @@ class PlainReader:
                     _take(found[wanted[at].partition], wanted[at].partition, message)
                 if offset >= wanted[at].stop - 1:
                     missing.discard(at)
+        return self._shaped(found)
+
+    def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
+        found: dict[Partition, _Found] = {}
+        for letter in letters:
+            _take(found.setdefault(letter.partition, _Found()), letter.partition, Message(letter))
+        return self._shaped(found)
+
+    def _shaped(self, found: Mapping[Partition, _Found]) -> Reading:
         taken = [record for one in found.values() for record in one.taken]
         return Reading(
             {partition: Seen(one.records, len(one.letters), one.last) for partition, one in found.items()},

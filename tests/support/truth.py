@@ -161,4 +161,4 @@ def _text(value: Any) -> str:
 def _fields(found: Mapping[bytes, bytes], columns: Iterable[str]) -> tuple[Any, ...]:
     """Redis holds text: what looks like a number is one."""
     values = [found[name.encode()].decode() if name.encode() in found else None for name in columns]
-    return tuple(int(value) if value is not None and value.isdigit() else value for value in values)
+    return tuple(int(value) if value is not None and value.removeprefix("-").isdigit() else value for value in values)

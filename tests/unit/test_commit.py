@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallymark.books import Run
 from tallymark.budget import Budget
 from tallymark.commit import Batch, Committer, Delivery, Destination, account, check_letters
 from tallymark.errors import BadInput, Fenced, PositionMoved, TallymarkError, TooManyDead, Unreachable
@@ -179,6 +180,13 @@ class FakeStore(Store):
 
     def set_state(self, group: str, state: GroupState) -> None: ...
     def prune(self, group: str, before: datetime) -> None: ...
+    def write_run(self, group: str, run: Run) -> None: ...
+    def books(self) -> Any:
+        raise NotImplementedError
+
+    def still(self) -> Any:
+        raise NotImplementedError
+
     def claim(
         self,
         group: str,

@@ -10,10 +10,11 @@ import pytest
 
 from tallymark.cluster import Cluster, Sasl, Tls
 from tallymark.doctor import client, databases, redis, topics, verdict
-from tallymark.doctor.backlog import Retention, expiry, lost, shortened
+from tallymark.doctor.backlog import expiry, lost, shortened
 from tallymark.doctor.topics import DEVELOPMENT, Replicas, Shell
 from tallymark.doctor.verdict import Finding, Opinion
 from tallymark.errors import AccessDenied
+from tallymark.retention import Retention
 from tallymark.spans import Log, Partition, Position, Tally
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)

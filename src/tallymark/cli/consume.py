@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import sys
@@ -15,6 +14,7 @@ import typer
 from rich.console import Console
 
 from tallymark.cli.options import BrokersOption, needed_cluster
+from tallymark.cli.values import member, printable
 from tallymark.look import FORMS, Look
 from tallymark.records import Record
 
@@ -66,17 +66,9 @@ def _line(record: Record) -> str:
     when = (
         f"{record.timestamp:%Y-%m-%dT%H:%M:%S}.{record.timestamp.microsecond // 1000:03}Z" if record.timestamp else "-"
     )
-    key = "" if record.key is None else f" key={_printable(record.key)}"
-    headers = "".join(f" {_printable(name.encode())}:{_printable(value)}" for name, value in record.headers)
-    return f"{record.topic}[{record.partition}] {record.offset} {when}{key}{headers} {_printable(record.value)}"
-
-
-def _printable(data: bytes | None) -> str:
-    """Text as it is, without anything that a terminal would obey."""
-    if data is None:
-        return "null"
-    text = data.decode(errors="backslashreplace")
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    key = "" if record.key is None else f" key={printable(record.key)}"
+    headers = "".join(f" {printable(name.encode())}:{printable(value)}" for name, value in record.headers)
+    return f"{record.topic}[{record.partition}] {record.offset} {when}{key}{headers} {printable(record.value)}"
 
 
 def _as_json(record: Record) -> dict[str, Any]:
@@ -85,15 +77,7 @@ def _as_json(record: Record) -> dict[str, Any]:
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp.isoformat(timespec="milliseconds") if record.timestamp else None,
-        **_member("key", record.key),
-        **_member("value", record.value),
-        "headers": [{"name": name, **_member("value", value)} for name, value in record.headers],
+        **member("key", record.key),
+        **member("value", record.value),
+        "headers": [{"name": name, **member("value", value)} for name, value in record.headers],
     }
-
-
-def _member(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Text under its name; what is no text as base64, under a name that says so."""
-    try:
-        return {name: None if data is None else data.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data or b"").decode()}

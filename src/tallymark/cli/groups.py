@@ -1,4 +1,4 @@
-"""``tallymark pause`` and ``tallymark resume``: what a group is meant to do, kept in the ledger."""
+"""``tallymark groups``, ``pause`` and ``resume``: which groups there are, and what they are meant to do."""
 
 from __future__ import annotations
 
@@ -12,13 +12,62 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tallymark.cli.options import AsJson, FileOption, StoreUrl, target
+from tallymark.brokers import Brokers
+from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
+from tallymark.cli.survey import MOST_LETTERS, Survey, ledger, look
+from tallymark.cli.tables import FittedTable, whole_lines
 from tallymark.errors import BadInput
+from tallymark.health import moment
 from tallymark.spans import GroupState
-from tallymark.stores.opening import open_store
 
 Group = Annotated[str | None, typer.Argument(help="The group; not needed with --file.")]
 Reason = Annotated[str | None, typer.Option("--reason", help="Why; shown by status and to whoever runs the group.")]
+
+COLUMNS = (*("GROUP", "STATE", "PARTITIONS", "LAG", "LAG-SECONDS", "DEAD-LETTERS", "SKIPS", "LAST-COMMIT", "REASON"),)
+DISPENSABLE = ("REASON", "LAST-COMMIT", "SKIPS", "PARTITIONS", "DEAD-LETTERS", "LAG-SECONDS")
+
+
+def groups(
+    store: StoreUrl = None, brokers: BrokersOption = None, file: FileOption = None, as_json: AsJson = False
+) -> None:
+    """List the groups of a store, a line for each: state, lag, dead letters, skips, last commit, and why.
+
+    Brokers that do not answer are named on stderr, and the command ends with code 1.
+    """
+    of = target(file, None, store, brokers)
+    if of.store is None:
+        raise BadInput("groups needs --store (or TALLYMARK_STORE), or --file with a pipeline")
+    with ledger(of.store) as opened:
+        sight = look(opened, None, Brokers(of.cluster) if of.cluster else None)
+    if as_json:
+        print(json.dumps([_as_json(one, sight.store) for one in sight.groups], indent=2))
+    elif sight.groups:
+        rows = [_cells(one) for one in sight.groups]
+        whole_lines().print(FittedTable(COLUMNS, rows, DISPENSABLE, [""] * len(rows)))
+    else:
+        Console().print(f"no group has run into {sight.store} yet", highlight=False)
+    if sight.trouble:
+        Console(stderr=True, soft_wrap=True).print(f"lag is not known: {sight.trouble}", highlight=False, markup=False)
+        raise typer.Exit(1)
+
+
+def _as_json(one: Survey, store: str) -> dict[str, object]:
+    return one.as_json() | {"partitions": len(one.facts.positions), "store": store}
+
+
+def _cells(one: Survey) -> list[str]:
+    facts = one.facts
+    return [
+        one.group,
+        one.verdict.state,
+        str(len(facts.positions)),
+        str(facts.unread) if facts.unread is not None else "-",
+        f"{facts.waited:.1f}" if facts.waited is not None else "-",
+        f"{one.letters}{'+' if one.letters == MOST_LETTERS else ''}",
+        str(one.open_skips),
+        moment(facts.last_commit) if facts.last_commit else "-",
+        one.verdict.reason,
+    ]
 
 
 def pause(
@@ -37,23 +86,24 @@ def resume(group: Group = None, store: StoreUrl = None, file: FileOption = None,
     _set(group, "running", None, store, file, as_json)
 
 
+def operator() -> str:
+    """Who is at the keyboard."""
+    return f"{getpass.getuser()}@{socket.gethostname()}"
+
+
 def _set(
     group: str | None, desired: str, reason: str | None, store_url: str | None, file: Path | None, as_json: bool
 ) -> None:
     of = target(file, group, store_url)
-    group, store_url = of.group, of.store
-    if group is None or store_url is None:
+    if of.group is None or of.store is None:
         raise BadInput("name the group and --store (or TALLYMARK_STORE), or --file with a pipeline")
-    store = open_store(store_url)
-    try:
-        before = store.state(group) if store.has_ledger() else None
+    with ledger(of.store) as opened:
+        before = opened.state(of.group)
         if before is None:
-            raise BadInput(f"{store.name} knows no group {group}; tallymark status lists those it knows")
-        by = f"{getpass.getuser()}@{socket.gethostname()}"
-        store.set_state(group, GroupState(desired, reason, by, datetime.now(timezone.utc)))
-    finally:
-        store.close()
+            raise BadInput(f"{opened.name} knows no group {of.group}; tallymark groups lists those it knows")
+        by = operator()
+        opened.set_state(of.group, GroupState(desired, reason, by, datetime.now(timezone.utc)))
     if as_json:
-        print(json.dumps({"group": group, "before": before.desired, "now": desired, "reason": reason, "by": by}))
+        print(json.dumps({"group": of.group, "before": before.desired, "now": desired, "reason": reason, "by": by}))
     else:
-        Console().print(f"{group}: {before.desired} -> {desired}", highlight=False)
+        Console().print(f"{of.group}: {before.desired} -> {desired}", highlight=False)

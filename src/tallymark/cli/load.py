@@ -1,4 +1,4 @@
-"""Finding the pipeline or the app in a user's file."""
+"""Finding the pipeline or the app in a user's file, Python or TOML."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ from tallymark.setup import Setup
 
 
 def load(path: Path) -> Pipeline | App:
-    """Run the file and take the one Pipeline or App it defines. What is below ``if __name__`` does not run."""
+    """The pipeline that a TOML file describes, or the one Pipeline or App that a Python file defines.
+
+    The Python file is run, but for what is below ``if __name__``.
+    """
     if not path.is_file():
         raise BadInput(f"{path}: there is no such file")
+    if path.suffix.lower() == ".toml":
+        # Here, since most commands read no TOML: pydantic takes a while to import.
+        from tallymark.declared.build import load_pipeline
+
+        return load_pipeline(path)
     sys.path.insert(0, str(path.resolve().parent))
     try:
         names = runpy.run_path(str(path), run_name="tallymark_pipeline")

@@ -1,15 +1,71 @@
-"""Logging of the command line: warnings to stderr, more on request. The library itself configures nothing."""
+"""Logging of the command line: warnings to stderr, more on request; text or JSON. The library configures nothing."""
 
 from __future__ import annotations
 
+import json
 import logging
+import re
+import sys
+from datetime import datetime, timezone
+from typing import Any, Literal
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+Format = Literal["text", "json"]
+
+_PLACE = re.compile(r"%(?:\((?P<key>\w+)\))?[-#0 +]*\d*(?:\.\d+)?(?P<kind>[a-zA-Z%])")
+_NAME = re.compile(r"([A-Za-z_]\w*)=$")
 
 
-def configure(verbose: int) -> None:
+class JsonLines(logging.Formatter):
+    """One JSON object for each line of the log, with the facts that its message names as fields of their own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        fields: dict[str, Any] = {
+            "time": when.replace("+00:00", "Z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        for name, value in facts(record).items():
+            # What every line has keeps its meaning.
+            fields.setdefault(name, value)
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False, default=str)
+
+
+def facts(record: logging.LogRecord) -> dict[str, Any]:
+    """The values that stand behind ``name=`` in the message, as they were given: numbers stay numbers."""
+    if not isinstance(record.msg, str) or not isinstance(record.args, tuple):
+        return {}
+    found, values = {}, iter(record.args)
+    for place in _PLACE.finditer(record.msg):
+        if place["kind"] == "%":
+            continue
+        value = next(values, None)
+        if named := _NAME.search(record.msg, 0, place.start()):
+            found[named[1]] = value if isinstance(value, int | float | bool) or value is None else str(value)
+    return found
+
+
+def configure(verbose: int, form: Format = "text") -> None:
     level = LEVELS[min(verbose, len(LEVELS) - 1)]
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(TEXT))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("tallymark").setLevel(level)
     # py4j reports every broken connection of a Spark that is shutting down.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+
+
+def is_json() -> bool:
+    """Whether lines of JSON were asked for."""
+    return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
+
+
+def say(level: int, template: str, *values: object) -> None:
+    """A line of JSON for what a command says on stderr by itself, whatever the level of the log."""
+    record = logging.LogRecord("tallymark", level, "", 0, template, values, None)
+    print(JsonLines().format(record), file=sys.stderr)

@@ -12,16 +12,36 @@ from tallymark.cli.load import load_setup
 from tallymark.cluster import Cluster
 from tallymark.errors import BadInput
 
+FILE_HELP = "Take group, store and brokers from this pipeline or app."
+
+
+def _unless_file_says(context: typer.Context, parameter: typer.CallbackParam, value: str | None) -> str | None:
+    """A file that is named knows its own place: what tallymark.toml says is for commands without one."""
+    source = context.get_parameter_source(parameter.name or "")
+    assumed = source is not None and source.name == "DEFAULT_MAP"
+    files = [option.name for option in context.command.params if getattr(option, "help", None) == FILE_HELP]
+    return None if assumed and any(context.params.get(name or "") for name in files) else value
+
+
 StoreUrl = Annotated[
     str | None,
-    typer.Option("--store", envvar="TALLYMARK_STORE", help="Where the ledger is, such as sqlite:///shop.db."),
+    typer.Option(
+        "--store",
+        envvar="TALLYMARK_STORE",
+        help="Where the ledger is, such as sqlite:///shop.db.",
+        callback=_unless_file_says,
+    ),
 ]
 BrokersOption = Annotated[
-    str | None, typer.Option("--brokers", envvar="TALLYMARK_BROKERS", help="Kafka, such as localhost:9092.")
+    str | None,
+    typer.Option(
+        "--brokers",
+        envvar="TALLYMARK_BROKERS",
+        help="Kafka, such as localhost:9092.",
+        callback=_unless_file_says,
+    ),
 ]
-FileOption = Annotated[
-    Path | None, typer.Option("--file", "-f", help="Take group, store and brokers from this pipeline or app.")
-]
+FileOption = Annotated[Path | None, typer.Option("--file", "-f", help=FILE_HELP)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -16,21 +18,51 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from tallymark.app import App
 from tallymark.cli.load import load
+from tallymark.cli.logs import is_json, say
 from tallymark.errors import BadInput
+from tallymark.observe import serving
 from tallymark.pipeline import Pipeline
+from tallymark.setup import Settings
 from tallymark.spans import Tally
 from tallymark.steps import OnStep, Step
 from tallymark.steps import Progress as BatchProgress
 
-File = Annotated[Path, typer.Argument(help="A Python file that defines one tallymark.Pipeline or tallymark.App.")]
+File = Annotated[
+    Path,
+    typer.Argument(help="A TOML file (docs/toml.md), or a Python file that defines one tallymark.Pipeline or App."),
+]
 UntilOption = Annotated[str, typer.Option("--until", help="stopped, or caught-up: all that is there now is done.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the tally of the run as JSON, and no progress.")]
+MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        "--metrics-port",
+        envvar="TALLYMARK_METRICS_PORT",
+        min=0,
+        max=65535,
+        help="Serve metrics for Prometheus on this port; 0: on any that is free.",
+    ),
+]
+MetricsHost = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-host",
+        envvar="TALLYMARK_METRICS_HOST",
+        help="The address to serve them at: 127.0.0.1 unless told otherwise, 0.0.0.0 for all networks.",
+    ),
+]
 Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
 PartitionOption = Annotated[int | None, typer.Option("--partition", help="Only this partition.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Allow that older records overwrite newer rows.")]
 
 
-def run(file: File, until: UntilOption = "stopped", as_json: AsJson = False) -> None:
+def run(
+    file: File,
+    until: UntilOption = "stopped",
+    metrics_port: MetricsPort = None,
+    metrics_host: MetricsHost = None,
+    as_json: AsJson = False,
+) -> None:
     """Run a pipeline or an app. Ctrl-C finishes the batch in flight and leaves; a second one leaves at once.
 
     Start it several times, here or elsewhere, and the runs share the partitions.
@@ -38,7 +70,10 @@ def run(file: File, until: UntilOption = "stopped", as_json: AsJson = False) -> 
     if until not in ("stopped", "caught-up"):
         raise BadInput(f"--until {until} is not known; write stopped or caught-up")
     found = load(file)
-    _show(found, as_json, lambda watch: found.run("caught-up" if until == "caught-up" else "stopped", on_step=watch))
+    with _serving(found, metrics_port, metrics_host):
+        _show(
+            found, as_json, lambda watch: found.run("caught-up" if until == "caught-up" else "stopped", on_step=watch)
+        )
 
 
 def backfill(
@@ -60,10 +95,33 @@ def backfill(
         )
 
 
+@contextmanager
+def _serving(found: Pipeline | App, port: int | None, host: str | None) -> Iterator[None]:
+    """Open the endpoint for metrics that the options ask for, or else the file, and say where it is."""
+    wanted: Settings = {}
+    if port is not None:
+        wanted["metrics_port"] = port
+    if host is not None:
+        wanted["metrics_host"] = host
+    if isinstance(found, Pipeline):
+        found.setup = replace(found.setup, **wanted)
+    else:
+        found.change(**wanted)
+    setups = [found.setup] if isinstance(found, Pipeline) else [listener.setup for listener in found.listeners]
+    with ExitStack() as stack:
+        servers = [stack.enter_context(serving(setup)) for setup in setups]
+        for url in dict.fromkeys(server.url for server in servers if server is not None):
+            if is_json():
+                say(logging.INFO, "serving metrics url=%s", url)
+            else:
+                Console(stderr=True).print(f"metrics: {url}", highlight=False, soft_wrap=True)
+        yield
+
+
 def _show(found: Pipeline | App, as_json: bool, work: Callable[[OnStep], Tally]) -> None:
     began, name = time.monotonic(), _name(found)
     starting = "starting Spark" if isinstance(found, Pipeline) else "starting"
-    with RunDisplay(name, Console(stderr=True, quiet=as_json), starting) as display:
+    with RunDisplay(name, Console(stderr=True, quiet=as_json or is_json()), starting) as display:
         tally = work(display)
     seconds = time.monotonic() - began
     if as_json:

@@ -1,152 +1,128 @@
-"""``tallymark status``: what a group has done and how far behind it is, from the database and Kafka alone."""
+"""``tallymark status``: how groups are doing and how far behind they are, from the database and Kafka alone."""
 
 from __future__ import annotations
 
 import json
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
-from typing import Annotated, Any
+import math
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
 
 from tallymark.brokers import Brokers
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
-from tallymark.cli.tables import plain_table, print_table
-from tallymark.cluster import Cluster
-from tallymark.errors import BadInput, UnknownTopic
-from tallymark.spans import OUTCOMES, GroupState, Log, Partition, Position
-from tallymark.stores.opening import open_store
+from tallymark.cli.survey import MOST_LETTERS, Pace, Sight, Survey, ledger, look
+from tallymark.cli.tables import FittedTable, whole_lines
+from tallymark.cli.watch import watch
+from tallymark.errors import BadInput
+from tallymark.health import FAILED, RUNNING, STALLED, STOPPED, TROUBLE, duration, moment
+from tallymark.spans import OUTCOMES
 
-Group = Annotated[str | None, typer.Argument(help="Only this group.")]
+GroupArgument = Annotated[str | None, typer.Argument(help="Only this group.")]
+Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")]
+Every = Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two looks of --watch.")]
+Fail = Annotated[bool, typer.Option("--fail", help=f"End with code 3 if a group is {' or '.join(TROUBLE)}.")]
+
 COLUMNS = (
-    *("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS"),
+    *("TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS"),
+    *("IN/S", "APPLIED/S", "DRAIN", "EXPIRES"),
     *(name.upper() for name in OUTCOMES),
     "OWNER",
 )
-
-
-@dataclass(frozen=True)
-class Line:
-    """One partition of one group. ``lag`` is None when Kafka was not asked."""
-
-    group: str
-    position: Position
-    log: Log | None
-    state: GroupState | None = None
-
-    @property
-    def lag(self) -> int | None:
-        return None if self.log is None else max(0, self.log.end - self.position.next_offset)
-
-    @property
-    def lag_seconds(self) -> float | None:
-        """The age of the last record that was read, while there are unread ones: at most so far behind."""
-        if self.lag == 0:
-            return 0.0
-        if self.lag is None or self.position.record_time is None:
-            return None
-        return max(0.0, (datetime.now(timezone.utc) - self.position.record_time).total_seconds())
-
-    def as_json(self) -> dict[str, Any]:
-        position, owner = self.position, self.position.owner
-        return {
-            "group": self.group,
-            "desired_state": self.state.desired if self.state else None,
-            "reason": self.state.reason if self.state else None,
-            "topic": position.partition.topic,
-            "partition": position.partition.number,
-            "current_offset": position.next_offset,
-            "log_end_offset": self.log.end if self.log else None,
-            "lag": self.lag,
-            "lag_seconds": self.lag_seconds,
-            **asdict(position.tally),
-            "first_offset": position.first_offset,
-            "balanced": position.balanced,
-            "record_time": _time(position.record_time),
-            "updated_at": _time(position.updated_at),
-            "epoch": position.epoch,
-            "owner": {"run": owner.run, "host": owner.host, "since": _time(owner.since)} if owner else None,
-        }
-
-    def cells(self) -> list[str]:
-        position, lag_seconds = self.position, self.lag_seconds
-        return [
-            self.group,
-            position.partition.topic,
-            str(position.partition.number),
-            str(position.next_offset),
-            str(self.log.end) if self.log else "-",
-            str(self.lag) if self.lag is not None else "-",
-            f"{lag_seconds:.1f}" if lag_seconds is not None else "-",
-            *(str(count) for count in asdict(position.tally).values()),
-            f"{position.owner.run}@{position.owner.host}" if position.owner else "-",
-        ]
+DISPENSABLE = (
+    *("OWNER", "ABSENT", "LOST", "SKIPPED", "IN/S", "APPLIED/S", "DEAD", "APPLIED"),
+    *("LOG-END-OFFSET", "EXPIRES", "DRAIN", "LAG-SECONDS", "CURRENT-OFFSET"),
+)
+"""What narrow terminals do without, in this order: totals and owners stand above the table, too."""
+STYLES = {FAILED: "bold red", STALLED: "bold red", RUNNING: "green", STOPPED: "dim"}
 
 
 def status(
-    group: Group = None,
+    group: GroupArgument = None,
+    watching: Watch = False,
+    every: Every = 2.0,
+    fail: Fail = False,
     store: StoreUrl = None,
     brokers: BrokersOption = None,
     file: FileOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show positions, lag and tallies. Works while the pipeline runs and while it does not."""
+    """Show how groups are doing, and why: state, runs, positions, lag, rates and tallies.
+
+    Works while the pipeline runs and while it does not. Without brokers it shows what the ledger knows; brokers that do
+    not answer are named on stderr, and the command ends with code 1.
+    """
     of = target(file, group, store, brokers)
     if of.store is None:
         raise BadInput("status needs --store (or TALLYMARK_STORE), or --file with a pipeline")
-    lines = _lines(of.group, of.store, of.cluster)
+    kafka = Brokers(of.cluster) if of.cluster else None
+    shown = partial(_shown, as_json=as_json, once=not watching)
+    with ledger(of.store) as opened:
+        if watching:
+            watch(lambda: look(opened, of.group, kafka), shown, every, in_place=not as_json)
+            return
+        sight = look(opened, of.group, kafka)
+    whole_lines().print(shown(sight), soft_wrap=as_json)
+    if sight.trouble:
+        Console(stderr=True, soft_wrap=True).print(f"lag is not known: {sight.trouble}", highlight=False, markup=False)
+        raise typer.Exit(1)
+    if fail and any(one.verdict.state in TROUBLE for one in sight.groups):
+        raise typer.Exit(3)
+
+
+def _shown(sight: Sight, *, as_json: bool, once: bool) -> RenderableType:
     if as_json:
-        print(json.dumps([line.as_json() for line in lines], indent=2))
-    else:
-        _print(lines, asked=of.cluster is not None)
+        return Text(json.dumps(sight.as_json(), indent=2 if once else None))
+    if not sight.groups:
+        return Text(f"no group has run into {sight.store} yet")
+    parts = [part for one in sight.groups for part in _group(one, sight)]
+    if not once and sight.trouble:
+        parts.append(Text(f"lag is not known: {sight.trouble}", style="red"))
+    elif all(one.facts.lags is None for one in sight.groups) and not sight.trouble:
+        parts.append(Text("lag needs Kafka: add --brokers", style="dim"))
+    return Group(*parts) if once else Group(*parts, Text(""))
 
 
-def _lines(group: str | None, store_url: str, cluster: Cluster | None) -> list[Line]:
-    store = open_store(store_url)
-    try:
-        if not store.has_ledger():
-            raise BadInput(f"{store.name} has no ledger: no pipeline has run into it yet")
-        groups = store.positions(group)
-        states = {name: store.state(name) for name in groups}
-    finally:
-        store.close()
-    if group is not None and not groups:
-        raise BadInput(f"group {group} has no position in {store.name}; tallymark status without a group lists all")
-    found = [Line(name, position, None, states[name]) for name, positions in groups.items() for position in positions]
-    return _with_logs(found, Brokers(cluster)) if cluster else found
+def _group(one: Survey, sight: Sight) -> Iterator[RenderableType]:
+    if one is not sight.groups[0]:
+        yield Text("")
+    state, facts = one.verdict.state, one.facts
+    yield Text.assemble((one.group, "bold"), " is ", (state, STYLES.get(state, "yellow")), f": {one.verdict.reason}")
+    for run in facts.alive:
+        seen = duration((facts.now - run.seen).total_seconds())
+        yield Text(f"  run {run.name} on {run.host} since {moment(run.started)}, seen {seen} ago")
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in asdict(one.tally).items())
+    letters = f"{one.letters}{'+' if one.letters == MOST_LETTERS else ''} open dead letters"
+    yield Text(f"  {counts}; {letters}, {one.open_skips} open skips")
+    if paces := one.paces:
+        styles = ["" if pace.position.balanced else "red" for pace in paces]
+        yield FittedTable(COLUMNS, [_cells(pace) for pace in paces], DISPENSABLE, styles)
 
 
-def _with_logs(lines: list[Line], brokers: Brokers) -> list[Line]:
-    """Lines with the ends of their logs, where the topic is still the one whose position was saved."""
-    logs: dict[Partition, Log] = {}
-    for topic in sorted({line.position.partition.topic for line in lines}):
-        with suppress(UnknownTopic):
-            logs |= brokers.logs(brokers.topics([topic]))
-    return [replace(line, log=_same_topic(line.position, logs.get(line.position.partition))) for line in lines]
+def _cells(pace: Pace) -> list[str]:
+    position, lag = pace.position, pace.lag
+    log = lag.log if lag else None
+    return [
+        position.partition.topic,
+        str(position.partition.number),
+        str(position.next_offset),
+        str(log.end) if log else "-",
+        str(lag.records) if lag and log else "-",
+        f"{lag.seconds:.1f}" if lag and log and lag.seconds is not None else "-",
+        f"{pace.rate_in:.1f}" if pace.rate_in is not None else "-",
+        f"{pace.rate_applied:.1f}",
+        _left(pace.drain),
+        _left(lag.expires.total_seconds() if lag and lag.expires is not None else None),
+        *map(str, asdict(position.tally).values()),
+        f"{position.owner.run}@{position.owner.host}" if position.owner else "-",
+    ]
 
 
-def _same_topic(position: Position, log: Log | None) -> Log | None:
-    return log if log and (log.topic_id, log.cluster_id) == (position.topic_id, position.cluster_id) else None
-
-
-def _print(lines: list[Line], *, asked: bool) -> None:
-    out = Console()
-    table = plain_table(*COLUMNS, left=2)
-    for line in lines:
-        table.add_row(*line.cells(), style=None if line.position.balanced else "red")
-    if lines:
-        print_table(table)
-    else:
-        out.print("no group has a position yet")
-    for group, state in {line.group: line.state for line in lines}.items():
-        if state is not None and state.paused:
-            said = f"{group} is paused since {state.since:%Y-%m-%d %H:%M:%S} UTC by {state.by}: {state.reason}"
-            out.print(said, style="yellow", highlight=False, markup=False, soft_wrap=True)
-    if lines and not asked:
-        out.print("lag needs Kafka: add --brokers", style="dim")
-
-
-def _time(time: datetime | None) -> str | None:
-    return time.isoformat() if time else None
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return "never" if math.isinf(seconds) else duration(max(0.0, seconds))

@@ -3,37 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
 from tallymark.brokers import Brokers
 from tallymark.doctor.topics import Shell
 from tallymark.doctor.verdict import Finding, judge
 from tallymark.errors import PositionRefused
+from tallymark.lag import unread_times
 from tallymark.plan import check_identity, readable_from
-from tallymark.spans import Log, Position
+from tallymark.retention import Retention
+from tallymark.spans import Log, Partition, Position
 
 CHECK = "unread records expire"
 DAY = timedelta(days=1)
-FOR_EVER = 100 * 366 * 86_400_000
-"""Milliseconds."""
-
-
-@dataclass(frozen=True)
-class Retention:
-    """When a topic's records are deleted. ``age`` is None where their age does not matter."""
-
-    age: timedelta | None
-    bytes: int | None
-
-    @classmethod
-    def of(cls, config: Mapping[str, str | None]) -> Retention | None:
-        """None if the brokers do not tell."""
-        age, size = config.get("retention.ms"), config.get("retention.bytes")
-        if age is None:
-            return None
-        kept = not 0 <= int(age) < FOR_EVER or "delete" not in (config.get("cleanup.policy") or "delete")
-        return cls(None if kept else timedelta(milliseconds=int(age)), int(size) if size and int(size) >= 0 else None)
 
 
 def lost(group: str, position: Position, log: Log) -> Finding | None:
@@ -50,14 +33,14 @@ def lost(group: str, position: Position, log: Log) -> Finding | None:
 def expiry(
     group: str, position: Position, unread: datetime | None, retention: Retention, shell: Shell, now: datetime
 ) -> tuple[timedelta, Finding]:
-    """How much time is left for the next unread record, at the least: whole segments go, and by their newest record."""
+    """How much time is left for the next unread record, at the least."""
     where, about, topic = str(position.partition), f"group {group}", position.partition.topic
     also = f"; retention.bytes={retention.bytes} may come first" if retention.bytes is not None else ""
     if retention.age is None:
         return timedelta.max, judge(about, CHECK, f"{where}: never{also}", "in good time")
-    if unread is None:
+    left, least = retention.left(unread, now), min(DAY, retention.age / 10)
+    if left is None:
         return timedelta.max, judge(about, CHECK, f"{where}: the record has no time{also}", "in good time")
-    left, least = unread + retention.age - now, min(DAY, retention.age / 10)
     longer = shell.alter(topic, f"retention.ms={int(2 * retention.age.total_seconds() * 1000)}")
     found = f"{where}: in {_words(left)}{also}" if left > timedelta() else f"{where}: any moment now{also}"
     advice = f"start the group or speed it up; for more time: {longer}" if left < least else None
@@ -89,19 +72,21 @@ def backlog(
     elif retention is None:
         yield judge(f"group {group}", CHECK, f"{topic}: not told", warn="ask who runs the brokers for retention.ms")
     else:
-        yield from shortened(_expiries(brokers, group, behind, retention, shell))
+        yield from shortened(_expiries(brokers, group, behind, logs, retention, shell))
 
 
 def _expiries(
-    brokers: Brokers, group: str, behind: Sequence[Position], retention: Retention, shell: Shell
+    brokers: Brokers,
+    group: str,
+    behind: Sequence[Position],
+    logs: Mapping[Partition, Log],
+    retention: Retention,
+    shell: Shell,
 ) -> list[tuple[timedelta, Finding]]:
-    records = brokers.records({one.partition: [one.next_offset] for one in behind})
-    now, found = datetime.now(timezone.utc), []
-    for one in behind:
-        record = records.get((one.partition, one.next_offset))
-        # Where the next offset holds no record, the last one that was read is older than what comes.
-        found.append(expiry(group, one, record.time if record else one.record_time, retention, shell, now))
-    return found
+    times = unread_times(brokers, {one.partition: one.next_offset for one in behind}, logs)
+    now = datetime.now(timezone.utc)
+    # Where Kafka has only markers to come, the last record that was read is older than whatever will follow.
+    return [expiry(group, one, times.get(one.partition, one.record_time), retention, shell, now) for one in behind]
 
 
 def _words(time: timedelta) -> str:

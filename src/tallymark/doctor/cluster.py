@@ -14,10 +14,11 @@ from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec
 from tallymark.brokers import Brokers, connect
 from tallymark.cluster import Cluster
 from tallymark.doctor import topics as rules
-from tallymark.doctor.backlog import Retention, backlog
+from tallymark.doctor.backlog import backlog
 from tallymark.doctor.topics import IN_SYNC, Replicas, Shell
 from tallymark.doctor.verdict import Finding, asked, judge, settings, skew
 from tallymark.errors import UnknownTopic, Unreachable
+from tallymark.retention import Retention
 from tallymark.spans import Position
 
 PATIENCE = 5.0

@@ -30,6 +30,7 @@ from tallymark.spans import Partition, Span
 from tallymark.spark import access
 from tallymark.spark.decode import RAW, RECORD, SIZE, Decoder, first_line
 from tallymark.spark.failures import FunctionFailed, explained
+from tallymark.spark.given import as_arrow, hulls
 from tallymark.spark.poison import poisonous
 from tallymark.spark.provenance import collect, with_provenance
 from tallymark.spark.stage import stage
@@ -97,7 +98,16 @@ class SparkReader:
 
     def read(self, spans: Sequence[Span], batch: str) -> Reading:
         self._spark.sparkContext.setJobGroup(self._run, f"tallymark batch of {sum(map(len, spans))} offsets")
-        decoded = self._decode(self._load(spans)).persist(StorageLevel.MEMORY_AND_DISK)
+        return self._reading(self._load(spans), spans, batch)
+
+    def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
+        """The same for records that are given, and not asked for in Kafka."""
+        self._spark.sparkContext.setJobGroup(self._run, f"tallymark replay of {len(letters)} dead letters")
+        given = self._spark.createDataFrame(as_arrow(letters), RAW_RECORDS)
+        return self._reading(given, hulls((letter.partition, letter.offset) for letter in letters), batch)
+
+    def _reading(self, raw: DataFrame, spans: Sequence[Span], batch: str) -> Reading:
+        decoded = self._decode(raw).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with explained(self._source.brokers):
                 seen, size = _count(decoded)

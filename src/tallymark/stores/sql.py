@@ -43,6 +43,7 @@ from tallymark.stores.mysql import Mysql
 from tallymark.stores.postgresql import Postgresql
 from tallymark.stores.rows import refused_rows, write
 from tallymark.stores.sql_books import SqlBooks
+from tallymark.stores.sql_still import SqlStill, holding_still
 from tallymark.stores.sql_transaction import Known, SqlTransaction
 from tallymark.stores.sqlite import Sqlite
 from tallymark.stores.staging import Stages, clear_stages
@@ -125,6 +126,11 @@ class SqlStore(Store):
 
     def books(self) -> SqlBooks:
         return SqlBooks(self.look, self.transaction)
+
+    @contextmanager
+    def still(self) -> Iterator[SqlStill]:
+        with self.look() as connection:
+            yield SqlStill(holding_still(connection))
 
     def write_run(self, group: str, run: Run) -> None:
         with self.transaction() as connection:

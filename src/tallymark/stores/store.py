@@ -22,6 +22,7 @@ from tallymark.shape import Changes, Refusal, TableSpec
 from tallymark.spans import GroupState, Owner, Partition, Position, Tally
 from tallymark.steps import Step
 from tallymark.stores.staging import Stages
+from tallymark.stores.still import Still
 from tallymark.stores.transaction import Transaction
 
 
@@ -70,6 +71,10 @@ class Store(ABC):
     @abstractmethod
     def books(self) -> Books:
         """The operator's side of the ledger."""
+
+    @abstractmethod
+    def still(self) -> AbstractContextManager[Still]:
+        """The store at one moment, for whoever compares what it holds."""
 
     @abstractmethod
     def write_run(self, group: str, run: Run) -> None:

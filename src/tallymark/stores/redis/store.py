@@ -43,6 +43,7 @@ from tallymark.stores.redis.books import RedisBooks
 from tallymark.stores.redis.failures import translated
 from tallymark.stores.redis.keys import LEDGER, Keys
 from tallymark.stores.redis.script import Work
+from tallymark.stores.redis.still import RedisStill
 from tallymark.stores.redis.transaction import RedisTransaction
 from tallymark.stores.store import RowsRefused, Store
 
@@ -122,6 +123,10 @@ class RedisStore(Store):
 
     def books(self) -> RedisBooks:
         return RedisBooks(self._keys, self.ask, self._run, self._settle)
+
+    @contextmanager
+    def still(self) -> Iterator[RedisStill]:
+        yield RedisStill(self._keys, self.ask)
 
     def write_run(self, group: str, run: Run) -> None:
         work = Work()

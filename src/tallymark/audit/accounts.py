@@ -1,0 +1,194 @@
+"""The identities of the ledger: what must add up for every partition, whatever has happened to a group. Pure.
+
+A group that is sent back begins a new tally: only what was written since then counts for it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+from tallymark.books import DEAD
+from tallymark.doctor.verdict import Finding, judge
+from tallymark.errors import PositionRefused
+from tallymark.plan import check_identity, readable_from
+from tallymark.spans import Log, Partition, Position, Span
+from tallymark.stores.still import Mark, Moment
+
+SHOWN = 3
+"""How many spans are named; of more, how many there are."""
+
+
+@dataclass(frozen=True)
+class Account:
+    """What the ledger says of one partition, since it was last sent back. Commits are the newest first."""
+
+    position: Position
+    skips: Sequence[Span]
+    losses: Sequence[Span]
+    fills: Sequence[Span]
+    replays: Sequence[Span]
+    resets: Sequence[Span]
+    letters: Sequence[int]
+    commits: Sequence[Span]
+
+    @property
+    def span(self) -> Span:
+        """All that the tally accounts for; empty if the position makes no sense."""
+        position = self.position
+        return Span(position.partition, position.first_offset, max(position.first_offset, position.next_offset))
+
+
+def accounts(moment: Moment) -> list[Account]:
+    commits: dict[Partition, list[Span]] = {}
+    for line in moment.history:
+        # What fills or replays moves counts behind the position, and adds none.
+        for span in line.spans if line.tally.total else ():
+            commits.setdefault(span.partition, []).append(span)
+    return [_account(moment, position, commits.get(position.partition, [])) for position in moment.positions]
+
+
+def _account(moment: Moment, position: Position, commits: Sequence[Span]) -> Account:
+    resets, since, notes = list[Span](), None, list[tuple[str, Span]]()
+    for note, recorded in moment.notes:
+        if note.span.partition != position.partition:
+            continue
+        if note.kind == "reset":
+            resets, since, notes = [*resets, note.span], recorded, []
+        else:
+            notes.append((note.kind, note.span))
+
+    def counts(mark: Mark) -> bool:
+        # A reset leaves no letter open that is ahead of it; one that was settled before may be applied by now.
+        new = mark.state == DEAD or since is None or mark.recorded_at > since
+        return mark.partition == position.partition and position.counts(mark.offset) and new
+
+    return Account(
+        position,
+        skips=sorted(skip for skip in moment.skips if skip.partition == position.partition),
+        losses=[span for kind, span in notes if kind == "loss"],
+        fills=[span for kind, span in notes if kind == "backfill"],
+        replays=[span for kind, span in notes if kind == "replay"],
+        resets=resets,
+        letters=sorted({mark.offset for mark in moment.letters if counts(mark)}),
+        commits=commits,
+    )
+
+
+def check(group: str, account: Account) -> list[Finding]:
+    """Every identity of a partition, each with its verdict."""
+    return [rule(shlex.quote(group), account) for rule in (_balance, _skips, _letters, _losses, _history)]
+
+
+def check_log(group: str, position: Position, log: Log | None) -> Finding:
+    """Whether Kafka holds what the position means, and all that is still to be read."""
+    about, wanted = str(position.partition), "the position is in the log"
+    if log is None:
+        advice = f"the topic or partition is gone from these brokers; tallymark delete-group {shlex.quote(group)}"
+        return judge(about, "log", "no such partition", wanted, fail=advice)
+    found = f"position {position.next_offset}, log {log.start}..{log.end}"
+    try:
+        check_identity(position, log.topic_id, log.cluster_id)
+        readable_from(position.next_offset, log, "fail")
+    except PositionRefused as error:
+        return judge(about, "log", found, wanted, fail=str(error))
+    return judge(about, "log", found, wanted)
+
+
+def _balance(group: str, account: Account) -> Finding:
+    position, tally = account.position, account.position.tally
+    parts = " + ".join(f"{count} {name}" for name, count in asdict(tally).items() if count) or "nothing"
+    wanted = f"{position.next_offset} - {position.first_offset} = {position.next_offset - position.first_offset}"
+    advice = None
+    if not position.balanced or min(asdict(tally).values()) < 0:
+        advice = f"position or tally were changed by hand; what is in the tables: tallymark audit {group} --deep"
+    return judge(str(position.partition), "tally", f"{parts} = {tally.total}", wanted, fail=advice)
+
+
+def _skips(group: str, account: Account) -> Finding:
+    position, found = account.position, sum(map(len, account.skips))
+    outside = [str(skip) for skip in account.skips if not _within(skip, account.span)]
+    twice = [f"{one} and {two}" for one, two in pairwise(account.skips) if two.start < one.stop]
+    said = f"open skips of {found}" + "".join(f"; {one} is not in the tally" for one in outside)
+    said += "".join(f"; {pair} overlap" for pair in twice)
+    wrong = found != position.tally.skipped or outside or twice
+    advice = f"tallymark skips list {group} shows them; those of the journal and the tally differ" if wrong else None
+    return judge(str(position.partition), "skips", said, f"{position.tally.skipped} skipped", fail=advice)
+
+
+def _letters(group: str, account: Account) -> Finding:
+    dead, found = account.position.tally.dead, len(account.letters)
+    advice = None
+    if found != dead:
+        advice = f"letters were removed or added by hand; which are left: tallymark dead-letters list {group}"
+    return judge(str(account.position.partition), "dead letters", f"letters of {found} records", f"{dead} dead", advice)
+
+
+def _losses(group: str, account: Account) -> Finding:
+    lost, found = account.position.tally.lost, sum(len(clipped(loss, account.span)) for loss in account.losses)
+    advice = f"the journal and the tally differ: tallymark losses {group}" if found != lost else None
+    return judge(str(account.position.partition), "losses", f"losses of {found}", f"{lost} lost", fail=advice)
+
+
+def _history(group: str, account: Account) -> Finding:
+    """No gap and no overlap between commits, and the last one ends at the position."""
+    position, era = account.position, sorted(_era(account))
+    if not era:
+        return judge(str(position.partition), "history", "no commit is kept", "without gap or overlap")
+    wrong, at, bridges = [], era[0].start, [*account.skips, *account.fills]
+    for span in [*era, Span(position.partition, position.next_offset, position.next_offset)]:
+        if span.start < at:
+            twice = f"{span.start}..{at} is committed twice"
+            wrong.append(twice if len(span) else f"the last one ends at {at}, behind the position")
+        elif span.start > at and not _covered(Span(position.partition, at, span.start), bridges):
+            wrong.append(f"{at}..{span.start} is in no commit")
+        at = max(at, span.stop)
+    found = f"{len(era)} commits of {era[0].start}..{max(span.stop for span in era)}"
+    if not wrong:
+        return judge(str(position.partition), "history", found, f"up to {position.next_offset}")
+    said = "; ".join([found, *wrong[:SHOWN], *([f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else [])])
+    advice = f"the position was changed by hand; what is in the tables: tallymark audit {group} --deep"
+    return judge(str(position.partition), "history", said, f"up to {position.next_offset}", fail=advice)
+
+
+def _era(account: Account) -> Iterator[Span]:
+    """The commits that the tally is made of, as far as they are kept: after a reset, older ones are of another."""
+    bridges = merged([*account.skips, *account.fills])
+    left = uncovered(account.span, bridges)
+    for span in account.commits:
+        if account.resets and left <= 0:
+            return
+        yield span
+        left -= uncovered(clipped(span, account.span), bridges)
+
+
+def _within(span: Span, whole: Span) -> bool:
+    return whole.start <= span.start and span.stop <= whole.stop
+
+
+def clipped(span: Span, to: Span) -> Span:
+    """What of the span lies within the other one."""
+    start = min(max(span.start, to.start), to.stop)
+    return Span(span.partition, start, max(start, min(span.stop, to.stop)))
+
+
+def merged(spans: Iterable[Span]) -> list[Span]:
+    """The same offsets as spans that are apart, in order."""
+    found: list[Span] = []
+    for span in sorted(spans):
+        if found and span.start <= found[-1].stop:
+            found[-1] = Span(span.partition, found[-1].start, max(span.stop, found[-1].stop))
+        else:
+            found.append(span)
+    return found
+
+
+def uncovered(span: Span, apart: Sequence[Span]) -> int:
+    """How many offsets of the span are in none of these, which are apart from each other."""
+    return len(span) - sum(len(clipped(one, span)) for one in apart)
+
+
+def _covered(span: Span, by: Sequence[Span]) -> bool:
+    return uncovered(span, merged(by)) == 0

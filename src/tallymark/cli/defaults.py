@@ -1,0 +1,75 @@
+"""``tallymark.toml``: what the commands assume when neither an option nor the environment says it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tallymark.errors import BadInput
+
+if TYPE_CHECKING:
+    from tallymark.cluster import Sasl, Tls
+
+FILE, VARIABLE = "tallymark.toml", "TALLYMARK_CONFIG"
+WAYS_IN = ("TALLYMARK_SASL_", "TALLYMARK_TLS")
+
+
+def assume(context: typer.Context) -> None:
+    """Give every command below this one its defaults, for as long as the context lives."""
+    path = _file()
+    if path is None:
+        return
+    from tallymark.declared.complaints import validated
+    from tallymark.declared.document import read
+    from tallymark.declared.model import Defaults
+
+    document = read(path)
+    said = validated(Defaults, document)
+    with document.blamed("store"):
+        store = said.store.full_url() if said.store else None
+    given = {"TALLYMARK_STORE": store, "TALLYMARK_BROKERS": said.brokers}
+    context.default_map = _by_command(context.command, {name: value for name, value in given.items() if value})
+    if not any(name.startswith(WAYS_IN) for name in os.environ):
+        _enter(context, {**_sasl(said.security), **_tls(said.tls)})
+
+
+def _file() -> Path | None:
+    named = os.environ.get(VARIABLE)
+    if named and not Path(named).is_file():
+        raise BadInput(f"{VARIABLE}={named}: there is no such file; correct or unset the variable")
+    path = Path(named or FILE)
+    return path if path.is_file() else None
+
+
+def _by_command(command: Any, given: Mapping[str, str]) -> dict[str, Any]:
+    """As click has it: for every command the values of those options that the environment could give, too."""
+    found: dict[str, Any] = {}
+    for name, one in command.commands.items():
+        if hasattr(one, "commands"):
+            found[name] = _by_command(one, given)
+        else:
+            found[name] = {option.name: given[option.envvar] for option in one.params if option.envvar in given}
+    return found
+
+
+def _enter(context: typer.Context, variables: Mapping[str, str]) -> None:
+    """Clients look for a way into the cluster in the environment; it is put there, and taken away at the end."""
+    os.environ.update(variables)
+    context.call_on_close(lambda: [os.environ.pop(name, None) for name in variables])
+
+
+def _sasl(said: Sasl | None) -> dict[str, str]:
+    names = ("mechanism", "username", "password", "password_file", "token_url", "scope")
+    return {f"TALLYMARK_SASL_{name.upper()}": value for name in names if said and (value := getattr(said, name))}
+
+
+def _tls(said: Tls | bool | None) -> dict[str, str]:
+    if said is None or isinstance(said, bool):
+        return {} if said is None else {"TALLYMARK_TLS": "on" if said else "off"}
+    names = ("ca", "cert", "key", "key_password")
+    files = {f"TALLYMARK_TLS_{name.upper()}": value for name in names if (value := getattr(said, name))}
+    return {"TALLYMARK_TLS": "on", "TALLYMARK_TLS_VERIFY_HOSTNAME": "on" if said.verify_hostname else "off", **files}

@@ -1,0 +1,191 @@
+"""``tallymark dead-letters replay``: through the present code into the tables, or to another topic."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from tallymark.app import App
+from tallymark.books import Letter, LetterQuery
+from tallymark.brokers import Brokers
+from tallymark.cli.choice import ErrorText, Execute, Kind, PartitionOption, Since, Table, Topic, Until, choice, kinds
+from tallymark.cli.groups import operator
+from tallymark.cli.load import load
+from tallymark.cli.options import AsJson, BrokersOption
+from tallymark.cli.run import File, Overwrite, RunDisplay
+from tallymark.cli.survey import ledger
+from tallymark.cli.tables import plain_table, print_table
+from tallymark.cli.values import printable
+from tallymark.cluster import Cluster
+from tallymark.errors import BadInput
+from tallymark.health import moment
+from tallymark.openletters import OpenLetters, chosen
+from tallymark.pipeline import Pipeline
+from tallymark.producer import Producer
+from tallymark.resend import resend
+from tallymark.setup import Setup
+from tallymark.spans import Tally
+from tallymark.steps import OnStep
+
+Ids = Annotated[list[str] | None, typer.Argument(help="Only these, as dead-letters list shows them.")]
+GroupOption = Annotated[str | None, typer.Option("--group", help="Only of this group of the file.")]
+ToTopic = Annotated[
+    str | None,
+    typer.Option("--to-topic", help="Send them there instead, at least once: a crash can send some again."),
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the letters that were chosen. ``settled`` were others' before we came to them."""
+
+    chosen: int
+    applied: int
+    dead: int
+    settled: int
+    left: int
+
+
+def replay(
+    file: File,
+    ids: Ids = None,
+    group: GroupOption = None,
+    topic: Topic = None,
+    partition: PartitionOption = None,
+    error: ErrorText = None,
+    table: Table = None,
+    since: Since = None,
+    until: Until = None,
+    overwrite: Overwrite = False,
+    to_topic: ToTopic = None,
+    brokers: BrokersOption = None,
+    execute: Execute = False,
+    as_json: AsJson = False,
+) -> None:
+    """Try dead letters again with the present code of FILE, exactly once, while the group goes on elsewhere.
+
+    Without ids and filters: all that are open. Shows which these are; --execute does it. What is applied is settled in
+    the same transaction, and what dies again stays dead, with its new error. --to-topic sends them to a topic instead,
+    of the file's cluster or of --brokers, with headers that say where they come from.
+    """
+    found = load(file)
+    setups = _setups(found, group)
+    query = choice(group, topic, partition, error, table, since, until, ids)
+    letters = _chosen(setups, query)
+    _check_ids(setups, ids or ())
+    if not execute or not letters:
+        _say_preview(letters, to_topic, as_json)
+        return
+    began = time.monotonic()
+    if to_topic is None:
+        tally = _watched(found, as_json, lambda watch: _replay(found, query, overwrite, watch))
+    else:
+        tally = _resend(setups, query, to_topic, brokers)
+    done = _outcome(setups, [letter.id for letter in letters], tally)
+    _say(done, to_topic, time.monotonic() - began, as_json)
+
+
+def _setups(found: Pipeline | App, group: str | None) -> list[Setup]:
+    setups = [found.setup] if isinstance(found, Pipeline) else [listener.setup for listener in found.listeners]
+    known = [setup for setup in setups if group in (None, setup.group)]
+    if not known:
+        groups = ", ".join(sorted({setup.group for setup in setups})) or "none"
+        raise BadInput(f"the file has no group {group}; it has {groups}")
+    return known
+
+
+def _chosen(setups: Sequence[Setup], query: LetterQuery) -> list[Letter]:
+    found: list[Letter] = []
+    for setup in setups:
+        with ledger(setup.ledger_url) as store:
+            found += chosen(store, replace(query, group=setup.group), setup.source.topic_names)
+    return found
+
+
+def _check_ids(setups: Sequence[Setup], ids: Sequence[str]) -> None:
+    unknown = set(ids)
+    for setup in setups if ids else ():
+        with ledger(setup.ledger_url) as store:
+            there = store.books().letters(LetterQuery(setup.group, states=None, ids=list(ids)))
+            unknown -= {letter.id for letter in there}
+    if unknown:
+        raise BadInput(f"the groups of the file have no dead letter {min(unknown)}: tallymark dead-letters list")
+
+
+def _replay(found: Pipeline | App, query: LetterQuery, overwrite: bool, watch: OnStep) -> Tally:
+    if isinstance(found, App):
+        return found.replay(query, on_step=watch)
+    return found.replay(query, overwrite=overwrite, on_step=watch)
+
+
+def _watched(found: Pipeline | App, quiet: bool, work: Callable[[OnStep], Tally]) -> Tally:
+    starting = "starting Spark" if isinstance(found, Pipeline) else "starting"
+    with RunDisplay("dead letters", Console(stderr=True, quiet=quiet), starting) as display:
+        return work(display)
+
+
+def _resend(setups: Sequence[Setup], query: LetterQuery, topic: str, brokers: str | None) -> Tally:
+    total = Tally()
+    for setup in setups:
+        source = setup.source.cluster
+        cluster = Cluster(brokers) if brokers else source
+        Brokers(cluster).find([topic])
+        with ExitStack() as stack:
+            store = stack.enter_context(ledger(setup.ledger_url))
+            producer = stack.enter_context(Producer(cluster.brokers, security=cluster.security, tls=cluster.tls))
+            letters = OpenLetters(setup.group, store, setup.source.topic_names, query)
+            total += resend(letters, store, Brokers(source), producer, topic, operator())
+    return total
+
+
+def _outcome(setups: Sequence[Setup], ids: Sequence[str], tally: Tally) -> Outcome:
+    """Those that are open still and were not tried are left, because somebody wanted to end."""
+    still = sum(letter.id in set(ids) for letter in _chosen(setups, LetterQuery()))
+    settled = max(0, len(ids) - tally.applied - still)
+    return Outcome(len(ids), tally.applied, tally.dead, settled, max(0, still - tally.dead))
+
+
+def _say(done: Outcome, to_topic: str | None, seconds: float, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**vars(done), "to_topic": to_topic, "executed": True, "seconds": round(seconds, 3)}))
+        return
+    words = [f"{done.applied:,} {f'sent to {to_topic}' if to_topic else 'applied'}"]
+    for count, said in ((done.dead, "dead still"), (done.settled, "settled by others"), (done.left, "not tried")):
+        words += [f"{count:,} {said}"] if count else []
+    out = Console(soft_wrap=True, highlight=False, markup=False)
+    out.print(f"of {done.chosen:,} dead letters: {', '.join(words)}, in {seconds:.1f} s")
+
+
+def _say_preview(letters: Sequence[Letter], to_topic: str | None, as_json: bool) -> None:
+    if as_json:
+        errors = [kind.as_json() for kind in kinds(letters)]
+        said = {"chosen": len(letters), "errors": errors, "to_topic": to_topic, "executed": False}
+        print(json.dumps(said, indent=2))
+    else:
+        preview(letters, f"would be sent to {to_topic}" if to_topic else "would be tried again", done=False)
+
+
+def preview(letters: Sequence[Letter], words: str, *, done: bool) -> None:
+    """Count them by what is wrong with them, and say what is to be done."""
+    out = Console(soft_wrap=True, highlight=False, markup=False)
+    if not letters:
+        out.print("no dead letter is open that fits")
+        return
+    print_kinds(kinds(letters))
+    groups = ", ".join(sorted({letter.group for letter in letters}))
+    out.print(f"{len(letters):,} dead letters of {groups} {words}" + ("" if done else "; --execute does it"))
+
+
+def print_kinds(found: Sequence[Kind]) -> None:
+    table = plain_table("COUNT", "FIRST", "LAST", "ERROR", left=4)
+    for kind in found:
+        table.add_row(f"{kind.count:,}", moment(kind.first), moment(kind.last), Text(printable(kind.error)))
+    print_table(table)

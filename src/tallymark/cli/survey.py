@@ -1,0 +1,186 @@
+"""What operators want to know of groups, from the ledger and from Kafka, at one moment."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timedelta, timezone
+from functools import cached_property
+from typing import Any
+
+from tallymark.books import Books, LetterQuery
+from tallymark.brokers import Brokers
+from tallymark.errors import BadInput, TableChanged, TallymarkError
+from tallymark.health import HISTORY, Facts, Verdict, applied_rates, drain, judge
+from tallymark.lag import Lag, measure, rates_in
+from tallymark.spans import GroupState, Partition, Position, Tally
+from tallymark.stores.opening import open_store
+from tallymark.stores.store import Store
+
+MOST_LETTERS = 1000
+"""Open dead letters that are counted, at the most: each comes with its record."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A partition of a group: its position, what is unread, and how fast that changes."""
+
+    position: Position
+    lag: Lag | None
+    rate_in: float | None
+    rate_applied: float
+    drain: float | None
+
+    def as_json(self) -> dict[str, Any]:
+        position, owner, lag = self.position, self.position.owner, self.lag
+        log = lag.log if lag else None
+        finite = self.drain is not None and math.isfinite(self.drain)
+        return {
+            "topic": position.partition.topic,
+            "partition": position.partition.number,
+            "current_offset": position.next_offset,
+            "log_end_offset": log.end if log else None,
+            "lag": lag.records if lag and log else None,
+            "lag_seconds": lag.seconds if lag and log else None,
+            "unread_since": _time(lag.unread if lag else None),
+            "expires_seconds": _seconds(lag.expires if lag else None),
+            "rate_in": self.rate_in,
+            "rate_applied": self.rate_applied,
+            "drain_seconds": self.drain if finite else None,
+            "growing": self.drain == math.inf,
+            **asdict(position.tally),
+            "first_offset": position.first_offset,
+            "balanced": position.balanced,
+            "record_time": _time(position.record_time),
+            "updated_at": _time(position.updated_at),
+            "epoch": position.epoch,
+            "owner": {"run": owner.run, "host": owner.host, "since": _time(owner.since)} if owner else None,
+        }
+
+
+@dataclass(frozen=True)
+class Survey:
+    """One group, with the number of its open dead letters."""
+
+    group: str
+    facts: Facts
+    letters: int
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        return judge(self.facts)
+
+    @property
+    def tally(self) -> Tally:
+        return Tally.sum(position.tally for position in self.facts.positions)
+
+    @property
+    def open_skips(self) -> int:
+        return sum(line.note.kind == "skip" for line in self.facts.notes)
+
+    @property
+    def paces(self) -> list[Pace]:
+        applied = applied_rates(self.facts)
+        return [self._pace(position, applied.get(position.partition, 0.0)) for position in self.facts.positions]
+
+    def _pace(self, position: Position, applied: float) -> Pace:
+        lag = (self.facts.lags or {}).get(position.partition)
+        came = self.facts.rates_in.get(position.partition) if lag and lag.log else None
+        left = drain(lag.records, came, applied) if lag and self.facts.alive else None
+        return Pace(position, lag, came, applied, left)
+
+    def as_json(self) -> dict[str, Any]:
+        facts, state = self.facts, self.facts.state
+        return {
+            "group": self.group,
+            "state": self.verdict.state,
+            "reason": self.verdict.reason,
+            "desired_state": state.desired,
+            "changed_by": state.by,
+            "changed_at": _time(state.since),
+            "runs": [
+                {"run": run.name, "host": run.host, "since": _time(run.started), "seen": _time(run.seen)}
+                for run in facts.alive
+            ],
+            "last_commit": _time(facts.last_commit),
+            "lag": facts.unread,
+            "lag_seconds": facts.waited,
+            **asdict(self.tally),
+            "open_dead_letters": self.letters,
+            "open_skips": self.open_skips,
+        }
+
+
+@dataclass(frozen=True)
+class Sight:
+    """All groups that were asked for. ``trouble`` is why Kafka was asked in vain."""
+
+    store: str
+    groups: list[Survey]
+    trouble: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        groups = [one.as_json() | {"partitions": [pace.as_json() for pace in one.paces]} for one in self.groups]
+        return {"store": self.store, "groups": groups}
+
+
+@contextmanager
+def ledger(url: str) -> Iterator[Store]:
+    """The store behind a URL, which has a ledger."""
+    store = open_store(url)
+    try:
+        if not store.has_ledger():
+            raise BadInput(f"{store.name} has no ledger: no pipeline has run into it yet")
+        yield store
+    except TableChanged as error:
+        raise BadInput(f"the ledger in {store.name} is older ({error}); the next run brings it up to date") from None
+    finally:
+        store.close()
+
+
+def look(store: Store, group: str | None, brokers: Brokers | None) -> Sight:
+    """What there is to know now. That Kafka does not answer is no reason to hide what the ledger knows."""
+    sight = Sight(store.name, _from_ledger(store, group))
+    if brokers is None:
+        return sight
+    try:
+        return replace(sight, groups=_with_lags(sight.groups, brokers))
+    except TallymarkError as error:
+        return replace(sight, trouble=str(error))
+
+
+def _from_ledger(store: Store, group: str | None) -> list[Survey]:
+    books, positions = store.books(), store.positions(group)
+    states = {name: state for name, state in books.groups().items() if group in (None, name)}
+    if group is not None and not states:
+        raise BadInput(f"{store.name} knows no group {group}; tallymark groups lists those it knows")
+    return [_survey(books, name, state, positions.get(name, [])) for name, state in states.items()]
+
+
+def _survey(books: Books, group: str, state: GroupState, positions: list[Position]) -> Survey:
+    runs, history = books.runs(group), books.history(group, most=HISTORY)
+    notes = books.notes(group, ["reset", "skip"])
+    letters = len(books.letters(LetterQuery(group, most=MOST_LETTERS)))
+    return Survey(group, Facts(datetime.now(timezone.utc), state, positions, runs, history, notes), letters)
+
+
+def _with_lags(groups: list[Survey], brokers: Brokers) -> list[Survey]:
+    partitions: set[Partition] = {one.partition for survey in groups for one in survey.facts.positions}
+    came = rates_in(brokers, partitions)
+    return [replace(one, facts=_measured(one.facts, brokers, came)) for one in groups]
+
+
+def _measured(facts: Facts, brokers: Brokers, came: dict[Partition, float]) -> Facts:
+    lags = measure(brokers, facts.positions)
+    ours = {one: came[one] for one, lag in lags.items() if lag.log is not None and one in came}
+    return replace(facts, lags=lags, rates_in=ours)
+
+
+def _time(time: datetime | None) -> str | None:
+    return time.isoformat() if time else None
+
+
+def _seconds(time: timedelta | None) -> float | None:
+    return time.total_seconds() if time is not None else None

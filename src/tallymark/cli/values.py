@@ -1,0 +1,46 @@
+"""Keys and values of records for people and for programs: text where it is text, and nothing a terminal would obey."""
+
+from __future__ import annotations
+
+import base64
+import json
+from contextlib import suppress
+
+HEX_BYTES = 16
+
+
+def printable(data: bytes | str | None) -> str:
+    """Text as it is, without anything that a terminal would obey."""
+    if data is None:
+        return "null"
+    text = data if isinstance(data, str) else data.decode(errors="backslashreplace")
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
+def member(name: str, data: bytes | None) -> dict[str, str | None]:
+    """Text under its name; what is no text as base64, under a name that says so."""
+    try:
+        return {name: None if data is None else data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data or b"").decode()}
+
+
+def pretty(data: bytes | None) -> list[str]:
+    """Lines that show it best: JSON with indents, text, or a hex dump."""
+    try:
+        text = "null" if data is None else data.decode()
+    except UnicodeDecodeError:
+        return _dump(data or b"")
+    with suppress(ValueError):
+        # A number or a string alone is best seen as it came.
+        text = json.dumps(json.loads(text), indent=2, ensure_ascii=False) if text.lstrip()[:1] in ("{", "[") else text
+    return [printable(line) for line in text.split("\n")]
+
+
+def _dump(data: bytes) -> list[str]:
+    rows = [(at, data[at : at + HEX_BYTES]) for at in range(0, len(data), HEX_BYTES)]
+    return [f"{at:08x}  {row.hex(' '):<{HEX_BYTES * 3}} {_ascii(row)}" for at, row in rows]
+
+
+def _ascii(row: bytes) -> str:
+    return "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)

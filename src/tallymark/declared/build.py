@@ -1,0 +1,98 @@
+"""From a TOML file to the pipeline that it describes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tallymark.declared.complaints import validated
+from tallymark.declared.document import Document, read
+from tallymark.declared.model import Format, PipelineFile, Source, Table
+from tallymark.errors import BadInput
+from tallymark.membership import Group, Standalone
+from tallymark.pipeline import Pipeline
+from tallymark.positions import Start
+from tallymark.source import Bytes, Json, Kafka
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tallymark.pipeline import TableFunction
+
+
+def load_pipeline(path: Path) -> Pipeline:
+    """The pipeline of a file; BadInput has a line for each thing that is wrong with it."""
+    document = read(path)
+    said = validated(PipelineFile, document)
+    with document.blamed("source"):
+        source = _source(document, said.source)
+    with document.blamed("start"):
+        start = Start.parse(said.start)
+    with document.blamed("store"):
+        store = said.store.full_url()
+    with document.blamed("ledger"):
+        ledger = said.ledger.full_url() if said.ledger else None
+    with document.blamed("standalone"):
+        membership = _membership(document, said)
+    with document.blamed("group"):
+        pipeline = Pipeline(
+            group=said.group,
+            source=source,
+            store=store,
+            ledger=ledger,
+            limits=said.limits,
+            road=said.road,
+            spark=said.spark,
+            start=start,
+            membership=membership,
+            **said.settings(),
+        )
+    for name, table in said.tables.items():
+        with document.blamed("tables", name):
+            _add(pipeline, document, name, table)
+    return pipeline
+
+
+def _source(document: Document, said: Source) -> Kafka:
+    with document.blamed("source", "format"):
+        value = _format(said.format)
+    return Kafka(said.brokers, said.topics, value, said.settings, said.security, said.tls)
+
+
+def _format(said: Format) -> Json | Bytes:
+    if said.json_schema is not None and said.name is None:
+        return Json(said.json_schema)
+    if said.name is None:
+        raise BadInput('source.format says nothing; write format = "bytes", or format = { json = "id BIGINT" }')
+    return Bytes()
+
+
+def _membership(document: Document, said: PipelineFile) -> Group | Standalone:
+    if said.standalone is False:
+        return said.membership
+    if "membership" in document.values:
+        raise BadInput("standalone reads without a group; leave out standalone, or [membership]")
+    return Standalone(None if said.standalone is True else said.standalone)
+
+
+def _add(pipeline: Pipeline, document: Document, name: str, said: Table) -> None:
+    register = pipeline.table(
+        name,
+        key=said.key,
+        write=said.write,
+        version=said.version,
+        delete=said.delete,
+        provenance=said.provenance,
+        create=said.create,
+        evolve=said.evolve,
+    )
+    register(_function(said.sql, f"{document.where(('tables', name, 'sql'))}: tables.{name}.sql"))
+
+
+def _function(sql: str, where: str) -> TableFunction:
+    def rows(records: DataFrame) -> DataFrame:
+        from tallymark.declared.query import select
+
+        return select(sql, records, where)
+
+    return rows

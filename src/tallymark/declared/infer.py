@@ -1,0 +1,98 @@
+"""A schema found in records: what Spark's DDL has to say so that all of these values fit."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?")
+DATE = re.compile(r"\d{4}-\d\d-\d\d")
+LARGEST = 2**63
+WIDER = {frozenset({"BIGINT", "DOUBLE"}): "DOUBLE", frozenset({"DATE", "TIMESTAMP"}): "TIMESTAMP"}
+Kind = str | dict[str, Any] | list[Any] | None
+"""A name, the fields of a struct, the one kind of an array's elements, or nothing known: all were null."""
+
+
+def infer_schema(values: Sequence[bytes]) -> str | None:
+    """The fields of JSON objects; None unless most of the values are such objects."""
+    objects = [found for found in map(_object, values) if found]
+    if not objects or len(objects) * 2 < len(values):
+        return None
+    fields: dict[str, Kind] = {}
+    for one in objects:
+        fields = _merged_fields(fields, {name: _kind(value) for name, value in one.items()})
+    return ", ".join(f"{_name(name)} {_ddl(kind)}" for name, kind in _distinct(fields).items())
+
+
+def _object(value: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(value)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _kind(value: Any, *, nested: bool = False) -> Kind:
+    match value:
+        case None:
+            return None
+        case bool():
+            return "BOOLEAN"
+        case int():
+            return "BIGINT" if -LARGEST <= value < LARGEST else "STRING"
+        case float():
+            return "DOUBLE"
+        case dict():
+            return {name: _kind(one, nested=True) for name, one in value.items()} or "STRING"
+        case list():
+            kind: Kind = None
+            for one in value:
+                kind = _merged(kind, _kind(one, nested=True))
+            return [kind]
+    # What is nested arrives in the table as JSON text anyway.
+    return "STRING" if nested else _text_kind(str(value))
+
+
+def _text_kind(value: str) -> str:
+    if TIMESTAMP.fullmatch(value):
+        return "TIMESTAMP"
+    return "DATE" if DATE.fullmatch(value) else "STRING"
+
+
+def _merged(one: Kind, other: Kind) -> Kind:
+    """A kind that holds the values of both."""
+    if one is None or other is None or one == other:
+        return other if one is None else one
+    if isinstance(one, dict) and isinstance(other, dict):
+        return _merged_fields(one, other)
+    if isinstance(one, list) and isinstance(other, list):
+        return [_merged(one[0], other[0])]
+    if isinstance(one, str) and isinstance(other, str):
+        return WIDER.get(frozenset({one, other}), "STRING")
+    return "STRING"
+
+
+def _merged_fields(one: dict[str, Kind], other: dict[str, Kind]) -> dict[str, Kind]:
+    return {name: _merged(one.get(name), other.get(name)) for name in {**one, **other}}
+
+
+def _distinct(fields: dict[str, Kind]) -> dict[str, Kind]:
+    """Without names that differ from another one only by case, which Spark takes for the same."""
+    seen: dict[str, str] = {}
+    for name in fields:
+        seen.setdefault(name.lower(), name)
+    return {name: fields[name] for name in seen.values()}
+
+
+def _ddl(kind: Kind) -> str:
+    if isinstance(kind, dict):
+        return f"STRUCT<{', '.join(f'{_name(name)}: {_ddl(one)}' for name, one in _distinct(kind).items())}>"
+    if isinstance(kind, list):
+        return f"ARRAY<{_ddl(kind[0])}>"
+    return kind or "STRING"
+
+
+def _name(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) else f"`{name.replace('`', '``')}`"

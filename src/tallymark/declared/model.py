@@ -1,0 +1,213 @@
+"""What may stand in a file, checked by pydantic; the classes of tallymark that it is for have the last word.
+
+Nothing is checked here that such a class checks: what it refuses becomes an error of the key it came from.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator
+from pydantic_core import PydanticCustomError
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from tallymark.budget import Budget
+from tallymark.cluster import Sasl, Tls
+from tallymark.commit import Delivery
+from tallymark.errors import BadInput
+from tallymark.membership import Group
+from tallymark.patience import PATIENCE
+from tallymark.pipeline import Road
+from tallymark.plan import Limits, OnLoss
+from tallymark.setup import Settings
+from tallymark.shape import Write
+from tallymark.skipahead import UNITS, SkipAhead
+
+Handler = Callable[[Any], Any]
+AS_THEY_ARE = Settings.__annotations__.keys() - {"start", "ledger", "membership"}
+"""Settings of a pipeline whose value in the file is the one that it is told."""
+
+
+def refused(error: BadInput) -> PydanticCustomError:
+    return PydanticCustomError("refused", "{said}", {"said": str(error)})
+
+
+def _checked(value: Any, handler: Handler) -> Any:
+    try:
+        return handler(value)
+    except BadInput as error:
+        raise refused(error) from None
+
+
+def _budget(value: Any, handler: Handler) -> Any:
+    if not isinstance(value, dict) or "window" not in value:
+        return _checked(value, handler)
+    window = re.fullmatch(r"(\d{1,5})([smhd])", str(value["window"]))
+    if window is None:
+        raise refused(BadInput("window must be a time such as 30s, 15m, 2h or 1d"))
+    budget = _checked({name: one for name, one in value.items() if name != "window"}, handler)
+    return _checked(timedelta(**{UNITS[window[2]]: int(window[1])}), lambda window: replace(budget, window=window))
+
+
+def _flat(value: Any, prefix: str = "") -> Any:
+    """Names with dots in them are tables in TOML: ``session.timeout.ms = 10000``."""
+    if not isinstance(value, dict):
+        return value
+    found: dict[str, Any] = {}
+    for name, one in value.items():
+        found |= _flat(one, f"{prefix}{name}.") if isinstance(one, dict) else {prefix + name: one}
+    return found
+
+
+def _texts(value: Any) -> Any:
+    """Spark takes text alone."""
+    flat = _flat(value)
+    if not isinstance(flat, dict):
+        return flat
+    return {name: one if isinstance(one, str) else json.dumps(one) for name, one in flat.items()}
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else _of(list, value, "text or a list")
+
+
+def _as(key: str) -> BeforeValidator:
+    """A text alone stands for a table with this key."""
+    return BeforeValidator(
+        lambda value: {key: value} if isinstance(value, str) else _of(dict, value, "text or a table")
+    )
+
+
+def _of(kind: type, value: Any, wanted: str) -> Any:
+    if not isinstance(value, kind):
+        raise PydanticCustomError("wanted", "{wanted}", {"wanted": wanted})
+    return value
+
+
+Checked = WrapValidator(_checked)
+Names = Annotated[list[str], BeforeValidator(_listed)]
+Security = Annotated[Sasl, Checked]
+TlsOrNot = Annotated[Tls, Checked] | bool
+
+
+class Strict(BaseModel):
+    """No key that is not known, no value of another type."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
+
+
+class Place(Strict):
+    """A store: its URL, and its password apart from it."""
+
+    url: str = Field(repr=False)
+    password: str | None = Field(None, repr=False)
+    password_file: str | None = None
+
+    def full_url(self) -> str:
+        if self.password is None and self.password_file is None:
+            return self.url
+        if self.password is not None and self.password_file is not None:
+            raise BadInput("password and password_file are the same thing twice; keep one of them")
+        try:
+            url = make_url(self.url)
+        except (ArgumentError, ValueError):
+            raise BadInput("the store URL can't be read; write it like postgresql://user@host/database") from None
+        if self.password is not None:
+            url = url.set(password=self.password)
+        else:
+            url = url.update_query_dict({"password_file": self.password_file or ""})
+        return url.render_as_string(hide_password=False)
+
+
+StorePlace = Annotated[Place, _as("url")]
+
+
+class Format(Strict):
+    """How values are decoded: ``{ json = "id BIGINT" }``, or the text ``bytes``."""
+
+    json_schema: str | None = Field(None, alias="json")
+    name: Literal["bytes"] | None = None
+
+
+class Source(Strict):
+    brokers: str
+    topics: Names
+    format: Annotated[Format, _as("name")]
+    settings: Annotated[dict[str, Any], BeforeValidator(_flat)] = {}
+    security: Security | None = None
+    tls: TlsOrNot | None = None
+
+
+class Table(Strict):
+    """As in ``@pipeline.table``, and the query in place of the function."""
+
+    sql: str
+    key: Names = []
+    write: Write = "append"
+    version: str | None = None
+    delete: str | None = None
+    provenance: bool = False
+    create: bool = True
+    evolve: bool = False
+
+
+class PipelineFile(Strict):
+    """All that a pipeline can be told."""
+
+    group: str
+    store: StorePlace
+    ledger: StorePlace | None = None
+    source: Source
+    tables: dict[str, Table]
+    delivery: Delivery = "exactly-once"
+    start: str = "uncommitted-earliest"
+    on_loss: OnLoss = "fail"
+    patience: float = PATIENCE
+    mirror: bool = False
+    metrics_port: int | None = None
+    metrics_host: str = ""
+    tracing: bool = False
+    road: Road = "auto"
+    limits: Annotated[Limits, Checked] = Limits()
+    budget: Annotated[Budget, WrapValidator(_budget)] = Budget()
+    catch_up: Annotated[SkipAhead, Checked] | None = None
+    membership: Annotated[Group, Checked] = Group()
+    standalone: bool | dict[str, list[int]] = False
+    spark: Annotated[dict[str, str], BeforeValidator(_texts)] = Field({}, repr=False)
+
+    def settings(self) -> dict[str, Any]:
+        """What the file says of the settings that are passed on as they are; the others keep their defaults."""
+        return {name: getattr(self, name) for name in self.model_fields_set & AS_THEY_ARE}
+
+
+class Defaults(Strict):
+    """What ``tallymark.toml`` may say."""
+
+    store: StorePlace | None = None
+    brokers: str | None = None
+    security: Security | None = None
+    tls: TlsOrNot | None = None
+
+
+SECTIONS: Mapping[tuple[str, ...], type] = {
+    ("source",): Source,
+    ("source", "format"): Format,
+    ("source", "security"): Sasl,
+    ("source", "tls"): Tls,
+    ("store",): Place,
+    ("ledger",): Place,
+    ("tables", "*"): Table,
+    ("limits",): Limits,
+    ("budget",): Budget,
+    ("catch_up",): SkipAhead,
+    ("membership",): Group,
+    ("security",): Sasl,
+    ("tls",): Tls,
+}
+"""What describes each table of a file, for the names that are known there."""

@@ -1,0 +1,56 @@
+"""A table's rows by SQL over the view ``records``, each still knowing the record that it came from.
+
+Spark looks for a record's columns below projections and filters, but not below a subquery, a view or a common table
+expression. The names that these give have done their work when the query is analyzed, so they are taken out of the
+plan, and common table expressions are put in where they are used.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from tallymark.errors import BadInput
+from tallymark.spark.decode import first_line
+
+VIEW = "records"
+CTE_POLICY = "spark.sql.legacy.ctePrecedencePolicy"
+_one_at_a_time = threading.Lock()
+"""A view belongs to the session, and batches are shaped in more than one thread."""
+
+
+def select(sql: str, records: DataFrame, where: str) -> DataFrame:
+    """The rows of the query. ``where`` says in messages where it stands."""
+    # It would print the whole plan of a query that can't be analyzed.
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+    spark, sql = records.sparkSession, sql.strip().removesuffix(";")
+    try:
+        with _one_at_a_time:
+            return _without_names(spark, _analyzed(spark, sql, records))
+    except PySparkException as error:
+        raise BadInput(f"{where}: {first_line(error)}") from None
+
+
+def _analyzed(spark: SparkSession, sql: str, records: DataFrame) -> DataFrame:
+    session: Any = spark._jsparkSession
+    # Only a query is one here: anything else would be executed at once.
+    session.sessionState().sqlParser().parseQuery(sql)
+    before = spark.conf.get(CTE_POLICY)
+    records.createOrReplaceTempView(VIEW)
+    spark.conf.set(CTE_POLICY, "LEGACY")
+    try:
+        return spark.sql(sql)
+    finally:
+        spark.conf.set(CTE_POLICY, before or "CORRECTED")
+        spark.catalog.dropTempView(VIEW)
+
+
+def _without_names(spark: SparkSession, rows: DataFrame) -> DataFrame:
+    jvm: Any = spark._jvm
+    analysis = jvm.org.apache.spark.sql.catalyst.analysis
+    plan = analysis.EliminateView.apply(analysis.EliminateSubqueryAliases.apply(rows._jdf.queryExecution().analyzed()))
+    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan), spark)

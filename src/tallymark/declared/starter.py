@@ -1,0 +1,122 @@
+"""The file that ``tallymark init`` writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError
+
+from tallymark.declared.infer import infer_schema
+from tallymark.errors import BadInput
+
+EXAMPLE = "id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP"
+STARTER = """\
+# A tallymark pipeline: Kafka to database, exactly once.
+#   tallymark check {name}      try it on real records, and write nothing
+#   tallymark run {name}        run it, until Ctrl-C
+# Any text may have ${{NAME}} or ${{NAME:-default}} in it, which come from the environment.
+
+group = {group}
+# Rows and offsets go here, in one transaction. {password}
+store = {store}
+
+# Where a partition without a saved position begins: uncommitted-earliest, uncommitted-latest, or a time
+# ("uncommitted-timestamp=2026-01-31T00:00:00Z").
+# start = "uncommitted-earliest"
+# When Kafka deleted records before they were read: "fail", or "record" them as lost and go on.
+# on_loss = "fail"
+
+[source]
+brokers = {brokers}
+topics = [{topic}]                      # names, or patterns such as "^orders-.*"
+{format}
+
+# [source.security]                     # a login; TALLYMARK_SASL_... in the environment says the same
+# mechanism = "SCRAM-SHA-512"
+# username = "shop"
+# password_file = "/run/secrets/kafka"
+
+# The query reads the view records: key, value, topic, partition, offset, timestamp, headers. More tables are filled
+# in the same transaction.
+[tables.{table}]
+sql = \"\"\"
+{sql}
+\"\"\"
+# write = "upsert"                      # overwrite rows by their key; append is the default
+# key = "id"
+# delete = "tombstone"                  # delete the row of a key: by records without a value, or "value.op = 'd'"
+# provenance = true                     # columns that say which record wrote a row
+# evolve = true                         # add columns that the table lacks
+
+# [limits]
+# records = 250000                      # the most that one batch reads
+# [budget]
+# max_dead_per_batch = 10000            # more undecodable records than that, and nothing moves
+"""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What is known about the pipeline to be, and values of its topic."""
+
+    file: str
+    brokers: str | None = None
+    topic: str | None = None
+    store: str | None = field(default=None, repr=False)
+    group: str | None = None
+    values: tuple[bytes, ...] = field(default=(), repr=False)
+
+    @cached_property
+    def schema(self) -> str | None:
+        """The JSON schema of the values, or an example; None for values that are no JSON objects."""
+        return infer_schema(self.values) if self.values else EXAMPLE
+
+
+def starter(answers: Answers) -> str:
+    """The text of the file. It holds no password."""
+    topic = answers.topic or "orders"
+    store = _without_password(answers.store) if answers.store else "sqlite:///shop.db"
+    schema = answers.schema
+    return STARTER.format(
+        name=answers.file,
+        group=_quoted(answers.group or f"{topic.strip('^$.*')}-to-{_word(store.partition(':')[0])}"),
+        store=_quoted(store),
+        password="A password: TALLYMARK_STORE_PASSWORD, or { url = ..., password_file = ... }.",
+        brokers=_quoted(answers.brokers or "localhost:9092"),
+        topic=_quoted(topic),
+        format='format = "bytes"' if schema is None else f"format = {{ json = {_quoted(schema)} }}",
+        table=_table(topic),
+        sql="SELECT CAST(value AS STRING) AS value, timestamp FROM records" if schema is None else _query(),
+    )
+
+
+def _query() -> str:
+    return "SELECT value.*\nFROM records\nWHERE value IS NOT NULL"
+
+
+def _without_password(store: str) -> str:
+    try:
+        url = make_url(store)
+    except (ArgumentError, ValueError):
+        raise BadInput("the store URL can't be read; write it like postgresql://user@host/database") from None
+    # URL.set takes None for a value that stays as it is.
+    bare = url._replace(password=None).difference_update_query(["password", "passwd"])
+    return bare.render_as_string(hide_password=False)
+
+
+def _table(topic: str) -> str:
+    name = _word(topic)
+    return f"{name}_rows" if name.startswith("tallymark_") else name
+
+
+def _word(text: str) -> str:
+    return re.sub(r"\W+", "_", text, flags=re.ASCII).strip("_").lower() or "records"
+
+
+def _quoted(text: str) -> str:
+    """As TOML has it: JSON's strings are such, and a variable must not be filled in."""
+    return json.dumps(text, ensure_ascii=False).replace("${", "$${")

@@ -1,0 +1,161 @@
+"""How far positions are behind: in records, in seconds, and in the time that is left before Kafka deletes the rest.
+
+The seconds are the age of the first record that is not read yet, as Kafka has it: nothing is interpolated. Everything
+is asked for all partitions at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import ConfigResource
+
+from tallymark.brokers import TIMEOUT, Brokers, connect
+from tallymark.errors import PositionRefused, TallymarkError, Unreachable
+from tallymark.fetch import timestamp
+from tallymark.plan import check_identity
+from tallymark.retention import Retention
+from tallymark.spans import Log, Partition, Position
+
+WINDOW = timedelta(minutes=5)
+
+
+@dataclass(frozen=True)
+class Lag:
+    """What a position has not read yet.
+
+    ``log`` is None where the position means nothing to these brokers: the topic is gone, or another one of its name, or
+    the cluster is another one. ``records`` counts offsets up to the end of the log. ``seconds`` is the age of the
+    first unread record, 0 if there is none, None if it has no time. ``unread`` is the time of that record, and
+    ``expires`` how long it will be there at the least; None if it stays, or the brokers do not tell.
+    """
+
+    log: Log | None
+    records: int = 0
+    seconds: float | None = None
+    unread: datetime | None = None
+    expires: timedelta | None = None
+
+
+def measure(brokers: Brokers, positions: Sequence[Position]) -> dict[Partition, Lag]:
+    """The lag of each of these positions, as it is now."""
+    found = _logs(brokers, [position.partition for position in positions])
+    logs = {one.partition: found[one.partition] for one in positions if _belongs(one, found.get(one.partition))}
+    behind = {
+        one.partition: max(one.next_offset, logs[one.partition].start)
+        for one in positions
+        if one.partition in logs and one.next_offset < logs[one.partition].end
+    }
+    times = unread_times(brokers, behind, logs)
+    retentions = _retentions(brokers, {partition.topic for partition in times})
+    now = datetime.now(timezone.utc)
+    return {one.partition: _lag(one, logs.get(one.partition), times, retentions, now) for one in positions}
+
+
+def unread_times(
+    brokers: Brokers, offsets: Mapping[Partition, int], logs: Mapping[Partition, Log]
+) -> dict[Partition, datetime | None]:
+    """The time of the first record at each of these offsets or behind it; those that hold none any more are left out.
+
+    Offsets may hold no record: of aborted transactions, markers, what was compacted. Where nothing can be read because
+    a transaction is still open, it is the first record of that.
+    """
+    found = dict(_first_times(brokers, offsets, "read_committed"))
+    waiting = {one: logs[one].stop for one in offsets if one not in found and logs[one].stop < logs[one].end}
+    return found | dict(_first_times(brokers, waiting, "read_uncommitted"))
+
+
+def rates_in(brokers: Brokers, partitions: Iterable[Partition], window: timedelta = WINDOW) -> dict[Partition, float]:
+    """How many records a second came in during the last ``window``, by the records' own time, where there is a log."""
+    logs = _logs(brokers, partitions)
+    since = brokers.offsets_at(logs, datetime.now(timezone.utc) - window)
+    counts = {one: 0 if (first := since[one]) is None else max(0, log.end - first) for one, log in logs.items()}
+    return {one: count / window.total_seconds() for one, count in counts.items()}
+
+
+def _logs(brokers: Brokers, partitions: Iterable[Partition]) -> dict[Partition, Log]:
+    wanted = set(partitions)
+    topics = brokers.topics(sorted({one.topic for one in wanted}), existing_only=True)
+    return brokers.logs({name: topic.only(wanted) for name, topic in topics.items()})
+
+
+def _belongs(position: Position, log: Log | None) -> bool:
+    """Whether the position was saved for this very log."""
+    if log is None:
+        return False
+    try:
+        check_identity(position, log.topic_id, log.cluster_id)
+    except PositionRefused:
+        return False
+    return True
+
+
+def _lag(
+    position: Position,
+    log: Log | None,
+    times: Mapping[Partition, datetime | None],
+    retentions: Mapping[str, Retention],
+    now: datetime,
+) -> Lag:
+    if log is None:
+        return Lag(None)
+    records, partition = max(0, log.end - position.next_offset), position.partition
+    if partition not in times:
+        return Lag(log, records, 0.0)
+    unread, retention = times[partition], retentions.get(partition.topic)
+    age = None if unread is None else max(0.0, (now - unread).total_seconds())
+    return Lag(log, records, age, unread, retention.left(unread, now) if retention else None)
+
+
+def _retentions(brokers: Brokers, topics: Iterable[str]) -> dict[str, Retention]:
+    wanted = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in sorted(topics)]
+    if not wanted:
+        return {}
+    try:
+        found = brokers.ask(lambda admin: admin.describe_configs(wanted, request_timeout=TIMEOUT))
+    except TallymarkError:
+        # Who may read a topic may not be allowed to ask how it is set up.
+        return {}
+    configs = {one.name: {entry.name: entry.value for entry in entries.values()} for one, entries in found.items()}
+    known = {topic: Retention.of(config) for topic, config in configs.items()}
+    return {topic: retention for topic, retention in known.items() if retention is not None}
+
+
+def _first_times(
+    brokers: Brokers, offsets: Mapping[Partition, int], isolation: str
+) -> Iterator[tuple[Partition, datetime | None]]:
+    """One client for all: the first record of each partition, or its end."""
+    if not offsets:
+        return
+    settings = {
+        **brokers.cluster.settings(),
+        "group.id": "tallymark",  # required, and never joined
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "earliest",
+        "isolation.level": isolation,
+        "queued.min.messages": 1,
+        "fetch.wait.max.ms": 20,
+        "log_level": 0,
+    }
+    consumer, left, deadline = connect(Consumer, settings), set(offsets), time.monotonic() + TIMEOUT
+    try:
+        consumer.incremental_assign([TopicPartition(p.topic, p.number, offset) for p, offset in offsets.items()])
+        while left:
+            for message in consumer.consume(1, 0.1):
+                error, partition = message.error(), Partition(str(message.topic()), int(message.partition() or 0))
+                if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                    raise brokers.explain(error, partition.topic)
+                if partition in left:
+                    left.discard(partition)
+                    consumer.incremental_unassign([TopicPartition(partition.topic, partition.number)])
+                    if error is None:
+                        yield partition, timestamp(message)
+            if left and time.monotonic() > deadline:
+                raise Unreachable(f"the brokers at {brokers.address} do not deliver {min(left)}")
+    finally:
+        consumer.close()

@@ -1,0 +1,254 @@
+"""What sending positions elsewhere by hand would mean, partition by partition. Pure.
+
+``Aim`` is where to, ``Reset.plan`` what that means for the positions that it is shown, and ``Reset.decide`` makes the
+same plan once more of the locked positions, in the transaction that carries it out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta, timezone
+from typing import Literal
+
+from tallymark.books import Decision, Run, owners_alive
+from tallymark.errors import BadInput, CommitRefused, PositionMoved, UnknownPartition
+from tallymark.fence import FirstClaim, Restart, Wish
+from tallymark.plan import check_identity
+from tallymark.spans import Log, Partition, Position
+
+Scope = Mapping[str, frozenset[int] | None]
+"""Topics, and of each these partitions; None means all of them."""
+EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_ISO = re.compile(r"P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
+_SHORT = re.compile(r"(?:(\d+)W)?(?:(\d+)D)?(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?")
+
+
+@dataclass(frozen=True)
+class Aim:
+    """Where positions are sent. ``said`` is the option as it was given: the journal keeps it."""
+
+    kind: Literal["earliest", "latest", "offset", "shift", "time", "current", "file"]
+    said: str
+    number: int = 0
+    moment: datetime | None = None
+    offsets: Mapping[Partition, int] = field(default_factory=dict)
+
+    def wanted(self, log: Log, current: int | None, at_moment: int | None) -> int | None:
+        """The offset that it names, be it in the log or not; None leaves a partition without a position."""
+        match self.kind:
+            case "earliest":
+                return log.start
+            case "latest":
+                return log.stop
+            case "offset":
+                return self.number
+            case "time":
+                return log.stop if at_moment is None else at_moment
+            case "file":
+                return self.offsets[log.partition]
+            case "shift" if current is None:
+                raise BadInput(f"{log.partition} has no position that could be shifted; use --to-offset for it")
+            case "shift":
+                return (current or 0) + self.number
+        return current
+
+
+@dataclass(frozen=True)
+class Planned:
+    """Where one partition is and where it is sent. ``new`` is what was wanted, moved into the log."""
+
+    log: Log
+    old: Position | None
+    wanted: int | None
+    new: int | None
+
+    @property
+    def partition(self) -> Partition:
+        return self.log.partition
+
+    @property
+    def current(self) -> int | None:
+        return self.old.next_offset if self.old else None
+
+    @property
+    def repeats(self) -> int:
+        return 0 if self.current is None or self.new is None else max(0, self.current - self.new)
+
+    @property
+    def skips(self) -> int:
+        return 0 if self.current is None or self.new is None else max(0, self.new - self.current)
+
+    @property
+    def gone(self) -> int:
+        """How many of those that are skipped the log does not hold any more."""
+        return max(0, min(self.new or 0, self.log.start) - (self.current or 0)) if self.skips else 0
+
+    @property
+    def clamped(self) -> bool:
+        return self.new != self.wanted
+
+    @property
+    def changes(self) -> bool:
+        return self.new != self.current
+
+    @property
+    def words(self) -> str:
+        if self.new is None:
+            return "has no position: stays without one"
+        if self.old is None:
+            return "has no position: gets this one"
+        if self.repeats:
+            return f"repeats {self.repeats:,} offsets: append tables will hold their rows twice, upserts will not"
+        gone = f", {self.gone:,} of them gone from the log" if self.gone else ""
+        return f"skips {self.skips:,} offsets{gone}: backfill fills them later" if self.skips else "unchanged"
+
+    @property
+    def warning(self) -> str | None:
+        if not self.clamped:
+            return None
+        held = f"{self.log.start}..{self.log.end}"
+        return f"{self.partition}: clamped from {self.wanted} to {self.new}, the log holds {held}"
+
+
+@dataclass(frozen=True)
+class Reset:
+    """Partitions of a group that are to be sent elsewhere, with all that the brokers had to say about them."""
+
+    aim: Aim
+    logs: Mapping[Partition, Log]
+    at_moment: Mapping[Partition, int | None] = field(default_factory=dict)
+
+    def plan(self, positions: Mapping[Partition, Position]) -> list[Planned]:
+        """What it means for these positions; raises if one was saved for another topic or cluster."""
+        return [self._planned(log, positions.get(partition)) for partition, log in sorted(self.logs.items())]
+
+    def _planned(self, log: Log, position: Position | None) -> Planned:
+        if position is not None:
+            check_identity(position, log.topic_id, log.cluster_id)
+        current = position.next_offset if position else None
+        wanted = self.aim.wanted(log, current, self.at_moment.get(log.partition))
+        return Planned(log, position, wanted, None if wanted is None else min(max(wanted, log.start), log.end))
+
+    def decide(
+        self,
+        seen: Sequence[Planned],
+        now: datetime,
+        reason: str,
+        done: Callable[[Sequence[Planned]], None],
+        *,
+        take_over: bool = False,
+    ) -> Decision:
+        """Do what was ``seen``, if the locked positions are still as they were then and nobody is at work on them.
+
+        To ``take_over`` from who is at work, whatever the positions are by then, is to plan anew. ``done`` is told.
+        """
+
+        def decide(found: Mapping[Partition, Position], runs: Sequence[Run]) -> Wish:
+            plan = self.plan(found)
+            if not take_over:
+                check_idle(plan, runs, now)
+                check_unmoved(seen, plan)
+            done(plan)
+            return wish(plan, reason)
+
+        return decide
+
+
+def wish(plan: Sequence[Planned], reason: str) -> Wish:
+    """What the ledger is asked for. Who is where it should be is left alone, with its owner."""
+    first, restarts = {}, {}
+    for one in plan:
+        if one.changes and one.new is not None:
+            if one.old is None:
+                first[one.partition] = FirstClaim(one.new, one.log.topic_id, one.log.cluster_id)
+            else:
+                restarts[one.partition] = Restart(one.new, reason)
+    return Wish(first, restarts)
+
+
+def busy(plan: Sequence[Planned], runs: Sequence[Run], now: datetime) -> list[Position]:
+    """Positions that would change though somebody may be at work on them."""
+    return owners_alive([one.old for one in plan if one.old and one.changes], runs, now)
+
+
+def check_idle(plan: Sequence[Planned], runs: Sequence[Run], now: datetime) -> None:
+    for position in busy(plan, runs, now):
+        raise CommitRefused(
+            f"{position.partition} is held by {position.owner}, which may be at work; nothing was changed: "
+            "stop it (one that was killed is taken for dead after 30 seconds), or --take-over"
+        )
+
+
+def check_unmoved(seen: Sequence[Planned], found: Sequence[Planned]) -> None:
+    """Compare with what was previewed: not only the offsets, since there may be another tally by now."""
+    for before, now in zip(seen, found, strict=True):
+        if _place(before) != _place(now):
+            raise PositionMoved(
+                f"{now.partition}: the position has moved from {_words(before)} to {_words(now)} meanwhile; "
+                "nothing was changed: look at the preview again"
+            )
+
+
+def _place(planned: Planned) -> tuple[int, int] | None:
+    return (planned.old.next_offset, planned.old.first_offset) if planned.old else None
+
+
+def _words(planned: Planned) -> str:
+    return "none" if planned.current is None else str(planned.current)
+
+
+def parse_scope(texts: Collection[str]) -> dict[str, frozenset[int] | None]:
+    """``orders`` or ``orders:0,3``, as kafka-consumer-groups has it. A topic that is named twice is both."""
+    found: dict[str, frozenset[int] | None] = {}
+    for text in texts:
+        topic, some, numbers = text.partition(":")
+        if not topic or (some and not re.fullmatch(r"\d+(,\d+)*", numbers)):
+            raise BadInput(f"--topic {text} is not understood; write --topic orders or --topic orders:0,3")
+        chosen = frozenset(map(int, numbers.split(","))) if some else None
+        before = found.get(topic, frozenset())
+        found[topic] = None if chosen is None or before is None else before | chosen
+    return found
+
+
+def within(scope: Scope, there: Collection[Partition]) -> list[Partition]:
+    """The partitions of the scope, all of which must be there."""
+    for topic, numbers in scope.items():
+        held = sorted(one.number for one in there if one.topic == topic)
+        for missing in sorted((numbers or frozenset()) - set(held)):
+            last = f"0..{held[-1]}" if held else "none"
+            raise UnknownPartition(f"topic {topic} has no partition {missing}; its partitions are {last}")
+    return sorted(one for one in there if one.topic in scope and _chosen(scope[one.topic], one.number))
+
+
+def _chosen(numbers: frozenset[int] | None, number: int) -> bool:
+    return numbers is None or number in numbers
+
+
+def parse_duration(text: str) -> timedelta:
+    """``PT1H30M`` or ``P2D`` as ISO 8601 has it, and ``90m``, ``1h30m``."""
+    match = _ISO.fullmatch(text.upper()) or _SHORT.fullmatch(text.upper())
+    amounts = match.groups() if match else ()
+    if not any(amounts):
+        raise BadInput(f"{text!r} is not a duration; write PT1H30M, P2D, 90m or 2h")
+    weeks, days, hours, minutes, seconds = (float(amount or 0) for amount in amounts)
+    try:
+        return timedelta(weeks=weeks, days=days, hours=hours, minutes=minutes, seconds=seconds)
+    except OverflowError:
+        raise BadInput(f"{text!r} is longer than there are records") from None
+
+
+def parse_moment(text: str) -> datetime:
+    """A time as ISO 8601 has it; one without a zone is UTC, as it is for Kafka's own tool."""
+    try:
+        moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
+    except ValueError:
+        raise BadInput(f"{text!r} is not a time; write 2026-01-31T12:00:00+01:00, or 2026-01-31T12:00:00Z") from None
+    return max(EPOCH, moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc))
+
+
+def before_now(duration: timedelta) -> datetime:
+    """So long ago, but not before all time: Kafka has no earlier one."""
+    now = datetime.now(timezone.utc)
+    return EPOCH if duration > now - EPOCH else now - duration

@@ -1,0 +1,72 @@
+"""What is counted and timed at the steps of batches."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, Info
+
+from tallymark.errors import Fenced
+from tallymark.observe.stages import Stopwatch
+from tallymark.spans import OUTCOMES
+from tallymark.steps import OnStep, Progress, Step
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
+
+
+class Instruments:
+    """One set of them, for all groups that one server tells of."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, words: str, *labels: str) -> Counter:
+            return Counter(f"tallymark_{name}", words, ["group", *labels], registry=registry)
+
+        self._records = counter(
+            "records", "Offsets committed, by what became of them.", "topic", "partition", "outcome"
+        )
+        self._batches = counter("batches", "Batches committed.")
+        self._rows = counter("rows", "Rows written, by table.", "table")
+        self._dropped = counter("batches_dropped", "Batches, or attempts at one, that were not committed.", "error")
+        self._unknown = counter("commit_unknown", "Commits whose answer was lost, so that the database was asked.")
+        self._fenced = counter("fenced", "Commits refused, because somebody else has claimed a partition.")
+        self._seconds = Histogram(
+            "tallymark_batch_seconds",
+            "Duration of a batch's stages.",
+            ["group", "stage"],
+            buckets=SECONDS,
+            registry=registry,
+        )
+        Info("tallymark_build", "The version that runs.", registry=registry).info({"version": version("tallymark")})
+
+    def watch(self, group: str) -> OnStep:
+        """What to call at the steps of one run of the group."""
+        stopwatch = Stopwatch()
+        # There from the start: of a series that begins with 1 nobody sees the first increase.
+        for counter in (self._batches, self._unknown, self._fenced):
+            counter.labels(group)
+
+        def tell(step: Step, progress: Progress) -> None:
+            for lap in stopwatch.laps(step, progress):
+                self._seconds.labels(group, lap.stage).observe(lap.stop - lap.start)
+            if step is Step.COMMITTED:
+                self._count(group, progress)
+            elif step is Step.UNKNOWN:
+                self._unknown.labels(group).inc()
+            elif step is Step.DROPPED:
+                self._drop(group, progress.error)
+
+        return tell
+
+    def _count(self, group: str, progress: Progress) -> None:
+        self._batches.labels(group).inc()
+        for partition, tally in progress.tallies.items():
+            for outcome in OUTCOMES:
+                labels = group, partition.topic, str(partition.number), outcome
+                self._records.labels(*labels).inc(getattr(tally, outcome))
+        for table, rows in progress.rows.items():
+            self._rows.labels(group, table).inc(rows)
+
+    def _drop(self, group: str, error: BaseException | None) -> None:
+        self._dropped.labels(group, type(error).__name__ if error is not None else "partitions gone").inc()
+        if isinstance(error, Fenced):
+            self._fenced.labels(group).inc()

@@ -1,0 +1,190 @@
+"""The next batch of a pipeline: planned, read, shaped and staged, so that it only has to be committed.
+
+``prepare`` runs in the reading thread, while the batch before it commits. It asks Kafka and the reader, and leaves the
+ledger alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from itertools import count
+
+import pyarrow as pa
+
+from tallymark.brokers import Brokers
+from tallymark.commit import Batch, check_letters
+from tallymark.errors import BatchTooLarge, PositionRefused, TallymarkError, UnknownTopic
+from tallymark.job import Job
+from tallymark.letters import fetched, refused
+from tallymark.patience import patiently
+from tallymark.plan import Move, Plan, adapt, plan
+from tallymark.read import DeadLetter, Reader, Reading
+from tallymark.shape import Refusal
+from tallymark.share import Share
+from tallymark.skipahead import Lookout, jumps
+from tallymark.spans import Log, Partition
+from tallymark.steps import OnStep, Progress, Step
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Cursor:
+    """Where the next batch begins in every partition that is ours.
+
+    ``turn`` changes when partitions are taken away: a batch that was read before that is void.
+    """
+
+    offsets: dict[Partition, int] = field(default_factory=dict)
+    turn: int = 0
+
+    def add(self, offsets: Mapping[Partition, int]) -> None:
+        self.offsets |= offsets
+
+    def remove(self, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
+            self.offsets.pop(partition, None)
+
+    def pass_by(self, moves: Iterable[Move]) -> None:
+        """These are in a batch; the next one begins behind them."""
+        self.offsets |= {move.partition: move.stop for move in moves}
+
+    def go_back(self, moves: Iterable[Move]) -> None:
+        """What is left of these partitions goes on where the moves began, and what was read behind them is void."""
+        self.offsets |= {move.partition: move.start for move in moves if move.partition in self.offsets}
+        self.turn += 1
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A batch that only has to be committed, and what it took to get there."""
+
+    batch: Batch
+    behind: int
+    seconds: float
+    turn: int
+
+
+class Preparation:
+    """Prepares batch after batch, each where the cursor is."""
+
+    def __init__(
+        self,
+        job: Job,
+        brokers: Brokers,
+        reader: Reader,
+        share: Share,
+        cursor: Cursor,
+        most: int | None,
+        stop: threading.Event,
+        on_step: OnStep,
+    ) -> None:
+        self._job, self._brokers, self._reader, self._share = job, brokers, reader, share
+        self._cursor, self._stop, self._on_step = cursor, stop, on_step
+        self._lookout = Lookout(job.catch_up) if job.catch_up else None
+        self._most = replace(job.limits, records=min(job.limits.records, most or job.limits.records))
+        self._limit = self._most.records
+        self._batches = count(1)
+
+    def prepare(self) -> Prepared | None:
+        """The next batch; None if there is nothing to read now."""
+        return patiently(self._prepare, self._stop, self._job.patience)
+
+    def prepare_part(self, planned: Plan, behind: int) -> Prepared:
+        """A first part of what was planned before."""
+        return patiently(lambda: self._prepared(planned.half(), behind), self._stop, self._job.patience)
+
+    def abandon(self, batch: Batch) -> None:
+        """It will not be committed: forget what was read, and let a jump be due again."""
+        self._reader.forget(batch.reading)
+        self._look_again(batch.plan)
+
+    def learn(self, batch: Batch, seconds: float) -> None:
+        """Make the next batches smaller or larger, after this one took so long."""
+        # What the executors have staged was never in the driver's memory.
+        size = 0 if batch.reading.staged else batch.reading.size
+        self._limit = adapt(self._limit, batch.plan.offsets, seconds, size, self._most)
+
+    def letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
+        """What is kept of records that were decoded and refused: fetched again, as they are in Kafka."""
+        ask = self._brokers.records
+        return fetched(refusals, lambda wanted: patiently(lambda: ask(wanted), self._stop, self._job.patience))
+
+    def _prepare(self) -> Prepared | None:
+        began, turn, cursor = time.monotonic(), self._cursor.turn, dict(self._cursor.offsets)
+        try:
+            logs = self._brokers.logs(self._share.held_topics())
+        except UnknownTopic:
+            if self._share.tolerant:
+                # The group will take it away from us.
+                return None
+            raise
+        planned = self._plan({one: offset for one, offset in cursor.items() if one in logs}, logs)
+        if not planned:
+            return None
+        lag = sum(max(0, logs[move.partition].stop - move.read_span.start) for move in planned.moves)
+        try:
+            batch = self._shaped(planned, lag, began)
+        except TallymarkError:
+            self._look_again(planned)
+            raise
+        return Prepared(batch, lag - batch.plan.offsets, time.monotonic() - began, turn)
+
+    def _prepared(self, planned: Plan, behind: int) -> Prepared:
+        began = time.monotonic()
+        return Prepared(self._shaped(planned, behind, began), behind, time.monotonic() - began, self._cursor.turn)
+
+    def _plan(self, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
+        skips = {}
+        # A look at nothing, before partitions are assigned, would count as one.
+        if cursor and self._job.catch_up and self._lookout and self._lookout.due(time.monotonic()):
+            now = datetime.now(timezone.utc)
+            skips = jumps(self._job.catch_up, cursor, logs, self._brokers.offsets_at, now)
+        try:
+            return plan(cursor, logs, self._limit, self._job.on_loss, skips)
+        except PositionRefused:
+            # That the topic was replaced meanwhile would be the better explanation.
+            self._share.check_identity()
+            raise
+
+    def _shaped(self, planned: Plan, lag: int, began: float) -> Batch:
+        """Read and shape what is planned, or as much of it as fits the memory."""
+        name = f"{self._job.owner.run}-{next(self._batches)}"
+        progress = Progress(name, planned.offsets, lag - planned.offsets, since=began)
+        try:
+            self._on_step(Step.PLANNED, progress)
+            return self._read(name, planned, progress)
+        except BatchTooLarge as error:
+            self._on_step(Step.DROPPED, replace(progress, error=error))
+            half = planned.half()
+            log.info("reading half: %s group=%s batch=%s offsets=%d", error, self._job.group, name, half.offsets)
+            self._limit = max(1, half.offsets)
+        except Exception as error:
+            self._on_step(Step.DROPPED, replace(progress, error=error))
+            raise
+        return self._shaped(half, lag, time.monotonic())
+
+    def _read(self, name: str, planned: Plan, progress: Progress) -> Batch:
+        started, tables = datetime.now(timezone.utc), self._job.tables
+        reading = self._reader.read(planned.spans, name) if planned.spans else Reading({}, self._no_rows(), [])
+        # Asked after the reading: if it is the same topic still, it was the same topic then.
+        self._share.check_identity()
+        self._on_step(Step.READ, progress)
+        check_letters(reading)
+        letters = [*reading.dead_letters, *self.letters(refused(reading, tables))]
+        batch = Batch.shaped(name, started, planned, reading, tables, letters)
+        self._on_step(Step.STAGED, progress)
+        return batch
+
+    def _no_rows(self) -> dict[str, pa.Table]:
+        return {name: schema.empty_table() for name, schema in self._reader.schemas().items()}
+
+    def _look_again(self, planned: Plan) -> None:
+        """A jump that was not committed is due again."""
+        if self._lookout and any(move.skipped for move in planned.moves):
+            self._lookout.again()

@@ -1,0 +1,137 @@
+"""A micro-batch of somebody else's streaming query: which one it is, and its rows as changes of tables."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from tallymark.errors import BadInput
+from tallymark.shape import DELETED, OFFSET, PARTITION, TOPIC, Changes, TableSpec, finish
+from tallymark.spark.decode import first_line
+from tallymark.spark.failures import explained
+from tallymark.spark.reader import NESTED, TableFunction, _as_columns, _call
+from tallymark.spark.stage import stage
+from tallymark.stores.columns import JSON_MARK
+from tallymark.stores.staging import Stages
+
+QUERY = "sql.streaming.queryId"
+SOURCE = "the query's source"
+RANK = "_tallymark_rank"
+
+
+@dataclass(frozen=True)
+class Microbatch:
+    """``query`` is the id that the checkpoint holds, ``run`` changes whenever the query is started.
+
+    ``name`` is the same whenever Spark repeats the micro-batch: it is made of the offsets that were planned for it, and
+    of the moment at which they were. One that is planned anew has another name.
+    """
+
+    query: str
+    run: str
+    number: int
+    name: str
+    wanted: Callable[[], bool]
+    """Whether the query still runs."""
+
+
+def identify(rows: DataFrame, number: int) -> Microbatch:
+    """Which micro-batch this is. Spark tells a function only the number: the rest is asked of the running query."""
+    try:
+        execution = _execution(rows)
+        planned = execution.offsetLog().get(number).get()
+        # Offsets alone do not tell: those of a source of files only count.
+        when = planned.metadata().get().batchTimestampMs()
+        query, run = execution.id().toString(), execution.runId().toString()
+    except Exception as error:
+        raise BadInput(
+            "foreach_batch can't see the streaming query that calls it: give it to writeStream.foreachBatch itself, in "
+            f"a session that is not Spark Connect's ({first_line(error)})"
+        ) from error
+    name = f"{query.split('-')[0]}-{number}-{zlib.crc32(f'{planned.toString()} {when}'.encode()):08x}"
+    return Microbatch(query, run, number, name, lambda: bool(execution.isActive()))
+
+
+def _execution(rows: DataFrame) -> Any:
+    session: Any = rows.sparkSession
+    query = session._jvm.java.util.UUID.fromString(session.sparkContext.getLocalProperty(QUERY))
+    # The session of a micro-batch is a clone, whose own list of queries is empty.
+    return session._jsparkSession.sharedState().activeStreamingQueries().get(query)
+
+
+def table_rows(spec: TableSpec, function: TableFunction, rows: DataFrame) -> DataFrame:
+    """What the function makes of them; where the table has a version, of each key the newest."""
+    result = _call(spec, function, rows)
+    if spec.delete is not None:
+        try:
+            result = result.withColumn(DELETED, F.expr(spec.delete).cast("boolean"))
+        except PySparkException as error:
+            raise BadInput(f"table {spec.name}: delete={spec.delete!r} can't be read: {first_line(error)}") from None
+    if spec.version is None or not {spec.version, *spec.key} <= set(result.columns):
+        return result
+    newest = Window.partitionBy(*map(_column, spec.key)).orderBy(_column(spec.version).desc_nulls_last())
+    # Of equals all stay, and are refused later: nobody knows which is the newest.
+    return result.withColumn(RANK, F.rank().over(newest)).where(f"{RANK} = 1").drop(RANK)
+
+
+def schema(spec: TableSpec, result: DataFrame) -> pa.Schema:
+    """The columns of the table, those that are JSON marked."""
+    result = result.drop(DELETED)
+    with explained(SOURCE, spec.name):
+        columns = to_arrow_schema(_as_columns(result).schema)
+    nested = {field.name for field in result.schema if isinstance(field.dataType, NESTED)}
+    return pa.schema(one.with_metadata({JSON_MARK: b"1"}) if one.name in nested else one for one in columns)
+
+
+def collected(spec: TableSpec, result: DataFrame, batch: str) -> Changes:
+    """The rows on the driver, numbered, so that one which is refused can be named."""
+    with explained(SOURCE, spec.name):
+        found = finish(spec, _in_utc(_as_columns(result).toArrow()), batch)
+    puts = _numbered(found.puts, batch, 0)
+    return replace(found, puts=puts, deletes=_numbered(found.deletes, batch, puts.num_rows))
+
+
+def staged(spec: TableSpec, result: DataFrame, batch: str, stages: Stages) -> Changes:
+    """The rows in a staging table, where the executors have put them."""
+    columns = schema(spec, result)
+    with explained(SOURCE, spec.name):
+        for key in result.groupBy(*map(_column, spec.key)).count().where("count > 1").take(1) if spec.key else ():
+            said = ", ".join(f"{name} {key[name]}" for name in spec.key)
+            raise BadInput(f"table {spec.name}: several rows have {said}; aggregate to one row per key")
+        as_they_are = TableSpec(spec.name)
+        done = stage(stages, as_they_are, _as_columns(result), columns, batch)
+    return Changes(spec, columns.empty_table(), columns.empty_table(), done)
+
+
+def described(changes: Changes, row: int) -> str:
+    """How to find a numbered row: by its key, if the table has one."""
+    rows, at = (changes.puts, row) if row < changes.puts.num_rows else (changes.deletes, row - changes.puts.num_rows)
+    key: Sequence[str] = changes.spec.key
+    return "the row with " + ", ".join(f"{name} {rows[name][at].as_py()}" for name in key) if key else "a row"
+
+
+def _in_utc(rows: pa.Table) -> pa.Table:
+    """The same moments, whatever the zone of the session is in which the query runs."""
+    fields = [
+        field.with_type(pa.timestamp(field.type.unit, "UTC")) if getattr(field.type, "tz", None) else field
+        for field in rows.schema
+    ]
+    return rows.cast(pa.schema(fields))
+
+
+def _numbered(rows: pa.Table, batch: str, first: int) -> pa.Table:
+    count = rows.num_rows
+    rows = rows.append_column(TOPIC, pa.repeat(batch, count)).append_column(PARTITION, pa.repeat(0, count))
+    return rows.append_column(OFFSET, pa.array(range(first, first + count), pa.int64()))
+
+
+def _column(name: str) -> Any:
+    return F.col(f"`{name}`")

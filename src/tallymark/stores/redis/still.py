@@ -1,0 +1,69 @@
+"""Redis holds still for the length of a script: all that an audit asks of the ledger is one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tallymark.books import UNAPPLIED
+from tallymark.errors import BadInput
+from tallymark.spans import Partition, Position
+from tallymark.stores.redis.books import _batch, _note
+from tallymark.stores.redis.keys import Keys
+from tallymark.stores.redis.ledger import position
+from tallymark.stores.redis.times import from_text
+from tallymark.stores.still import HISTORY, NOTES, Mark, Moment, Still
+
+READ = """
+local positions, letters = {}, {}
+for at, key in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+    positions[at] = redis.call('HGETALL', key)
+end
+for at, key in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+    letters[at] = redis.call('HMGET', key, 'topic', 'partition_id', 'record_offset', 'state', 'recorded_at')
+end
+return {positions, letters, redis.call('HGETALL', KEYS[3]), redis.call('LRANGE', KEYS[4], 0, -1),
+    redis.call('ZREVRANGE', KEYS[5], 0, ARGV[1] - 1)}
+"""
+
+
+@dataclass(frozen=True)
+class RedisStill(Still):
+    """``ask`` puts a question to the client."""
+
+    keys: Keys
+    ask: Callable[[Callable[[Any], Any]], Any]
+
+    def moment(self, group: str) -> Moment:
+        named = self.keys.positions, self.keys.letters, self.keys.skips, self.keys.exceptions, self.keys.batches
+        keys = [name(group) for name in named]
+        positions, letters, skips, journal, batches = self.ask(
+            lambda client: client.execute_command("EVAL", READ, len(keys), *keys, HISTORY)
+        )
+        notes = [_note(json.loads(line)) for line in journal]
+        return Moment(
+            sorted((_position(flat) for flat in positions if flat), key=lambda one: one.partition),
+            sorted(_note(json.loads(line)).note.span for line in skips[1::2]),
+            [(line.note, line.recorded_at) for line in notes if line.note.kind in NOTES],
+            [mark for mark in map(_mark, letters) if mark is not None and mark.state in UNAPPLIED],
+            [_batch(json.loads(line)) for line in batches],
+        )
+
+    def origins(self, table: str) -> Iterator[pa.Table] | None:
+        raise BadInput(f"table {table}: --deep needs a database with SQL; Redis can't show all rows at one moment")
+
+
+def _position(flat: list[bytes]) -> Position:
+    return position({name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)})
+
+
+def _mark(fields: list[bytes | None]) -> Mark | None:
+    """None if the letter was deleted by hand, and only its name is left."""
+    if any(value is None for value in fields):
+        return None
+    topic, number, offset, state, recorded = (value.decode() for value in fields if value is not None)
+    return Mark(Partition(topic, int(number)), int(offset), state, from_text(recorded))

@@ -1,0 +1,76 @@
+"""A database with SQL that holds still: one transaction that sees none of what commits after it began."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from sqlalchemy import Connection, Row, Select, column, inspect, select, table
+
+from tallymark.books import UNAPPLIED
+from tallymark.fence import Note
+from tallymark.ledger.history import read_history
+from tallymark.ledger.read import read_group
+from tallymark.ledger.skips import read_skips
+from tallymark.ledger.tables import dead_letters, exceptions
+from tallymark.spans import Partition, Span
+from tallymark.stores.still import HISTORY, NOTES, ORIGIN, Mark, Moment, Still
+
+AT_ONCE = 100_000
+
+
+def holding_still(connection: Connection) -> Connection:
+    """Before its first statement. A transaction of SQLite sees one moment anyway."""
+    if connection.dialect.name == "sqlite":
+        return connection
+    return connection.execution_options(isolation_level="REPEATABLE READ")
+
+
+class SqlStill(Still):
+    """All that is asked is asked in the connection's one transaction."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    def moment(self, group: str) -> Moment:
+        connection = self._connection
+        return Moment(
+            read_group(connection, group).get(group, []),
+            [skip.span for skip in read_skips(connection, group)],
+            [(_note(row), row.recorded_at) for row in connection.execute(_notes(group))],
+            [_mark(row) for row in connection.execute(_letters(group))],
+            read_history(connection, group, None, HISTORY),
+        )
+
+    def origins(self, name: str) -> Iterator[pa.Table] | None:
+        known = inspect(self._connection)
+        if not known.has_table(name) or not set(ORIGIN.names) <= {one["name"] for one in known.get_columns(name)}:
+            return None
+        return self._origins(name)
+
+    def _origins(self, name: str) -> Iterator[pa.Table]:
+        rows: Any = select(*(column(one) for one in ORIGIN.names)).select_from(table(name))
+        # Not an option of the connection: all its other statements are small.
+        for part in self._connection.execute(rows, execution_options={"stream_results": True}).partitions(AT_ONCE):
+            yield pa.table(list(zip(*part, strict=True)), schema=ORIGIN)
+
+
+def _notes(group: str) -> Select[Any]:
+    # By number, not by time: the clocks of those who wrote them may differ.
+    mine = exceptions.c.group_name == group, exceptions.c.kind.in_(NOTES)
+    return select(exceptions).where(*mine).order_by(exceptions.c.id)
+
+
+def _note(row: Row[Any]) -> Note:
+    span = Span(Partition(row.topic, row.partition_id), row.start_offset, row.stop_offset)
+    return Note(row.kind, span, row.reason)
+
+
+def _letters(group: str) -> Select[Any]:
+    wanted = (dead_letters.c[name] for name in ("topic", "partition_id", "record_offset", "state", "recorded_at"))
+    return select(*wanted).where(dead_letters.c.group_name == group, dead_letters.c.state.in_(UNAPPLIED))
+
+
+def _mark(row: Row[Any]) -> Mark:
+    return Mark(Partition(row.topic, row.partition_id), row.record_offset, row.state, row.recorded_at)

@@ -1,0 +1,292 @@
+"""A sink for streaming queries of the user's own: the rows of a micro-batch commit together with its number.
+
+The ledger keeps a query as it keeps a group. Its topic is the query, which has one partition; its offsets are the
+numbers of the micro-batches; the topic's id is the query's, which lives in the checkpoint. So claims, epochs and
+settling hold for it as they are: a repeated micro-batch is behind the position, and a second driver fences the first.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from functools import partial
+from typing import TYPE_CHECKING, Literal, NoReturn, get_args
+
+from tallymark.budget import Budget
+from tallymark.commit import Batch, Committer, Destination
+from tallymark.errors import BadInput, BatchTooLarge, DataRefused, GroupPaused, PositionRefused, TopicRecreated
+from tallymark.fence import Claim, FirstClaim, Wish
+from tallymark.heartbeat import Heartbeat, words
+from tallymark.patience import PATIENCE, patiently
+from tallymark.pause import may_go_on
+from tallymark.plan import Move, Plan
+from tallymark.read import Reading, Seen
+from tallymark.setup import new_owner
+from tallymark.shape import Changes, Refusal, TableSpec, Write
+from tallymark.spans import Partition, Position
+from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.stores.opening import open_store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from tallymark.spark.microbatch import Microbatch
+
+    TableFunction = Callable[[DataFrame], DataFrame]
+
+log = logging.getLogger(__name__)
+
+Road = Literal["driver", "executors"]
+
+CLUSTER = "structured-streaming"
+"""What the ledger has as the cluster of a query."""
+KEEP_BATCHES = timedelta(days=7)
+NOTHING_DEAD = Budget(max_dead_per_batch=0)
+"""A row has no record that could be set aside."""
+
+
+class Sink:
+    """Writes the micro-batches of a streaming query to tables, each exactly once.
+
+    >>> sink = Sink("hourly-totals", store="postgresql://localhost/shop")
+    >>> @sink.table("totals", key=["hour", "shop"], write="upsert")
+    ... def totals(rows):
+    ...     return rows.select("hour", "shop", "amount")
+    >>> df.writeStream.foreachBatch(sink.foreach_batch).option("checkpointLocation", "/checkpoints/totals").start()
+
+    ``name`` is the query's in the ledger; every query needs its own. ``road="executors"`` stages rows from the
+    executors, for micro-batches that are too large for the driver. ``patience`` is for how many seconds the store may
+    be away. ``on_step`` is told at every named step of every micro-batch.
+    """
+
+    def __init__(
+        self, name: str, *, store: str, road: Road = "driver", patience: float = PATIENCE, on_step: OnStep = ignore
+    ) -> None:
+        if not name or len(name) > 249 or name != name.strip():
+            raise BadInput("Sink() needs a name of 1 to 249 characters, without spaces around it")
+        if road not in get_args(Road):
+            raise BadInput(f"road={road!r} is not known; write {' or '.join(get_args(Road))}")
+        self.name = name
+        self._store = open_store(store)
+        self._road = road
+        self._patience = patience
+        self._on_step = on_step
+        self._tables: dict[str, tuple[TableSpec, TableFunction]] = {}
+        self._partition = Partition(name, 0)
+        self._run: str | None = None
+        self._owner = new_owner()
+        self._claims: dict[Partition, Claim] = {}
+        self._heartbeat: Heartbeat | None = None
+        self._next = 0
+
+    def table(
+        self,
+        name: str,
+        *,
+        key: str | Sequence[str] = (),
+        write: Write = "append",
+        version: str | None = None,
+        delete: str | None = None,
+        create: bool = True,
+        evolve: bool = False,
+    ) -> Callable[[TableFunction], TableFunction]:
+        """Fill a table with the rows of every micro-batch, or with what the decorated function makes of them.
+
+        The arguments are those of ``Pipeline.table``; ``delete`` is a condition on the row, such as ``"op = 'd'"``.
+        """
+        columns = (key,) if isinstance(key, str) else tuple(key)
+        spec = TableSpec(name, columns, write, version, delete, create=create, evolve=evolve)
+        if name in self._tables:
+            raise BadInput(f"table {name} is filled twice by sink {self.name}; a table is filled by one function")
+        if delete == "tombstone":
+            raise BadInput(f"table {name}: a streaming query has no tombstones; delete= needs a condition on the row")
+        if delete is not None and self._road == "executors":
+            raise BadInput(f"table {name}: rows are deleted through the driver; leave out road='executors'")
+        self._tables[name] = (spec, lambda rows: rows)
+
+        def register(function: TableFunction) -> TableFunction:
+            self._tables[name] = (spec, function)
+            return function
+
+        return register
+
+    def foreach_batch(self, rows: DataFrame, batch: int) -> None:
+        """Write one micro-batch: give this to ``writeStream.foreachBatch``. A repeated one does nothing."""
+        from tallymark.spark.microbatch import identify, table_rows
+
+        if not self._tables:
+            raise BadInput(f"sink {self.name} has no table; write sink.table('name') before the query starts")
+        micro = identify(rows, batch)
+        if len(self._tables) > 1:
+            # All tables have to see the same rows, however often Spark would compute them.
+            rows = rows.persist()
+        try:
+            results = {spec.name: table_rows(spec, function, rows) for spec, function in self._tables.values()}
+            if self._run != micro.run:
+                self._end_run()
+                self._begin(micro, results)
+            self._check_next(micro)
+            if batch < self._next:
+                log.info("repeated, and written before sink=%s batch=%s", self.name, micro.name)
+                return
+            self._wait_while_paused(micro)
+            self._write(micro, results)
+        except BaseException as error:
+            self._end_run(error)
+            raise
+        finally:
+            if len(self._tables) > 1:
+                rows.unpersist()
+
+    def _end_run(self, error: BaseException | None = None) -> None:
+        if self._heartbeat is not None:
+            self._heartbeat.end(words(error))
+        self._heartbeat = self._run = None
+
+    def close(self) -> None:
+        """Give the claim back and let go of the store, when the query has ended."""
+        self._end_run()
+        if self._claims:
+            self._store.release(self.name, self._claims.values())
+        self._claims = {}
+        self._store.close()
+
+    @property
+    def _specs(self) -> list[TableSpec]:
+        return [spec for spec, _ in self._tables.values()]
+
+    def _begin(self, micro: Microbatch, results: Mapping[str, DataFrame]) -> None:
+        """Claim the query for this run of it, so that a driver that is left over can't commit any more."""
+        from tallymark.spark.microbatch import schema
+
+        schemas = {spec.name: schema(spec, results[spec.name]) for spec in self._specs}
+        patiently(lambda: self._store.check_tables(self._specs, schemas), patience=self._patience)
+        self._store.create_ledger()
+        self._owner = new_owner()
+        self._claims = patiently(partial(self._claim, micro), patience=self._patience)
+        position = self._claims[self._partition].position
+        self._check(micro, position)
+        self._check_repeated(micro, position)
+        self._store.create_tables(self._specs, schemas)
+        self._store.clear_stages(self.name, keep={self._owner.run})
+        self._store.prune(self.name, self._owner.since - KEEP_BATCHES)
+        self._heartbeat = Heartbeat(self._store, self.name, self._owner)
+        self._heartbeat.start()
+        self._next, self._run = position.next_offset, micro.run
+        log.info("claimed sink=%s query=%s next=%d owner=%s", self.name, micro.query, self._next, self._owner.run)
+
+    def _claim(self, micro: Microbatch) -> dict[Partition, Claim]:
+        def decide(saved: Sequence[Position]) -> Wish:
+            # Before the claim: who is refused must not fence the right one.
+            for position in saved:
+                self._check(micro, position)
+            first = FirstClaim(micro.number, micro.query, CLUSTER)
+            return Wish({} if saved else {self._partition: first})
+
+        return self._store.claim(self.name, self._owner, [self._partition], decide, {})
+
+    def _check(self, micro: Microbatch, position: Position) -> None:
+        """Refuse what is not the query whose micro-batches were written, as it was left."""
+        if position.partition != self._partition or position.cluster_id != CLUSTER:
+            raise BadInput(f"{self.name} is a group in {self._store.name} that reads Kafka; choose another name")
+        if position.topic_id != micro.query:
+            raise TopicRecreated(
+                f"sink {self.name}: {self._store.name} has batches of the query {position.topic_id}, and this "
+                f"checkpoint is that of {micro.query}: its batches are others; go on with the old checkpoint, or give "
+                "the sink another name"
+            )
+        if micro.number > position.next_offset:
+            raise PositionRefused(
+                f"sink {self.name}: batch {micro.number} comes after batch {position.next_offset - 1}, and the rows "
+                "between are in no table; go on with the checkpoint as it was left"
+            )
+        if micro.number < position.next_offset - 1:
+            raise self._older(micro, position)
+
+    def _check_repeated(self, micro: Microbatch, position: Position) -> None:
+        """Spark repeats at most the last one, and with the same offsets: with others they are other rows."""
+        if micro.number == position.next_offset - 1:
+            last = self._store.books().history(self.name, most=1)
+            if last and last[0].name != micro.name:
+                raise self._older(micro, position)
+
+    def _older(self, micro: Microbatch, position: Position) -> PositionRefused:
+        return PositionRefused(
+            f"sink {self.name}: batch {micro.number} was written before, up to batch {position.next_offset - 1}, and "
+            "this checkpoint does not know that: it is an older copy, whose batches hold other rows; go on with the "
+            "checkpoint as it was left"
+        )
+
+    def _check_next(self, micro: Microbatch) -> None:
+        if micro.number > self._next:
+            raise PositionRefused(f"sink {self.name}: batch {micro.number} comes instead of {self._next}; start again")
+
+    def _wait_while_paused(self, micro: Microbatch) -> None:
+        left = threading.Event()
+
+        def look() -> None:
+            if not micro.wanted():
+                left.set()
+
+        if not may_go_on(self._store, self.name, left, self._patience, has_end=False, meanwhile=look):
+            raise GroupPaused(
+                f"sink {self.name}: the query was stopped while its group was paused; nothing was written"
+            )
+
+    def _write(self, micro: Microbatch, results: Mapping[str, DataFrame]) -> None:
+        started, progress = datetime.now(timezone.utc), Progress(micro.name, 1, 0)
+        changes = self._changes(micro, results)
+        self._on_step(Step.STAGED, progress)
+        plan = Plan((Move(self._partition, micro.number, 0, 1),))
+        batch = Batch(
+            micro.name, started, plan, Reading({self._partition: Seen(1)}, {}, []), self._specs, (), list(changes)
+        )
+        try:
+            committer = self._committer(changes)
+            self._claims, entry = committer.commit(batch, self._claims, lambda step: self._on_step(step, progress))
+        except BatchTooLarge as error:
+            raise DataRefused(
+                f"sink {self.name}: {error}; nothing was written: road='driver' says which row, and a limit of the "
+                "source, such as maxOffsetsPerTrigger, makes batches smaller"
+            ) from error
+        finally:
+            self._drop_stages(changes)
+        self._next = micro.number + 1
+        self._on_step(Step.COMMITTED, progress)
+        log.info("committed sink=%s batch=%s rows=%s", self.name, micro.name, dict(entry.rows))
+        self._on_step(Step.DONE, progress)
+
+    def _committer(self, changes: Sequence[Changes]) -> Committer:
+        destination = Destination(self._store, self._store)
+        return Committer(self.name, destination, NOTHING_DEAD, partial(self._refuse, changes), self._patience)
+
+    def _changes(self, micro: Microbatch, results: Mapping[str, DataFrame]) -> list[Changes]:
+        from tallymark.spark.microbatch import collected, staged
+        from tallymark.spark.stage import can_stage
+
+        if self._road == "driver":
+            return [collected(spec, results[spec.name], micro.name) for spec in self._specs]
+        stages = self._store.stages(self.name, self._owner.run)
+        if stages is None or not can_stage():
+            raise BadInput(
+                f"road='executors': executors can't stage rows in {self._store.name}, or pandas is not installed, "
+                "which Spark wants for that; leave it out"
+            )
+        return [staged(spec, results[spec.name], micro.name, stages) for spec in self._specs]
+
+    def _drop_stages(self, changes: Sequence[Changes]) -> None:
+        stages = self._store.stages(self.name, self._owner.run)
+        if stages is not None:
+            stages.drop(change.staged.name for change in changes if change.staged)
+
+    def _refuse(self, changes: Sequence[Changes], refusals: Sequence[Refusal]) -> NoReturn:
+        from tallymark.spark.microbatch import described
+
+        first = refusals[0]
+        change = next(one for one in changes if one.spec.name == first.table)
+        raise DataRefused(
+            f"sink {self.name}: table {first.table} refused {described(change, first.offset)}: {first.error}; nothing "
+            "of this batch was written: filter such rows out, or correct the table"
+        )

@@ -1,0 +1,238 @@
+"""From nothing to a running pipeline without Python: init, check, run, status, with the place in tallymark.toml."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tallymark.errors import BadInput
+from tests.support.command import BINARY, in_process, tallymark
+from tests.support.databases import execute, query
+from tests.support.kafka import Topics
+from tests.support.pipelines import tables
+
+processes = pytest.mark.xdist_group("processes")
+
+ORDERS = [{"id": n, "customer": f"c{n}", "amount": 1.5, "at": "2026-01-31T10:00:00Z"} for n in range(20)]
+
+
+def said(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.returncode == 1, done.stderr
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: ")
+    return done.stderr
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("spark")
+def test_what_init_writes_is_checked_and_runs_as_it_is(topics: Topics, brokers: str, here: Path) -> None:
+    topic = topics.create(2)
+    topics.send(topic, [*ORDERS, b"broken"], partitions=2)
+
+    made = tallymark("init", "--brokers", brokers, "--topic", topic)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert "looked at 21 records" in made.stdout
+    assert "id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP" in Path("shop.toml").read_text()
+
+    checked = tallymark("check", "shop.toml")
+    assert (checked.returncode, checked.stderr) == (0, "")
+    assert "would be created with id int64, customer string" in checked.stdout
+    assert "not JSON" in checked.stdout
+    assert not Path("shop.db").exists()
+
+    run = in_process("run", "shop.toml", "--until", "caught-up", "--json")
+    assert run.returncode == 0
+    tally = json.loads(run.stdout)
+    assert (tally["applied"], tally["dead"]) == (20, 1)
+    table = topic.replace("-", "_")
+    assert query("sqlite:///shop.db", f"SELECT count(*), count(DISTINCT customer) FROM {table}") == [(20, 20)]
+
+    first, second = json.loads(in_process("status", "--file", "shop.toml", "--json").stdout)["groups"][0]["partitions"]
+    assert (first["lag"], second["lag"], first["applied"] + second["applied"]) == (0, 0, 20)
+
+
+def test_init_overwrites_nothing_by_itself_and_writes_no_password(here: Path) -> None:
+    Path("shop.toml").write_text("mine")
+    assert "shop.toml is there already" in said(in_process("init"))
+    assert Path("shop.toml").read_text() == "mine"
+
+    store = "postgresql://shop:geheim@db/shop?password=geheim&tls=verify"
+    made = in_process("init", "--force", "--store", store, "--group", "g", "--topic", "x", "--json")
+
+    assert json.loads(made.stdout)["file"] == "shop.toml"
+    text = Path("shop.toml").read_text()
+    assert "geheim" not in text + made.stdout
+    assert 'store = "postgresql://shop@db/shop?tls=verify"' in text
+    assert 'group = "g"' in text
+    assert "can't be written" in said(in_process("init", "no/such/place.toml"))
+
+
+def test_init_says_when_it_has_seen_no_record(topics: Topics, brokers: str) -> None:
+    empty, binary = topics.create(1), topics.create(1)
+    topics.send(binary, [b"\xff", b"x"])
+    assert f"topic {empty} is empty" in in_process("init", "a.toml", "--brokers", brokers, "--topic", empty).stdout
+    assert "does not exist" in in_process("init", "b.toml", "--brokers", brokers, "--topic", "none").stdout
+    in_process("init", "c.toml", "--brokers", brokers, "--topic", binary)
+    assert 'format = "bytes"' in Path("c.toml").read_text()
+
+
+FILE = """
+group = "{group}"
+store = "sqlite:///shop.db"
+[source]
+brokers = "{brokers}"
+topics = "{topic}"
+format = {{ json = "id BIGINT, customer STRING" }}
+[tables.orders]
+key = "id"
+write = "upsert"
+evolve = true
+sql = "SELECT value.* FROM records"
+"""
+
+
+@pytest.fixture
+def shop(brokers: str, group: str) -> Callable[..., Path]:
+    def write(topic: str, change: str = "", to: str = "") -> Path:
+        file = Path("shop.toml")
+        file.write_text(FILE.format(brokers=brokers, group=group, topic=topic).replace(change, to))
+        return file
+
+    return write
+
+
+@pytest.mark.usefixtures("spark")
+def test_check_shows_what_a_run_would_do_and_does_nothing(topics: Topics, shop: Callable[..., Path]) -> None:
+    topic = topics.create(1)
+    topics.send_to(topic, 0, [{"id": n % 15, "customer": f"c{n}"} for n in range(30)])
+    topics.send_to(topic, 0, [b"broken", {"customer": "nobody"}])
+    execute("sqlite:///shop.db", "CREATE TABLE orders (id BIGINT PRIMARY KEY)")
+
+    found = json.loads(in_process("check", shop(topic), "--json").stdout)
+
+    assert found["partitions"] == [
+        {"topic": topic, "partition": 0, "start_offset": 0, "log_end_offset": 32, "saved": False}
+    ]
+    (table,) = found["tables"]
+    assert (table["exists"], table["would_add"], found["records"]) == (True, ["customer"], 32)
+    assert table["rows"] == [{"id": n, "customer": f"c{n + 15}"} for n in range(10)]
+    assert [(letter["offset"], letter["table"]) for letter in found["dead_letters"]] == [(30, None), (31, "orders")]
+    assert tables("sqlite:///shop.db") == {"orders"}
+    assert "would get the columns customer string" in in_process("check", shop(topic)).stdout
+
+    in_process("run", shop(topic), "--until", "caught-up")
+    after = json.loads(in_process("check", shop(topic), "--rows", "1", "--json").stdout)
+    assert (after["partitions"][0]["start_offset"], after["partitions"][0]["saved"]) == (32, True)
+    assert [len(table["rows"]) for table in after["tables"]] == [1]
+
+
+@pytest.mark.usefixtures("spark")
+def test_check_refuses_what_does_not_fit(topics: Topics, shop: Callable[..., Path]) -> None:
+    topic = topics.create(1)
+    execute("sqlite:///shop.db", "CREATE TABLE orders (id BIGINT)")
+    assert "no primary key or unique index on (id)" in said(in_process("check", shop(topic)))
+    assert "create=False" in said(in_process("check", shop(topic, "[tables.orders]", "[tables.o]\ncreate = false")))
+    assert "does not exist" in said(in_process("check", shop("none")))
+    assert "shop.toml line 12: tables.orders.sql" in said(in_process("check", shop(topic, "value.*", "valu.x")))
+    assert "shop.toml line 10: tables.orders.wite is not known; did you mean write?" in said(
+        in_process("check", shop(topic, "write", "wite"))
+    )
+
+
+def test_check_of_an_app_looks_at_topics_and_store(topics: Topics, brokers: str) -> None:
+    topic = topics.create(2)
+    Path("app.py").write_text(
+        f"import tallymark as tm\napp = tm.App(brokers={brokers!r}, store='sqlite:///app.db')\n"
+        f"@app.listen({topic!r}, group='g')\ndef receive(record, db): ...\n"
+    )
+    (found,) = json.loads(in_process("check", "app.py", "--json").stdout)
+    assert (found["group"], len(found["partitions"]), found["tables"]) == ("g", 2, [])
+    assert not Path("app.db").exists()
+
+
+@processes
+def test_tallymark_toml_says_where_store_and_brokers_are(
+    topics: Topics, brokers: str, monkeypatch: pytest.MonkeyPatch, here: Path
+) -> None:
+    monkeypatch.setenv("PLACE", "there.db")
+    (here / "tallymark.toml").write_text('store = "sqlite:///${PLACE}"\nbrokers = "' + brokers + '"\n')
+    assert "sqlite:///there.db has no ledger" in said(tallymark("status"))
+    assert "sqlite:///env.db has no ledger" in said(tallymark("status", TALLYMARK_STORE="sqlite:///env.db"))
+    assert "sqlite:///option.db has no ledger" in said(in_process("status", "--store", "sqlite:///option.db"))
+    topic = topics.create(1)
+    topics.send_to(topic, 0, [b"hello"])
+    (here / "more.txt").write_text("from a file")
+    assert in_process("produce", topic, "--file", here / "more.txt").returncode == 0
+    assert "from a file" in in_process("consume", topic).stdout
+    found = {finding["about"] for finding in json.loads(in_process("doctor", "--json").stdout)}
+    assert found >= {"cluster", "store"}
+
+    monkeypatch.chdir("/")
+    monkeypatch.setenv("TALLYMARK_CONFIG", str(here / "tallymark.toml"))
+    assert "hello" in in_process("consume", topic).stdout
+    monkeypatch.setenv("TALLYMARK_CONFIG", "none.toml")
+    assert "TALLYMARK_CONFIG=none.toml: there is no such file" in said(in_process("consume", topic))
+
+
+def test_a_file_that_is_named_knows_better_than_tallymark_toml(topics: Topics, shop: Callable[..., Path]) -> None:
+    Path("tallymark.toml").write_text('store = "sqlite:///elsewhere.db"\nbrokers = "127.0.0.1:1"\n')
+    file = shop(topics.create(1))
+    assert "sqlite:///shop.db has no ledger" in said(in_process("status", "--file", file))
+    assert "sqlite:///option.db has no ledger" in said(
+        in_process("status", "--file", file, "--store", "sqlite:///option.db")
+    )
+
+
+def test_tallymark_toml_says_how_to_get_in_and_nothing_stays_behind(
+    brokers: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, str] = {}
+
+    def look(*_: object) -> None:
+        seen.update({name: value for name, value in os.environ.items() if name.startswith("TALLYMARK_")})
+        raise BadInput("seen")
+
+    monkeypatch.setattr("tallymark.cli.consume.needed_cluster", look)
+    Path("tallymark.toml").write_text(
+        f'brokers = "{brokers}"\ntls = false\n[security]\nmechanism = "PLAIN"\nusername = "u"\npassword = "geheim"\n'
+    )
+    before = dict(os.environ)
+    assert said(in_process("consume", "x")) == "error: seen\n"
+    assert seen == {
+        "TALLYMARK_SASL_MECHANISM": "PLAIN",
+        "TALLYMARK_SASL_USERNAME": "u",
+        "TALLYMARK_SASL_PASSWORD": "geheim",
+        "TALLYMARK_TLS": "off",
+        **{name: value for name, value in before.items() if name.startswith("TALLYMARK_")},
+    }
+    assert dict(os.environ) == before
+
+
+@processes
+def test_mistakes_in_tallymark_toml_have_their_line() -> None:
+    Path("tallymark.toml").write_text('store = "sqlite:///x.db"\nbroker = "localhost:9092"\n')
+    sentence = said(tallymark("status"))
+    assert sentence == "error: tallymark.toml line 2: broker is not known; did you mean brokers?\n"
+
+
+def test_the_shell_completes_commands() -> None:
+    asked = {"_TALLYMARK_COMPLETE": "complete_bash", "COMP_WORDS": "tallymark ch", "COMP_CWORD": "1"}
+    done = subprocess.run([BINARY], env={**os.environ, **asked}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["check"]
+
+
+def test_a_command_without_a_toml_file_does_not_import_pydantic() -> None:
+    script = "import sys, tallymark.cli.main; print('pydantic' in sys.modules)"
+    python = BINARY.with_name("python")
+    done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

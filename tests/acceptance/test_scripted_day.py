@@ -1,0 +1,118 @@
+"""An operator's whole day with one pipeline, and at its end every record is accounted for, and in the table as often as
+the journal says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.support.command import in_process
+from tests.support.databases import query
+from tests.support.kafka import Topics
+
+PIPELINE = """
+import tallymark as tm
+
+pipeline = tm.Pipeline(
+    group={group!r},
+    source=tm.Kafka({brokers!r}, {topic!r}, value=tm.Json({schema!r})),
+    store={store!r},
+    limits=tm.Limits(records=50),
+    catch_up={catch_up},
+)
+
+@pipeline.table("events", provenance=True)
+def events(records):
+    return records.select("value.id").where("value.id % 10 <> 9")
+
+@pipeline.table("latest", key="part", write="upsert", version="id", provenance=True)
+def latest(records):
+    return records.selectExpr("value.id % 4 AS part", "value.id AS id")
+"""
+
+
+class Day:
+    """One pipeline, its commands and its topic."""
+
+    def __init__(self, file: Path, brokers: str, store: str, group: str, topics: Topics) -> None:
+        self.file, self.brokers, self.store, self.group, self.topics = file, brokers, store, group, topics
+        self.topic = topics.create(2)
+        self.sent = 0
+        self.code()
+
+    def code(self, schema: str = "id INT", catch_up: str = "None") -> None:
+        names = {"group": self.group, "brokers": self.brokers, "topic": self.topic, "store": self.store}
+        self.file.write_text(PIPELINE.format(**names, schema=schema, catch_up=catch_up))
+
+    def send(self, count: int, partitions: int = 2) -> None:
+        numbers = range(self.sent, self.sent + count)
+        self.topics.send(self.topic, ({"id": number} for number in numbers), partitions=partitions)
+        self.sent += count
+
+    def do(self, *arguments: str | Path, expect: int = 0) -> Any:
+        done = in_process(*arguments, "--json")
+        assert done.returncode == expect, (arguments, done.stdout, done.stderr)
+        return json.loads(done.stdout) if done.stdout.strip() else None
+
+    def run(self) -> Any:
+        return self.do("run", self.file, "--until", "caught-up")
+
+    def ask(self, command: str, *arguments: str) -> Any:
+        return self.do(command, *arguments, self.group, "--store", self.store)
+
+    def reset(self, *to: str) -> Any:
+        where = ("--store", self.store, "--brokers", self.brokers)
+        return self.do("reset", self.group, "--all-topics", *to, "--execute", *where)
+
+    def audit(self, *more: str | Path) -> Any:
+        return self.do("audit", self.group, "--store", self.store, "--brokers", self.brokers, *more)
+
+
+@pytest.fixture
+def day(tmp_path: Path, brokers: str, group: str, topics: Topics, database: Callable[[str], str]) -> Day:
+    return Day(tmp_path / "day.py", brokers, database("postgresql"), group, topics)
+
+
+def test_after_a_day_of_everything_each_record_is_accounted_for(day: Day, spark: SparkSession) -> None:
+    # Morning: it runs; two records are broken, and it is paused and resumed.
+    day.send(100)
+    day.topics.send(day.topic, [{"id": 5_000_000_000}, b"broken"], partitions=2)
+    assert day.run()["dead"] == 2
+    day.ask("pause", "--reason", "maintenance")
+    day.send(20)
+    day.do("run", day.file, "--until", "caught-up", expect=1)
+    day.ask("resume")
+    assert day.run()["applied"] == 20
+    day.audit()
+    # Noon: far behind, it skips ahead; somebody sends it back, and then ahead.
+    day.send(400)
+    day.code(catch_up="tm.SkipAhead(when_behind=50, keep=10)")
+    assert day.run()["skipped"] == 380
+    day.audit("--deep", "--file", day.file)
+    day.code()
+    day.reset("--shift-by", "-15")
+    assert day.run()["applied"] == 30
+    day.audit("--deep", "--file", day.file)
+    day.send(60)
+    day.reset("--to-latest")
+    day.audit()
+    # Afternoon: the topic grows, the code is corrected, the dead are replayed, and what was skipped is filled in.
+    day.topics.grow(day.topic, 3)
+    day.send(30, partitions=3)
+    day.run()
+    day.code(schema="id BIGINT")
+    replayed = day.do("dead-letters", "replay", day.file, "--execute")
+    assert (replayed["replayed"], replayed["dead"]) == (1, 1)
+    assert day.do("backfill", day.file)["applied"] == 60
+    # Evening.
+    day.audit("--deep", "--file", day.file)
+    ((rows,),) = query(day.store, "SELECT count(*) FROM events")
+    filtered = sum(1 for number in range(day.sent) if number % 10 == 9)
+    assert int(str(rows)) > day.sent - 380 - filtered
+    letters = query(day.store, "SELECT state, count(*) FROM tallymark_dead_letters GROUP BY state ORDER BY state")
+    assert [tuple(row) for row in letters] == [("dead", 1), ("replayed", 1)]

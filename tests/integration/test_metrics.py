@@ -1,0 +1,194 @@
+"""What Prometheus sees of runs: counted at the commit, measured beside it."""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tallymark import Consumer, Json, Kafka, Standalone
+from tallymark.errors import BadInput, Fenced, Unreachable
+from tallymark.fence import Entry, Wish
+from tallymark.observe import gauges, serving
+from tallymark.setup import Setup
+from tallymark.spans import GroupState, Owner, Partition
+from tallymark.steps import Progress, Step
+from tallymark.stores.opening import open_sql, open_store
+from tests.support.crash import Run, make_loop
+from tests.support.kafka import Topics
+from tests.support.metrics import Scrape, free_port
+from tests.support.pipelines import one_to_one
+from tests.support.reader import PlainReader
+from tests.support.running import wait_for
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ORDERS = Json("id BIGINT")
+
+
+@pytest.fixture(autouse=True)
+def _often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gauges, "REFRESH_SECONDS", 0.1)
+    monkeypatch.setattr(gauges, "SOON_SECONDS", 0.1)
+
+
+@contextmanager
+def consuming(consumer: Consumer) -> Iterator[None]:
+    def work() -> None:
+        for batch in consumer.batches(7):
+            with suppress(Fenced), batch.transaction() as db:
+                db.write("orders", [{"id": record.value["id"]} for record in batch.records])
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        consumer.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def test_what_a_consumer_does_can_be_scraped(
+    brokers: str, topics: Topics, group: str, database: Callable[[str], str]
+) -> None:
+    topic, store, port = topics.create(2), database("postgresql"), free_port()
+    topics.send(topic, [*({"id": n} for n in range(20)), "no JSON", "neither"], partitions=2)
+    consumer = Consumer(group=group, source=Kafka(brokers, topic, ORDERS), store=store, metrics_port=port)
+    of_topic = {"group": group, "topic": topic}
+    with consuming(consumer):
+        wait_for(lambda: _answers(port) and Scrape(port).total("tallymark_records_total", **of_topic) == 22)
+        wait_for(lambda: Scrape(port).samples("tallymark_lag_records", **of_topic) == {("0",): 0, ("1",): 0})
+        seen = Scrape(port)
+        applied = seen.samples("tallymark_records_total", **of_topic, outcome="applied")
+        assert applied == {("0",): 10, ("1",): 10}
+        assert seen.samples("tallymark_records_total", **of_topic, outcome="dead") == {("0",): 1, ("1",): 1}
+        assert seen.samples("tallymark_rows_total", group=group) == {("orders",): 20}
+        batches = seen.total("tallymark_batches_total", group=group)
+        assert batches >= 4
+        for stage in ("read", "write", "commit", "total"):
+            assert seen.total("tallymark_batch_seconds_count", group=group, stage=stage) == batches
+        assert seen.samples("tallymark_position", **of_topic) == {("0",): 11, ("1",): 11}
+        assert seen.samples("tallymark_log_end_offset", **of_topic) == {("0",): 11, ("1",): 11}
+        assert seen.samples("tallymark_lag_seconds", **of_topic) == {("0",): 0, ("1",): 0}
+        assert seen.samples("tallymark_rebalances_total", group=group, kind="assigned") == {(): 1}
+        assert seen.samples("tallymark_paused", group=group) == {(): 0}
+        _check_pause(port, group, store)
+        _check_fence(port, group, store, Partition(topic, 1), topics)
+    assert not _answers(port)
+
+
+def _check_pause(port: int, group: str, store: str) -> None:
+    ledger, now = open_store(store), datetime.now(timezone.utc)
+    ledger.set_state(group, GroupState("paused", "to see it", "test", now))
+    wait_for(lambda: Scrape(port).samples("tallymark_paused", group=group) == {(): 1})
+    ledger.set_state(group, GroupState("running", None, "test", now))
+    wait_for(lambda: Scrape(port).samples("tallymark_paused", group=group) == {(): 0})
+    ledger.close()
+
+
+def _check_fence(port: int, group: str, store: str, partition: Partition, topics: Topics) -> None:
+    """A partition that another one claims is not told of any more, and the commit it refuses is counted."""
+    ledger = open_store(store)
+    ledger.claim(group, Owner("other", "there", datetime.now(timezone.utc)), [partition], lambda _: Wish({}), {})
+    ledger.close()
+    wait_for(
+        lambda: list(Scrape(port).samples("tallymark_lag_records", group=group, topic=partition.topic)) == [("0",)]
+    )
+    topics.send_to(partition.topic, partition.number, [{"id": 99}])
+    wait_for(lambda: Scrape(port).total("tallymark_fenced_total", group=group) == 1)
+    assert Scrape(port).samples("tallymark_batches_dropped_total", group=group) == {("Fenced",): 1}
+
+
+def _answers(port: int) -> bool:
+    try:
+        Scrape(port)
+    except OSError:
+        return False
+    return True
+
+
+def test_a_pipeline_tells_of_all_its_stages_and_of_lag_while_it_works(
+    brokers: str, topics: Topics, group: str, database: Callable[[str], str], spark: SparkSession
+) -> None:
+    topic, port, seen = topics.create(1, retention_ms="86400000"), free_port(), []
+    topics.send(topic, [{"id": n, "name": "x"} for n in range(30)], partitions=1)
+
+    def scrape(step: Step, _: Progress) -> None:
+        if step is Step.STAGED:
+            wait_for(lambda: bool(Scrape(port).samples("tallymark_lag_records", group=group)))
+            seen.append(Scrape(port))
+        elif step is Step.DONE:
+            seen.append(Scrape(port))
+
+    one_to_one(brokers, topic, group, database("sqlite"), metrics_port=port).run("caught-up", on_step=scrape)
+    staged, done = seen
+    assert staged.total("tallymark_lag_records", group=group) == 30
+    assert 0 < staged.total("tallymark_lag_seconds", group=group) < 60
+    assert 86_000 < staged.total("tallymark_unread_expires_seconds", group=group) < 86_400
+    assert done.total("tallymark_records_total", group=group, outcome="applied") == 30
+    stages = done.samples("tallymark_batch_seconds_count", group=group)
+    assert stages == dict.fromkeys([("plan",), ("read",), ("stage",), ("write",), ("commit",), ("total",)], 1)
+
+
+def test_a_commit_whose_answer_was_lost_is_counted(
+    brokers: str, topics: Topics, group: str, database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic, url = topics.create(1), database("sqlite")
+    topics.send(topic, [{"id": 1, "name": "x"}], partitions=1)
+    store, reader, steps = open_sql(url), PlainReader(brokers), list[Step]()
+    apply = store.apply
+
+    def break_once(changes: Any, entry: Entry | None, *rest: Any) -> None:
+        apply(changes, entry, *rest)
+        if Step.UNKNOWN not in steps:
+            raise Unreachable("the answer was lost")
+
+    monkeypatch.setattr(store, "apply", break_once)
+    setup = Setup(group, Kafka(brokers, topic), url, metrics_port=0)
+    with serving(setup) as server:
+        assert server is not None
+        with server.watching(setup, "run") as watch:
+
+            def told(step: Step, progress: Progress) -> None:
+                steps.append(step)
+                watch(step, progress)
+
+            make_loop(Run(brokers, url, group, topic), store, reader, told).run("caught-up")
+            seen = Scrape(url=server.url)
+    assert seen.samples("tallymark_commit_unknown_total", group=group) == {(): 1}
+    assert seen.total("tallymark_records_total", group=group, outcome="applied") == 1
+    reader.close()
+    store.close()
+
+
+def test_groups_of_one_process_share_an_endpoint_and_the_last_one_closes_it(brokers: str, tmp_path: Any) -> None:
+    one, other = (Setup(name, Kafka(brokers, "t"), f"sqlite:///{tmp_path}/s.db", metrics_port=0) for name in "ab")
+    with serving(one) as first:
+        with serving(other) as second:
+            assert first is not None
+            assert first is second
+            with first.watching(one, "1"), first.watching(other, "2"):
+                assert Scrape(url=first.url).samples("tallymark_paused") == {("a",): 0, ("b",): 0}
+        assert Scrape(url=first.url).samples("tallymark_paused") == {}
+        assert Scrape(url=first.url).total("tallymark_build_info") == 1
+    with pytest.raises(OSError, match="refused"):
+        Scrape(url=first.url)
+
+
+def test_a_port_that_is_taken_is_refused_in_one_sentence(brokers: str, tmp_path: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        setup = Setup("g", Kafka(brokers, "t"), f"sqlite:///{tmp_path}/s.db", metrics_port=port)
+        words = f"metrics_port={port} on 127.0.0.1: Address already in use; take another port"
+        with pytest.raises(BadInput, match=re.escape(words)), serving(setup):
+            pass
+    with pytest.raises(BadInput, match="is no port"):
+        Setup("g", Kafka(brokers, "t"), "sqlite:///s.db", metrics_port=70_000, membership=Standalone())

@@ -1,0 +1,132 @@
+"""Positions that are moved under a run: it is fenced, and goes on from the new place, or ends."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tallymark import share
+from tallymark.errors import Fenced
+from tallymark.steps import Progress, Step
+from tests.support import truth
+from tests.support.command import in_process
+from tests.support.crash import Run
+from tests.support.kafka import Topics
+from tests.support.running import Running, wait_for
+from tests.support.standing import Service, journal, make_table, numbers, offsets, seen, standing
+from tests.support.storm_loop import SharedLoop
+
+TIMES = Counter[tuple[int, int]]
+
+
+class Hold:
+    """A run stays in its second batch until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached, self.go = threading.Event(), threading.Event()
+        self._batches = 0
+
+    def in_handler(self) -> None:
+        self._batches += 1
+        if self._batches == 2:
+            self._hold()
+
+    def on_step(self, step: Step, progress: Progress) -> None:
+        if step is Step.STAGED and progress.batch.endswith("-2"):
+            self._hold()
+
+    def _hold(self) -> None:
+        self.reached.set()
+        assert self.go.wait(30)
+
+
+def send_to(brokers: str, store: str, group: str, topic: str, to: int) -> None:
+    """``reset --execute``: refused as it is, done with ``--take-over``."""
+    arguments = ("reset", group, "--topic", topic, "--to-offset", str(to), "--store", store, "--brokers", brokers)
+    refused = in_process(*arguments, "--execute")
+    assert refused.returncode == 1
+    assert "which may be at work; nothing was changed: stop it" in refused.stderr
+    assert "--take-over" in in_process(*arguments).stdout
+    done = in_process(*arguments, "--execute", "--take-over")
+    assert done.returncode == 0, done.stderr
+
+
+def twice(times: TIMES) -> set[int]:
+    return {offset for (_, offset), found in times.items() if found == 2}
+
+
+def test_a_service_abandons_its_batch_and_goes_on_from_where_it_was_sent(
+    topics: Topics, brokers: str, group: str, database: Callable[[str], str]
+) -> None:
+    store, topic, hold = database("postgresql"), topics.create(1), Hold()
+    make_table(store)
+    topics.send_to(topic, 0, numbers(60))
+    with Service(brokers, store, group, topic, on_batch=hold.in_handler) as service:
+        wait_for(lambda: offsets(store, group) == {0: 60})
+        topics.send_to(topic, 0, numbers(40))
+        assert hold.reached.wait(30)
+        send_to(brokers, store, group, topic, 20)
+        assert offsets(store, group) == {0: 20}
+        hold.go.set()
+        wait_for(lambda: offsets(store, group) == {0: 100})
+        assert service.error is None
+    found = seen(store)
+    assert set(found) == {(0, offset) for offset in range(100)}
+    # What was abandoned is there once: only what had been committed before is repeated.
+    assert twice(found) == set(range(20, 60))
+    assert standing(store, group)[0].tally.applied == 80
+    assert [len(line.note.span) for line in journal(store, group, "reset")] == [40]
+
+
+def test_who_has_nothing_to_commit_hears_of_it_too(
+    topics: Topics, brokers: str, group: str, database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "LOOK_SECONDS", 0.2)
+    store, topic = database("sqlite"), topics.create(1)
+    make_table(store)
+    topics.send_to(topic, 0, numbers(30))
+    with Service(brokers, store, group, topic):
+        wait_for(lambda: offsets(store, group) == {0: 30})
+        send_to(brokers, store, group, topic, 20)
+        wait_for(lambda: offsets(store, group) == {0: 30})
+    assert twice(seen(store)) == set(range(20, 30))
+
+
+def test_a_loop_drops_what_it_has_read_and_goes_on_from_where_it_was_sent(
+    topics: Topics, brokers: str, group: str, database: Callable[[str], str]
+) -> None:
+    run, hold = Run(brokers, database("postgresql"), group, topics.create(1)), Hold()
+    topics.send_to(run.topic, 0, [{"id": number} for number in range(60)])
+    loop = SharedLoop(run, hold.on_step)
+    try:
+        assert hold.reached.wait(30)
+        wait_for(lambda: offsets(run.store, group) == {0: 20})
+        send_to(brokers, run.store, group, run.topic, 10)
+        hold.go.set()
+        wait_for(lambda: offsets(run.store, group) == {0: 60})
+    finally:
+        hold.go.set()
+        loop.close()
+    assert loop.error is None
+    found: TIMES = Counter((int(part), int(offset)) for part, offset, *_ in truth.events(run.store).elements())
+    assert set(found) == {(0, offset) for offset in range(60)}
+    assert twice(found) == set(range(10, 20))
+    assert standing(run.store, group)[0].tally.applied == 50
+
+
+def test_a_run_that_reads_alone_ends(topics: Topics, brokers: str, group: str, database: Callable[[str], str]) -> None:
+    run, hold = Run(brokers, database("sqlite"), group, topics.create(1)), Hold()
+    topics.send_to(run.topic, 0, [{"id": number} for number in range(60)])
+    with Running(run, hold.on_step) as alone:
+        assert hold.reached.wait(30)
+        wait_for(lambda: offsets(run.store, group) == {0: 20})
+        send_to(brokers, run.store, group, run.topic, 50)
+        hold.go.set()
+        alone.wait()
+        assert isinstance(alone.error, Fenced)
+    assert offsets(run.store, group) == {0: 50}
+    assert sum(truth.events(run.store).values()) == 20
+    assert [len(line.note.span) for line in journal(run.store, group, "skip")] == [30]

@@ -1,0 +1,106 @@
+"""Resets against a run that starts, and against each other: one clear winner, and every record as the journal says."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tallymark.cli.reset import reset
+from tallymark.errors import CommitRefused, PositionMoved
+from tallymark.membership import Standalone
+from tests.support.kafka import Topics
+from tests.support.standing import Service, journal, make_table, numbers, offsets, seen, stand, standing
+
+PARTITIONS = 3
+MANY = 15
+AIMS = (5, 15, 25)
+SQL = ("postgresql", "mariadb", "sqlite")
+
+
+def several(*kinds: str) -> list[Any]:
+    """Two rounds on the first of them; many on all of them where there is time for it."""
+    many = [pytest.param((kind, MANY), marks=pytest.mark.faults, id=f"{kind}-many") for kind in kinds]
+    return [pytest.param((kinds[0], 2), id=kinds[0]), *many]
+
+
+@pytest.fixture
+def store(rounds_on: tuple[str, int], database: Callable[[str], str], redis_url: str) -> str:
+    kind, _ = rounds_on
+    return redis_url if kind == "redis" else database(kind)
+
+
+@pytest.fixture
+def topic(topics: Topics) -> str:
+    made = topics.create(PARTITIONS)
+    topics.send(made, numbers(40 * PARTITIONS), partitions=PARTITIONS)
+    return made
+
+
+@pytest.fixture
+def groups(group: str, rounds_on: tuple[str, int]) -> list[str]:
+    """One for each round."""
+    return [f"{group}-{number}" for number in range(rounds_on[1])]
+
+
+def at_once(*jobs: Callable[[], Any]) -> list[BaseException | None]:
+    """Run all of them from the same moment on; what each of them raised."""
+    start = threading.Barrier(len(jobs))
+
+    def run(job: Callable[[], Any]) -> BaseException | None:
+        start.wait()
+        time.sleep(random.random() * 0.1)
+        try:
+            job()
+        except CommitRefused as refused:
+            return refused
+        return None
+
+    with ThreadPoolExecutor(len(jobs)) as pool:
+        return list(pool.map(run, jobs))
+
+
+def applied_as_the_journal_says(store: str, group: str, began: int, end: int) -> Counter[tuple[int, int]]:
+    """Once from where it began, and once more for every time that it was sent back over it."""
+    spans = [line.note.span for line in journal(store, group, "reset")]
+    times = Counter((part, offset) for part in range(PARTITIONS) for offset in range(began, end))
+    return times + Counter((one.partition.number, offset) for one in spans for offset in range(one.start, one.stop))
+
+
+@pytest.mark.parametrize("rounds_on", several(*SQL))
+def test_a_reset_against_a_run_that_starts(brokers: str, store: str, groups: list[str], topic: str) -> None:
+    make_table(store)
+    for group in groups:
+        stand(brokers, store, group, topic, dict.fromkeys(range(PARTITIONS), 20))
+        before = seen(store)
+        moving = partial(reset, group, [topic], to_offset=10, execute=True, store=store, brokers=brokers)
+        refused, fenced = at_once(moving, Service(brokers, store, group, topic, membership=Standalone()).catch_up)
+        moved = journal(store, group, "reset")
+        # All partitions or none, and whoever has lost was told.
+        assert len(moved) == (0 if refused else PARTITIONS), refused
+        assert fenced is None or moved, fenced
+        Service(brokers, store, group, topic, membership=Standalone()).catch_up()
+        assert seen(store) - before == applied_as_the_journal_says(store, group, 20, 40)
+        assert all(position.balanced for position in standing(store, group).values())
+
+
+@pytest.mark.parametrize("rounds_on", several(*SQL, "redis"))
+def test_resets_at_once_are_never_mixed(brokers: str, store: str, groups: list[str], topic: str) -> None:
+    for group in groups:
+        stand(brokers, store, group, topic, dict.fromkeys(range(PARTITIONS), 30))
+        moving = partial(reset, group, [topic], execute=True, store=store, brokers=brokers)
+        refused = at_once(*(partial(moving, to_offset=to) for to in AIMS))
+        assert all(isinstance(one, PositionMoved) for one in refused if one), refused
+        won = {to for to, one in zip(AIMS, refused, strict=True) if one is None}
+        (at,) = set(offsets(store, group).values())
+        assert at in won
+        notes = [line.note for line in journal(store, group, "reset", "skip")]
+        assert {note.span.partition.number for note in notes} == set(range(PARTITIONS))
+        assert all(position.balanced for position in standing(store, group).values())
