@@ -122,6 +122,10 @@ class Books(ABC):
         """Dead letters, the oldest first."""
 
     @abstractmethod
+    def letter_counts(self, group: str) -> dict[str, int]:
+        """How many dead letters there are in each state."""
+
+    @abstractmethod
     def settle(self, letters: Sequence[Letter], state: str, by: str, now: datetime) -> None:
         """Change the state of these, all of them open; raises ``PositionMoved`` if one is not, and changes none."""
 

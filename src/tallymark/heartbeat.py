@@ -23,6 +23,7 @@ class Heartbeat:
         self._ledger = ledger
         self._group = group
         self._run = Run(owner.run, owner.host, owner.since, owner.since)
+        self._known = False
         self._ending = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -46,7 +47,11 @@ class Heartbeat:
     def _tell(self) -> None:
         # What is written for people to read must not stop the work.
         with suppress(TallymarkError):
-            self._ledger.write_run(self._group, replace(self._run, seen=datetime.now(timezone.utc)))
+            self._ledger.write_run(
+                self._group, replace(self._run, seen=datetime.now(timezone.utc)), new=not self._known
+            )
+            # From then on it does not come back: whoever has forgotten the group meant it.
+            self._known = True
 
 
 def words(error: BaseException | None) -> str | None:

@@ -46,8 +46,8 @@ class Member:
         self._mirror = Mirror(name) if mirror else None
         self._source = source
         self._drain = min(group.drain, float(source.settings.get("max.poll.interval.ms", 300_000)) / 1000 * 0.8)
-        beat = 5.0 if group.protocol == "consumer" else source.settings.get("heartbeat.interval.ms", 3000) / 1000
-        self.grace: float | None = 2 * float(beat) + 1
+        beat = 5.0 if group.protocol == "consumer" else float(source.settings.get("heartbeat.interval.ms", 3000)) / 1000
+        self.grace: float | None = 2 * beat + 1
         self._cooperative = group.protocol == "consumer" or group.strategy == "cooperative-sticky"
         self._settings = {
             **SETTINGS,

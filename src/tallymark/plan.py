@@ -166,7 +166,8 @@ def check_identity(position: Position, topic_id: str, cluster_id: str) -> None:
     if position.topic_id != topic_id:
         raise TopicRecreated(
             f"topic {position.partition.topic} was deleted and created again (id {position.topic_id}, now {topic_id}), "
-            f"so position {position.next_offset} of {position.partition} means nothing in it; use a new group"
+            f"so position {position.next_offset} of {position.partition} means nothing in it; use a new group, "
+            "or forget this one: tallymark delete-group"
         )
 
 

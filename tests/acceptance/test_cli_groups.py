@@ -54,7 +54,7 @@ def commit(store: Store, group: str) -> None:
     store.apply((), entry)
     store.release(group, claims.values())
     ended = datetime.now(timezone.utc)
-    store.write_run(group, Run("first", "worker-7", SINCE, ended, ended))
+    store.write_run(group, Run("first", "worker-7", SINCE, ended, ended), new=True)
 
 
 def test_a_group_is_paused_with_a_reason_and_resumed(store: Store, url: str, group: str) -> None:

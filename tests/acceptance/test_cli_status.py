@@ -57,7 +57,7 @@ def read(brokers: str, group: str, topic: str, url: str) -> None:
 
 def ran(store: Store, group: str, name: str, **how: Any) -> None:
     began, now = datetime.now(timezone.utc) - timedelta(hours=1), datetime.now(timezone.utc)
-    store.write_run(group, Run(name, "worker-7", began, **({"seen": now} | how)))
+    store.write_run(group, Run(name, "worker-7", began, **({"seen": now} | how)), new=True)
 
 
 def test_the_state_follows_from_runs_in_every_ledger(url: str, group: str) -> None:

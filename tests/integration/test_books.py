@@ -68,10 +68,10 @@ def replaying(group: str, store: Store, *letters: str, error: str | None = None)
 
 def test_a_run_is_seen_and_its_end_is_kept(store: Store, group: str) -> None:
     run = Run("run-1", "here", SINCE, SINCE)
-    store.write_run(group, run)
+    store.write_run(group, run, new=True)
     store.write_run(group, dataclasses.replace(run, seen=SINCE + timedelta(seconds=5)))
     later = Run("run-2", "there", SINCE + timedelta(hours=1), SINCE, SINCE + timedelta(hours=2), "it broke\0")
-    store.write_run(group, later)
+    store.write_run(group, later, new=True)
     newest, first = store.books().runs(group)
     assert (newest.name, newest.ended) == ("run-2", later.ended)
     assert newest.error is not None
@@ -84,7 +84,7 @@ def test_a_run_is_seen_and_its_end_is_kept(store: Store, group: str) -> None:
 
 def test_only_the_newest_runs_are_kept(store: Store, group: str) -> None:
     for number in range(105):
-        store.write_run(group, Run(f"run-{number}", "here", SINCE + timedelta(seconds=number), SINCE))
+        store.write_run(group, Run(f"run-{number}", "here", SINCE + timedelta(seconds=number), SINCE), new=True)
     assert [run.name for run in store.books().runs(group)] == [f"run-{number}" for number in range(104, 4, -1)]
 
 
@@ -252,7 +252,7 @@ def test_a_position_that_somebody_else_makes_meanwhile_is_left_alone(store: Stor
 def test_a_group_is_forgotten_whole_and_alone(store: Store, group: str) -> None:
     for each in (group, f"{group}-other"):
         commit(store, each)
-        store.write_run(each, Run("first", "here", SINCE, SINCE))
+        store.write_run(each, Run("first", "here", SINCE, SINCE), new=True)
         store.books().move(each, [ZERO], sent_to(15), OPERATOR, SINCE)
     seen: list[int] = []
     store.books().delete(group, lambda positions, runs: seen.append(len(positions) + len(runs)))
@@ -263,8 +263,10 @@ def test_a_group_is_forgotten_whole_and_alone(store: Store, group: str) -> None:
     books = store.books()
     assert (books.runs(group), books.history(group), books.letters(LetterQuery(group, states=None))) == ([], [], [])
     assert list(books.groups()) == [f"{group}-other"]
+    store.write_run(group, Run("first", "here", SINCE, SINCE))
+    assert books.runs(group) == []
     assert len(store.positions()[f"{group}-other"]) == 2
-    assert len(books.letters(LetterQuery(f"{group}-other"))) == 2
+    assert books.letter_counts(f"{group}-other") == {DEAD: 2}
 
 
 def test_who_does_not_consent_keeps_the_group(store: Store, group: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tallymark.books import DEAD, LetterQuery, Run, owners_alive
+from tallymark.books import DEAD, Run, owners_alive
 from tallymark.cli.groups import Group, operator
 from tallymark.cli.options import AsJson, FileOption, StoreUrl, target
 from tallymark.cli.survey import ledger
@@ -50,7 +49,7 @@ class Holdings:
             group,
             store.positions(group).get(group, []),
             f"{batches}+" if batches == MOST_BATCHES else str(batches),
-            Counter(letter.state for letter in books.letters(LetterQuery(group, states=None))),
+            books.letter_counts(group),
             len(store.skips(group)),
             books.runs(group),
         )

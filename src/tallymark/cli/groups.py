@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tallymark.brokers import Brokers
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
-from tallymark.cli.survey import MOST_LETTERS, Survey, ledger, look
+from tallymark.cli.survey import Survey, ledger, look
 from tallymark.cli.tables import FittedTable, whole_lines
 from tallymark.errors import BadInput
 from tallymark.health import moment
@@ -63,7 +63,7 @@ def _cells(one: Survey) -> list[str]:
         str(len(facts.positions)),
         str(facts.unread) if facts.unread is not None else "-",
         f"{facts.waited:.1f}" if facts.waited is not None else "-",
-        f"{one.letters}{'+' if one.letters == MOST_LETTERS else ''}",
+        str(one.letters),
         str(one.open_skips),
         moment(facts.last_commit) if facts.last_commit else "-",
         one.verdict.reason,

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from tallymark.brokers import Brokers
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
-from tallymark.cli.survey import MOST_LETTERS, Pace, Sight, Survey, ledger, look
+from tallymark.cli.survey import Pace, Sight, Survey, ledger, look
 from tallymark.cli.tables import FittedTable, whole_lines
 from tallymark.cli.watch import watch
 from tallymark.errors import BadInput
@@ -96,8 +96,7 @@ def _group(one: Survey, sight: Sight) -> Iterator[RenderableType]:
         seen = duration((facts.now - run.seen).total_seconds())
         yield Text(f"  run {run.name} on {run.host} since {moment(run.started)}, seen {seen} ago")
     counts = ", ".join(f"{count} {outcome}" for outcome, count in asdict(one.tally).items())
-    letters = f"{one.letters}{'+' if one.letters == MOST_LETTERS else ''} open dead letters"
-    yield Text(f"  {counts}; {letters}, {one.open_skips} open skips")
+    yield Text(f"  {counts}; {one.letters} open dead letters, {one.open_skips} open skips")
     if paces := one.paces:
         styles = ["" if pace.position.balanced else "red" for pace in paces]
         yield FittedTable(COLUMNS, [_cells(pace) for pace in paces], DISPENSABLE, styles)

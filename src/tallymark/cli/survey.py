@@ -10,7 +10,7 @@ from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any
 
-from tallymark.books import Books, LetterQuery
+from tallymark.books import DEAD, Books
 from tallymark.brokers import Brokers
 from tallymark.errors import BadInput, TableChanged, TallymarkError
 from tallymark.health import HISTORY, Facts, Verdict, applied_rates, drain, judge
@@ -18,9 +18,6 @@ from tallymark.lag import Lag, measure, rates_in
 from tallymark.spans import GroupState, Partition, Position, Tally
 from tallymark.stores.opening import open_store
 from tallymark.stores.store import Store
-
-MOST_LETTERS = 1000
-"""Open dead letters that are counted, at the most: each comes with its record."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +159,7 @@ def _from_ledger(store: Store, group: str | None) -> list[Survey]:
 def _survey(books: Books, group: str, state: GroupState, positions: list[Position]) -> Survey:
     runs, history = books.runs(group), books.history(group, most=HISTORY)
     notes = books.notes(group, ["reset", "skip"])
-    letters = len(books.letters(LetterQuery(group, most=MOST_LETTERS)))
+    letters = books.letter_counts(group).get(DEAD, 0)
     return Survey(group, Facts(datetime.now(timezone.utc), state, positions, runs, history, notes), letters)
 
 

@@ -24,7 +24,7 @@ def read_history(connection: Connection, group: str, since: datetime | None, mos
     query = select(batches).where(batches.c.group_name == group)
     if since is not None:
         query = query.where(batches.c.committed_at >= since)
-    newest = query.order_by(batches.c.committed_at.desc(), batches.c.id.desc()).limit(most)
+    newest = query.order_by(batches.c.id.desc()).limit(most)
     return [
         BatchLine(
             row.batch,
@@ -39,10 +39,10 @@ def read_history(connection: Connection, group: str, since: datetime | None, mos
 
 
 def read_notes(connection: Connection, group: str, kinds: Collection[str]) -> list[NoteLine]:
-    """In the order of time."""
+    """In the order in which they were written: hosts may differ about the time."""
     query = select(exceptions).where(exceptions.c.group_name == group, exceptions.c.kind.in_(list(kinds)))
     found = []
-    for row in connection.execute(query.order_by(exceptions.c.recorded_at, exceptions.c.id)):
+    for row in connection.execute(query.order_by(exceptions.c.id)):
         span = Span(Partition(row.topic, row.partition_id), row.start_offset, row.stop_offset)
         found.append(NoteLine(Note(row.kind, span, row.reason), row.batch, row.recorded_at))
     return found

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, bindparam, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, func, select, update
 
 from tallymark.books import DEAD, REPLAYED, VOID, Letter, LetterQuery
 from tallymark.errors import CommitRefused
@@ -25,6 +25,12 @@ from tallymark.spans import Partition
 def read_letters(connection: Connection, query: LetterQuery) -> list[Letter]:
     """The oldest first."""
     return [_letter(row) for row in connection.execute(_select(query))]
+
+
+def count_letters(connection: Connection, group: str) -> dict[str, int]:
+    by_state = select(dead_letters.c.state, func.count()).group_by(dead_letters.c.state)
+    rows = connection.execute(by_state.where(dead_letters.c.group_name == group).order_by(dead_letters.c.state))
+    return {state: int(count) for state, count in rows}
 
 
 def letter_states(connection: Connection, ids: Collection[str]) -> dict[str, str]:

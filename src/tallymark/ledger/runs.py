@@ -10,12 +10,12 @@ from tallymark.ledger.tables import runs
 KEEP_RUNS = 100
 
 
-def write_run(connection: Connection, group: str, run: Run) -> None:
+def write_run(connection: Connection, group: str, run: Run, new: bool) -> None:
     """Say what is known of it now; a new one pushes the oldest out."""
     values = {"host": run.host, "started_at": run.started, "seen_at": run.seen, "ended_at": run.ended}
     values |= {"error": run.error.replace("\0", "\\0") if run.error else None}
     here = runs.c.group_name == group, runs.c.run == run.name
-    if connection.execute(update(runs).where(*here).values(values)).rowcount:
+    if connection.execute(update(runs).where(*here).values(values)).rowcount or not new:
         return
     connection.execute(insert(runs), values | {"group_name": group, "run": run.name})
     for old in read_runs(connection, group)[KEEP_RUNS:]:

@@ -65,6 +65,8 @@ class MariaDB(Server):
             "--no-defaults",
             f"--basedir={self._base}",
             f"--datadir={making}",
+            # In the shared one, two servers that are made at once take each other's files away.
+            f"--tmpdir={self.directory}",
             f"--user={getpass.getuser()}",
             "--auth-root-authentication-method=normal",
             "--skip-test-db",

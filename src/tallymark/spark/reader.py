@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tallymark.errors import BadInput, BatchTooLarge, TooManyDead, Unreachable
+from tallymark.errors import BadInput, BatchTooLarge, TallymarkError, TooManyDead, Unreachable
 from tallymark.formats import explain
 from tallymark.read import DeadLetter, Reading, Seen
 from tallymark.shape import DELETED, HIDDEN, OFFSET, Refusal, Staged, TableSpec
@@ -294,6 +294,8 @@ def _without(records: DataFrame, refusals: Sequence[Refusal]) -> DataFrame:
 def _call(spec: TableSpec, function: TableFunction, records: DataFrame) -> DataFrame:
     try:
         result = function(records)
+    except TallymarkError:
+        raise
     except Exception as error:
         said = first_line(error)
         raise BadInput(f"table {spec.name}: its function raised {type(error).__name__}: {said}") from error

@@ -132,9 +132,9 @@ class SqlStore(Store):
         with self.look() as connection:
             yield SqlStill(holding_still(connection))
 
-    def write_run(self, group: str, run: Run) -> None:
+    def write_run(self, group: str, run: Run, *, new: bool = False) -> None:
         with self.transaction() as connection:
-            write_run(connection, group, run)
+            write_run(connection, group, run, new)
 
     def recent(self, group: str, since: datetime) -> Tally:
         with self.look() as connection:

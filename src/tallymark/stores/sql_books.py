@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 
 from tallymark.books import BatchLine, Books, Consent, Decision, Letter, LetterQuery, NoteLine, Run
 from tallymark.ledger.history import read_groups, read_history, read_notes
-from tallymark.ledger.letters import read_letters, settle
+from tallymark.ledger.letters import count_letters, read_letters, settle
 from tallymark.ledger.move import delete_group, move
 from tallymark.ledger.read import lock_positions
 from tallymark.ledger.runs import read_runs
@@ -44,6 +44,10 @@ class SqlBooks(Books):
     def letters(self, query: LetterQuery) -> list[Letter]:
         with self._look() as connection:
             return read_letters(connection, query)
+
+    def letter_counts(self, group: str) -> dict[str, int]:
+        with self._look() as connection:
+            return count_letters(connection, group)
 
     def settle(self, letters: Sequence[Letter], state: str, by: str, now: datetime) -> None:
         with self._transaction() as connection:

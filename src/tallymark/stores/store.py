@@ -77,8 +77,8 @@ class Store(ABC):
         """The store at one moment, for whoever compares what it holds."""
 
     @abstractmethod
-    def write_run(self, group: str, run: Run) -> None:
-        """Say what is known of a run now; the newest 100 of a group are kept."""
+    def write_run(self, group: str, run: Run, *, new: bool = False) -> None:
+        """Say what is known of a run now, if it is a new one or known; the newest 100 of a group are kept."""
 
     @abstractmethod
     def recent(self, group: str, since: datetime) -> Tally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -57,6 +58,10 @@ class RedisBooks(Books):
         groups = [query.group] if query.group is not None else list(self.groups())
         found = [letter for group in groups for letter in self._letters(group) if letters.matches(query, letter)]
         return sorted(found, key=lambda letter: letter.recorded_at)[: query.most]
+
+    def letter_counts(self, group: str) -> dict[str, int]:
+        states: list[str] = self.ask(lambda client: letters.states(client, self.keys, group))
+        return dict(sorted(Counter(states).items()))
 
     def settle(self, chosen: Sequence[Letter], state: str, by: str, now: datetime) -> None:
         work = Work()

@@ -54,6 +54,14 @@ def read(client: Any, keys: Keys, group: str) -> list[Letter]:
     return [_letter(name.decode().removeprefix(prefix), group, fields) for name, fields in found if fields]
 
 
+def states(client: Any, keys: Keys, group: str) -> list[str]:
+    """The state of each."""
+    pipe = client.pipeline(transaction=False)
+    for name in client.zrange(keys.letters(group), 0, -1):
+        pipe.hget(name, "state")
+    return [state.decode() for state in pipe.execute() if state]
+
+
 def matches(query: LetterQuery, letter: Letter) -> bool:
     record = letter.record
     return (

@@ -32,7 +32,17 @@ from tallymark.errors import (
     TallymarkError,
     Unreachable,
 )
-from tallymark.fence import Claim, Decide, Entry, Rebalance, Skip, explain_refusal, explain_settled, explain_unfillable
+from tallymark.fence import (
+    Claim,
+    Decide,
+    Entry,
+    Rebalance,
+    Skip,
+    explain_loss,
+    explain_refusal,
+    explain_settled,
+    explain_unfillable,
+)
 from tallymark.shape import Changes, TableSpec, table_schema
 from tallymark.spans import GroupState, Owner, Partition, Position, Tally
 from tallymark.steps import Step
@@ -128,10 +138,11 @@ class RedisStore(Store):
     def still(self) -> Iterator[RedisStill]:
         yield RedisStill(self._keys, self.ask)
 
-    def write_run(self, group: str, run: Run) -> None:
-        work = Work()
-        journal.write_run(work, self._keys, group, run, self._hashes([self._keys.runs(group)])[0])
-        self._run(work)
+    def write_run(self, group: str, run: Run, *, new: bool = False) -> None:
+        known, work = self._hashes([self._keys.runs(group)])[0], Work()
+        if new or run.name in known:
+            journal.write_run(work, self._keys, group, run, known)
+            self._run(work)
 
     def recent(self, group: str, since: datetime) -> Tally:
         with translated(self.name):
@@ -201,7 +212,7 @@ class RedisStore(Store):
         on_step(Step.WRITTEN)
         if made is not None:
             on_step(Step.MOVED)
-        answer = self._answer(work, divisible=made is not None and any(len(span) > 1 for span in made.spans))
+        answer = self._answer(work, divisible=made is not None and _divisible(made))
         if answer[0] == b"wrong":
             _, _, key, kind = answer[1][0]
             raise DataRefused(f"key {key.decode()} holds a {kind.decode()}; nothing was written")
@@ -216,7 +227,7 @@ class RedisStore(Store):
     ) -> None:
         work = self._commit(entry) if entry is not None else Work()
         batch = entry.batch if entry is not None else uuid.uuid4().hex
-        divisible = entry is not None and any(len(span) > 1 for span in entry.spans)
+        divisible = entry is not None and _divisible(entry)
         answer = self._write(work, changes, batch, refusals, divisible, on_step)
         self._check_moved(answer, entry)
 
@@ -265,6 +276,8 @@ class RedisStore(Store):
         concerned = {*(step.partition for step in entry.advances), *(each.partition for each in entry.replays)}
         found = self._positions(entry.group, concerned)
         skips = self._open_skips(entry.group) if entry.fills else {}
+        if gone := concerned - found.keys():
+            raise explain_loss(min(gone), 0, None)
         replayed = [each.letter for each in entry.replays if each.error is None]
         states = {letter.id: letter.state for letter in self._letters(entry.group)} if replayed else {}
         error = (
@@ -359,6 +372,11 @@ class RedisStore(Store):
                 f"{self.name} throws away any key when memory is short (maxmemory-policy {policy}), positions among "
                 "them; set it to noeviction, or to volatile-ttl if others need room"
             )
+
+
+def _divisible(entry: Entry) -> bool:
+    """Whether smaller batches could do the same."""
+    return len(entry.replays) > 1 or any(len(span) > 1 for span in entry.spans)
 
 
 def _texts(members: Iterable[bytes]) -> list[str]:
