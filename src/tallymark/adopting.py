@@ -69,7 +69,7 @@ def meaning(planned: Planned) -> str:
     return f"goes on at {planned.new}"
 
 
-def adopting(plan: Sequence[Planned], there: Mapping[Partition, int]) -> Decision:
+def adopting(plan: Sequence[Planned], there: Mapping[Partition, int], reason: str) -> Decision:
     """Make the positions of the plan, unless somebody has made other ones meanwhile."""
     logs = {one.partition: one.log for one in plan}
 
@@ -80,7 +80,7 @@ def adopting(plan: Sequence[Planned], there: Mapping[Partition, int]) -> Decisio
             raise PositionMoved(f"{moved}; nothing was changed") from None
         return Wish(
             {
-                one.partition: FirstClaim(one.new, one.log.topic_id, one.log.cluster_id)
+                one.partition: FirstClaim(one.new, one.log.topic_id, one.log.cluster_id, reason)
                 for one in again
                 if one.old is None and one.new is not None
             }

@@ -22,11 +22,15 @@ from tallymark.spans import Partition, Position, Span, Tally
 
 @dataclass(frozen=True)
 class FirstClaim:
-    """Where a partition that has no position yet starts, and which topic of which cluster it is."""
+    """Where a partition that has no position yet starts, and which topic of which cluster it is.
+
+    ``reason`` is for the journal, where somebody has made the position by hand.
+    """
 
     offset: int
     topic_id: str
     cluster_id: str
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,11 +90,23 @@ class Advance:
 
 @dataclass(frozen=True)
 class Note:
-    """A span that is not in the tables, or will be there again: kind is skip, loss, reset, backfill or replay."""
+    """A span that is not in the tables, or will be there again.
+
+    ``kind`` is skip, loss, reset, backfill, replay or begin.
+    """
 
     kind: str
     span: Span
     reason: str
+
+
+def begun(first: Mapping[Partition, FirstClaim]) -> list[Note]:
+    """What the journal says of positions that were made by hand: where each begins."""
+    return [
+        Note("begin", Span(partition, start.offset, start.offset), start.reason)
+        for partition, start in sorted(first.items())
+        if start.reason is not None
+    ]
 
 
 @dataclass(frozen=True)

@@ -162,7 +162,7 @@ def wish(plan: Sequence[Planned], reason: str) -> Wish:
     for one in plan:
         if one.changes and one.new is not None:
             if one.old is None:
-                first[one.partition] = FirstClaim(one.new, one.log.topic_id, one.log.cluster_id)
+                first[one.partition] = FirstClaim(one.new, one.log.topic_id, one.log.cluster_id, reason)
             else:
                 restarts[one.partition] = Restart(one.new, reason)
     return Wish(first, restarts)

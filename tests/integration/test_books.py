@@ -220,13 +220,15 @@ def test_a_wish_that_raises_changes_nothing(store: Store, group: str) -> None:
 
 
 def test_positions_are_made_for_a_group_that_has_none(store: Store, group: str) -> None:
-    wish = Wish({ZERO: FirstClaim(42, "id", "cluster"), ONE: FirstClaim(7, "id", "cluster")})
+    wish = Wish({ZERO: FirstClaim(42, "id", "cluster", "taken over"), ONE: FirstClaim(7, "id", "cluster")})
     store.books().move(group, [ZERO, ONE], lambda *_: wish, OPERATOR, SINCE)
     made = position(store, group)
     assert (made.next_offset, made.first_offset, made.owner, made.tally) == (42, 42, None, Tally())
     state = store.state(group)
     assert state is not None
     assert state.by == OPERATOR
+    (line,) = store.books().notes(group, ["begin"])
+    assert (line.note.span, line.note.reason) == (Span(ZERO, 42, 42), "taken over")
 
 
 def test_a_position_that_somebody_else_makes_meanwhile_is_left_alone(store: Store, url: str, group: str) -> None:

@@ -107,7 +107,9 @@ def _import(store: Store, group: str, found: Found, there: Mapping[Partition, Lo
     plan = adopt(found.offsets, there, known)
     if execute:
         store.create_ledger()
-        store.books().move(group, there, adopting(plan, found.offsets), operator(), datetime.now(timezone.utc))
+        by = operator()
+        decision = adopting(plan, found.offsets, f"taken over from {found.source} by {by}")
+        store.books().move(group, there, decision, by, datetime.now(timezone.utc))
     return plan
 
 

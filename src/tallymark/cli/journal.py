@@ -24,7 +24,7 @@ from tallymark.spans import Partition, Position, Span
 from tallymark.stores.store import Store
 
 Group = Annotated[str | None, typer.Argument(help="Only this group.")]
-KINDS = ("skip", "loss", "reset", "backfill", "replay")
+KINDS = ("skip", "loss", "reset", "backfill", "replay", "begin")
 
 skips = typer.Typer()
 
@@ -103,7 +103,7 @@ def losses(group: Group = None, store: StoreUrl = None, file: FileOption = None,
 
 
 def journal(group: Group = None, store: StoreUrl = None, file: FileOption = None, as_json: AsJson = False) -> None:
-    """Show all that was noted of a group, in the order of time: open skips, losses, resets, backfills, replays."""
+    """Show all that was noted of a group, in the order of time: open skips, losses, resets, backfills and more."""
     of = target(file, group, store)
     with ledger(_needed(of.store, "journal")) as opened:
         lines = _notes(opened, of.group, KINDS)

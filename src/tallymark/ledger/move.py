@@ -9,8 +9,9 @@ from sqlalchemy import Connection, delete, update
 
 from tallymark.books import Consent, Decision
 from tallymark.errors import PositionMoved
-from tallymark.fence import Claim, FirstClaim
+from tallymark.fence import Claim, FirstClaim, begun
 from tallymark.ledger.claim import insert_first, register_group, restart
+from tallymark.ledger.commit import record_notes
 from tallymark.ledger.read import lock_positions, read_group
 from tallymark.ledger.runs import read_runs
 from tallymark.ledger.statements import key_condition, key_parameters
@@ -29,6 +30,7 @@ def move(
     register_group(connection, group, by, now)
     insert_first(connection, group, now, wish.first)
     _check_made(wish.first, lock_positions(connection, group, wish.first))
+    record_notes(connection, group, begun(wish.first), now)
     free = {"epoch": positions.c.epoch + 1, "owner": None, "owner_host": None, "owned_since": None}
     for partition, to in sorted(wish.restarts.items()):
         connection.execute(update(positions).where(*key_condition()).values(free), key_parameters(group, partition))

@@ -23,7 +23,7 @@ from datetime import datetime
 from typing import Any
 
 from tallymark.books import Letter
-from tallymark.fence import Claim, Decide, Entry, FirstClaim, Restart, Wish, check_held, restarted
+from tallymark.fence import Claim, Decide, Entry, FirstClaim, Restart, Wish, begun, check_held, restarted
 from tallymark.spans import OUTCOMES, GroupState, Owner, Partition, Position, Tally
 from tallymark.stores.redis import journal, letters
 from tallymark.stores.redis.keys import Keys
@@ -108,6 +108,7 @@ def move(
     _register(work, keys, group, by, now)
     for partition, start in sorted(wish.first.items()):
         _insert(work, keys, group, None, now, partition, start)
+    journal.note(work, keys, group, begun(wish.first), now)
     for partition, to in sorted(wish.restarts.items()):
         old = found[partition]
         new = replace(old, epoch=old.epoch + 1, owner=None)
