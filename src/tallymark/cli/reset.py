@@ -26,7 +26,7 @@ from tallymark.cli.moves import (
 )
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, Target
 from tallymark.cli.tables import plain_table, print_table
-from tallymark.errors import BadInput, TopicRecreated
+from tallymark.errors import BadInput
 from tallymark.moving import Aim, Planned, Reset, before_now, busy, parse_duration, parse_moment, parse_scope, within
 from tallymark.offsetsfile import read_offsets, write_offsets
 from tallymark.spans import Partition, Position
@@ -112,10 +112,7 @@ class _Resetting:
         there = logs(brokers, _scope(aim, found, brokers, topics, all_topics))
         self.now, self.by = datetime.now(timezone.utc), operator()
         self.reset = Reset(aim, there, brokers.offsets_at(there, aim.moment) if aim.moment else {})
-        try:
-            self.preview = self.reset.plan(found)
-        except TopicRecreated as error:
-            raise TopicRecreated(f"{error}, or forget this one: tallymark delete-group {self.group}") from None
+        self.preview = self.reset.plan(found)
 
     @property
     def in_the_way(self) -> list[Position]:
