@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from confluent_kafka import ConsumerGroupTopicPartitions
 
@@ -57,10 +57,12 @@ def lag(planned: Planned) -> int | None:
     return None if planned.new is None else planned.log.end - planned.new
 
 
-def meaning(planned: Planned) -> str:
-    """What the run that comes next will find."""
-    if planned.new is None:
+def meaning(planned: Planned, going_on: Collection[str]) -> str:
+    """What the run that comes next will find. ``going_on`` are topics in which some partition has a position then."""
+    if planned.new is None and planned.partition.topic in going_on:
         return "no offset there: begins at the earliest"
+    if planned.new is None:
+        return "no offset there: begins as start= says"
     if not planned.changes:
         return "unchanged"
     gone = planned.log.start - planned.new

@@ -11,25 +11,26 @@ import logging
 import shlex
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import count
 from typing import TypeVar
 
+from tallymark.batch import Batch
 from tallymark.brokers import Brokers
-from tallymark.commit import Batch, Committer, Destination, check_letters
+from tallymark.commit import Committer, Destination
 from tallymark.errors import BadInput, BatchTooLarge, GroupPaused, PositionMoved
 from tallymark.fence import Skip
 from tallymark.job import Job
-from tallymark.letters import fetched, refused
+from tallymark.letters import check_letters, fetched, parted, refused
 from tallymark.openskips import OpenSkips
 from tallymark.patience import patiently
 from tallymark.plan import Move, Plan, adapt, readable_from
 from tallymark.read import DeadLetter, Reader, Reading
 from tallymark.shape import Refusal, TableSpec
-from tallymark.spans import Span, Tally
+from tallymark.spans import Partition, Span, Tally
 from tallymark.steps import OnStep, Progress, Step, ignore
 
 log = logging.getLogger(__name__)
@@ -150,20 +151,25 @@ class Filler:
             return None
         progress = Progress(name, move.read, left - move.read)
         self._on_step(Step.PLANNED, progress)
+        again, tables = partial(self._reading, move, name), self._job.tables
         try:
-            reading = self._reader.read([move.read_span], name) if move.read else self._nothing()
+            reading = again()
+            self._on_step(Step.READ, progress)
+            reading, refusals = parted(reading, refused(reading, tables), tables, again)
         except BatchTooLarge as error:
             self._read_less(move.read, error)
             return self._prepared(skip, left)
-        # Asked after the reading: if it is the same topic still, it was the same topic then.
-        self._skips.log(skip.span.partition)
-        self._on_step(Step.READ, progress)
-        check_letters(reading)
-        tables = self._job.tables
-        letters = [*reading.dead_letters, *self._letters(refused(reading, tables))]
-        batch = Batch.shaped(name, started, Plan((move,)), reading, tables, letters, skip)
+        letters = [*reading.dead_letters, *self._letters(refusals)]
+        batch = Batch.shaped(name, started, Plan((move,)), reading, tables, letters, skip, again=again)
         self._on_step(Step.STAGED, progress)
         return batch
+
+    def _reading(self, move: Move, name: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
+        reading = self._reader.read([move.read_span], name, without) if move.read else self._nothing()
+        # Asked after the reading: if it is the same topic still, it was the same topic then.
+        self._skips.log(move.partition)
+        check_letters(reading)
+        return reading
 
     def _first_move(self, span: Span) -> Move:
         found = self._skips.log(span.partition)

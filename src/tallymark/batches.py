@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -10,16 +11,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from tallymark.commit import Batch as Accounts
-from tallymark.commit import Tried
-from tallymark.errors import BadInput
+from tallymark.batch import Batch as Accounts
+from tallymark.batch import Tried
+from tallymark.errors import BadInput, TallymarkError
 from tallymark.fence import Skip
-from tallymark.fetch import timestamp
 from tallymark.plan import Move, Plan
 from tallymark.read import DeadLetter, Reading, Seen
 from tallymark.records import Record, Records, letter
-from tallymark.spans import Partition
+from tallymark.spans import Partition, Span
 from tallymark.stores.transaction import Transaction
+from tallymark.times import timestamp
+
+log = logging.getLogger(__name__)
 
 Commit = Callable[["Batch"], AbstractContextManager[Transaction]]
 
@@ -55,6 +58,7 @@ class Batch:
         self._skip = skip
         self.tried = tried or {}
         """The dead letters that are tried again, by their records. Those that die again keep their letters."""
+        self._accounted = False
         self._started = datetime.now(timezone.utc)
 
     def __len__(self) -> int:
@@ -74,20 +78,30 @@ class Batch:
         if self.committed or self.abandoned:
             words = "committed already" if self.committed else "gone: its partitions went to others"
             raise BadInput(f"batch {self.name} is {words}; take the next one")
-        before = dict(self._letters)
+        before = self.moves, self._messages, dict(self._letters), self.tried
         try:
             with self._commit(self) as db:
                 yield db
         except BaseException:
-            self._letters = before
+            self.moves, self._messages, self._letters, self.tried = before
             raise
+        finally:
+            self._accounted = False
         self.committed = True
 
     def dead(self, record: Record, error: BaseException | str, table: str | None = None) -> None:
-        """Set a record aside: it is written to the dead letters in this transaction, and counts as dead."""
-        if record.place not in self._letters:
-            message = self._find(record)
-            words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        """Set a record aside: it is written to the dead letters in this transaction, and counts as dead.
+
+        Where positions move first (``at-most-once``), that has to be known before the transaction: inside it the record
+        is lost, which is only logged.
+        """
+        if record.place in self._letters:
+            return
+        message = self._find(record)
+        words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        if self._accounted:
+            self._lose(Span(record.place[0], record.offset, record.offset + 1), words)
+        else:
             self._letters[record.place] = letter(message, words, table)
 
     @property
@@ -99,8 +113,12 @@ class Batch:
         """Where each partition goes on behind this batch."""
         return {move.partition: move.stop for move in self.moves}
 
-    def shorten(self, unfinished: Mapping[Partition, int]) -> None:
-        """Commit only what comes before these offsets; the rest is handed out again."""
+    def shorten(self, unfinished: Mapping[Partition, int], error: TallymarkError | None) -> None:
+        """Commit only what comes before these offsets; the rest is handed out again, unless the ledger is past it."""
+        if self._accounted:
+            for partition, offset in unfinished.items():
+                self._lose(Span(partition, offset, self.stops[partition]), error)
+            return
         self.moves = tuple(_until(move, unfinished.get(move.partition, move.stop)) for move in self.moves)
 
         def finished(partition: Partition, offset: int) -> bool:
@@ -114,7 +132,8 @@ class Batch:
         self.tried = {place: found for place, found in self.tried.items() if finished(*place)}
 
     def accounts(self) -> Accounts:
-        """What is to be written to the ledger for it."""
+        """What is to be written to the ledger for it. From then on it is too late for ``dead`` and ``shorten``."""
+        self._accounted = True
         seen = {
             partition: Seen(len(messages), 0, timestamp(messages[-1]))
             for partition, messages in self._messages.items()
@@ -130,6 +149,10 @@ class Batch:
                 f"batch {self.name} was left without a commit; work in 'with batch.transaction() as db:', "
                 "and leave the loop when that fails"
             )
+
+    def _lose(self, span: Span, error: TallymarkError | str | None) -> None:
+        words = "lost, and counted as applied, as at-most-once allows batch=%s span=%s error=%s"
+        log.error(words, self.name, span, error)
 
     def _find(self, record: Record) -> Any:
         partition, offset = record.place

@@ -20,6 +20,9 @@ BEAT_SECONDS = 5.0
 ALIVE = timedelta(seconds=30)
 """A run that was not seen for so long is taken for dead."""
 
+KEEP_HISTORY = timedelta(days=7)
+"""How long commits stay in the history; the last one of a group always does."""
+
 DEAD, REPLAYED, DISCARDED, SENT, VOID = LETTER_STATES = ("dead", "replayed", "discarded", "sent", "void")
 """Of a dead letter: open; applied after all; given up; written to another topic; to be read again after a reset."""
 UNAPPLIED = (DEAD, DISCARDED, SENT)

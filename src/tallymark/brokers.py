@@ -10,12 +10,11 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import (
-    TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     IsolationLevel,
     KafkaError,
@@ -32,6 +31,7 @@ from tallymark.patience import patiently
 from tallymark.read import Record
 from tallymark.source import is_pattern
 from tallymark.spans import Log, Partition
+from tallymark.times import timestamp
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -302,6 +302,4 @@ class _UnknownGroup(TallymarkError):
 
 
 def _record(message: Any) -> Record:
-    kind, millis = message.timestamp()
-    when = datetime.fromtimestamp(millis / 1000, timezone.utc) if kind != TIMESTAMP_NOT_AVAILABLE else None
-    return Record(message.offset(), when, message.key(), message.value(), message.headers() or ())
+    return Record(message.offset(), timestamp(message), message.key(), message.value(), message.headers() or ())

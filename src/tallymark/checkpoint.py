@@ -74,12 +74,18 @@ def _folder(place: str) -> Path:
 
 
 def _batches(folder: Path) -> list[int]:
-    found = folder.iterdir() if folder.is_dir() else iter(())
+    try:
+        found = list(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise BadInput(f"{folder} can't be read: {error.strerror}") from None
     return sorted(int(file.name) for file in found if file.name.isdecimal())
 
 
 def _sources(file: Path) -> list[Offsets | None]:
-    lines = file.read_text().splitlines()
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file} can't be read: {getattr(error, 'strerror', None) or error}") from None
     if not lines or lines[0] != VERSION:
         raise BadInput(f"{file} is written as {lines[0] if lines else 'nothing'}; only {VERSION} can be read")
     return [_source(line, file) for line in lines[2:]]

@@ -4,6 +4,8 @@
 ``at-most-once`` the ledger first and then the rows, and a crash in between repeats or loses the rows of that batch.
 
 A record that a table refuses is taken out of all tables and written down as a dead letter; the rest is written again.
+Where a table merges records, the rest is read again for that, as if the record were not there.
+
 A connection that breaks leaves the outcome unknown until ``reclaim`` has asked the database; a batch that fills an open
 skip or replays dead letters has no claim, and asks for its name in the journal.
 """
@@ -12,22 +14,18 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
-from tallymark.books import Letter
+from tallymark.batch import Batch
 from tallymark.budget import Budget
-from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, TallymarkError, Unreachable
-from tallymark.fence import Advance, Claim, Entry, Fill, Note, Replay, Skip
-from tallymark.letters import Letters, still_dead
+from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, Unreachable
+from tallymark.fence import Claim, Entry
+from tallymark.letters import Letters, parted, places
 from tallymark.patience import patiently
-from tallymark.plan import Move, Plan
-from tallymark.read import DeadLetter, Reading, Seen
-from tallymark.shape import Changes, Refusal, TableSpec, finish, without
-from tallymark.spans import Partition, Span, Tally
+from tallymark.shape import Changes, Refusal
+from tallymark.spans import Partition
 from tallymark.steps import Step
 from tallymark.stores.store import RowsRefused, Store
 
@@ -36,8 +34,6 @@ log = logging.getLogger(__name__)
 Delivery = Literal["exactly-once", "at-least-once", "at-most-once"]
 Claims = dict[Partition, Claim]
 OnStep = Callable[[Step], None]
-Tried = Mapping[tuple[Partition, int], Letter]
-"""Dead letters that are tried again, by their records."""
 
 
 @dataclass(frozen=True)
@@ -56,112 +52,6 @@ class Destination:
                 f"exactly once needs rows and ledger in one transaction, and {self.rows.name} and {self.ledger.name} "
                 "can't share one; leave out ledger=, or choose delivery='at-least-once' or 'at-most-once'"
             )
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A batch that was read and shaped, and only has to be committed.
-
-    Its moves take positions further; or, where it fills an open ``skip``, its only move is the first part of that.
-    Where dead letters are ``tried`` again it has no move, and ``letters`` are those of them that are dead still.
-    """
-
-    name: str
-    started: datetime
-    plan: Plan
-    reading: Reading
-    tables: Sequence[TableSpec]
-    letters: Sequence[DeadLetter]
-    changes: Sequence[Changes]
-    skip: Skip | None = None
-    tried: Tried = field(default_factory=dict)
-
-    @classmethod
-    def shaped(
-        cls,
-        name: str,
-        started: datetime,
-        plan: Plan,
-        reading: Reading,
-        tables: Sequence[TableSpec],
-        letters: Sequence[DeadLetter],
-        skip: Skip | None = None,
-        tried: Tried | None = None,
-    ) -> Batch:
-        """The batch with every table's rows as they will be written, without those of dead records."""
-        dead = {(letter.partition, letter.offset) for letter in letters}
-        changes = [
-            replace(finish(spec, without(reading.rows[spec.name], dead), name), staged=reading.staged.get(spec.name))
-            for spec in tables
-        ]
-        return cls(name, started, plan, reading, tables, letters, changes, skip, tried or {})
-
-    def refusing(self, letters: Sequence[DeadLetter]) -> Batch:
-        """The same batch with more dead records. What they hid in an upsert comes to light again."""
-        what = self.plan, self.reading, self.tables, [*self.letters, *letters]
-        return self.shaped(self.name, self.started, *what, self.skip, self.tried)
-
-    def advances(self, claims: Mapping[Partition, Claim]) -> list[Advance]:
-        if self.skip is not None:
-            return []
-        return [self._account(move, claims[move.partition].epoch) for move in self.plan.moves]
-
-    def fills(self) -> list[Fill]:
-        if self.skip is None:
-            return []
-        since = f"{self.skip.recorded_at:%Y-%m-%d %H:%M:%S} UTC"
-        return [
-            Fill(
-                self.skip.span,
-                Span(move.partition, move.start, move.stop),
-                self._account(move, 0).tally,
-                f"filled in what was skipped on {since}: {self.skip.reason}",
-            )
-            for move in self.plan.moves
-        ]
-
-    def replays(self) -> list[Replay]:
-        dead = {(letter.partition, letter.offset): letter.error for letter in self.letters}
-        return [
-            Replay(one.id, *at, still_dead(one.record, dead[at]) if at in dead else None)
-            for at, one in self.tried.items()
-        ]
-
-    def _account(self, move: Move, epoch: int) -> Advance:
-        dead = Counter(letter.partition for letter in self.letters)[move.partition]
-        return account(move, self.reading.seen.get(move.partition, Seen()), dead, epoch)
-
-    def entry(self, group: str, claims: Mapping[Partition, Claim]) -> Entry:
-        moves = self.plan.moves
-        lost = [Note("loss", move.lost_span, "deleted before they were read") for move in moves if move.lost]
-        skipped = [Note("skip", move.skipped_span, move.reason) for move in moves if move.skipped]
-        return Entry(
-            group=group,
-            batch=self.name,
-            started=self.started,
-            now=datetime.now(timezone.utc),
-            advances=self.advances(claims),
-            rows={change.spec.name: len(change) for change in self.changes},
-            dead_letters=() if self.tried else self.letters,
-            notes=[*lost, *skipped],
-            fills=self.fills(),
-            replays=self.replays(),
-        )
-
-
-def account(move: Move, seen: Seen, dead: int, epoch: int) -> Advance:
-    """What became of every offset of a move. A reader that counted wrong is stopped here."""
-    tally = Tally(seen.records - dead, dead, move.skipped, move.lost, move.read - seen.records)
-    if min(tally.applied, tally.absent) < 0:
-        raise TallymarkError(f"{move.read_span}: the reader counted {seen.records} records, {dead} of them dead")
-    return Advance(move.partition, move.start, move.stop, epoch, tally, seen.last_timestamp)
-
-
-def check_letters(reading: Reading) -> None:
-    """Every dead record must come with its letter, or it would be counted and gone."""
-    counted = sum(seen.dead for seen in reading.seen.values())
-    if counted != len(reading.dead_letters):
-        raise TallymarkError(f"the reader counted {counted} dead records and kept {len(reading.dead_letters)} of them")
 
 
 class Committer:
@@ -189,7 +79,10 @@ class Committer:
         }[destination.delivery]
 
     def commit(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
-        """Write it all. Returns the claims to go on with, new ones if a connection broke, and what was done."""
+        """Write it all. Returns the claims to go on with, and what was done.
+
+        If a connection broke, the claims are renewed in place: they are the ones to go on with whatever happens.
+        """
         while True:
             self.check_budget(batch)
             try:
@@ -240,18 +133,19 @@ class Committer:
 
     def write_ledger(self, changes: Sequence[Changes], entry: Entry, claims: Claims, on_step: OnStep) -> Claims:
         """Apply to the ledger's store, and find out what became of it if the connection breaks."""
-        held, unknown = claims, False
+        unknown = False
 
         def attempt() -> None:
-            nonlocal held, unknown
+            nonlocal unknown
             if unknown:
-                held, landed = self.settled(entry, held)
+                renewed, landed = self.settled(entry, claims)
+                claims.update(renewed)
                 if landed:
                     log.warning("commit had reached the database group=%s batch=%s", self.group, entry.batch)
                     return
                 unknown = False
             try:
-                self._ledger.apply(changes, _with_epochs(entry, held), on_step, self._refusals_wanted)
+                self._ledger.apply(changes, _with_epochs(entry, claims), on_step, self._refusals_wanted)
             except Unreachable as error:
                 log.warning("commit outcome unknown group=%s batch=%s error=%s", self.group, entry.batch, error)
                 unknown = True
@@ -263,7 +157,7 @@ class Committer:
                     raise
 
         patiently(attempt, patience=self.patience)
-        return held
+        return claims
 
     def settled(self, entry: Entry, held: Claims) -> tuple[Claims, bool]:
         """The claims to go on with, and whether a commit whose outcome was unknown had reached the database."""
@@ -291,7 +185,14 @@ class Committer:
             len(distinct),
             refusals[0].error,
         )
-        return batch.refusing(self._letters(list(distinct.values())))
+        found = [*batch.reading.refusals, *distinct.values()]
+        reading, refused = patiently(
+            lambda: parted(batch.reading, found, batch.tables, batch.again), patience=self.patience
+        )
+        known = places(batch.letters)
+        undecoded = [letter for letter in reading.dead_letters if (letter.partition, letter.offset) not in known]
+        fetched = self._letters([refusal for refusal in refused if refusal.record not in known])
+        return batch.refusing(reading, [*undecoded, *fetched])
 
     def check_budget(self, batch: Batch) -> None:
         if batch.letters:

@@ -19,16 +19,16 @@ from itertools import count
 import pyarrow as pa
 
 from tallymark.ahead import Ahead
+from tallymark.batch import Batch as Accounts
 from tallymark.batches import Batch
 from tallymark.brokers import Brokers, Topic
-from tallymark.commit import Batch as Accounts
 from tallymark.commit import Committer, Destination
 from tallymark.errors import Fenced, UnknownTopic
 from tallymark.fetch import Fetcher, OutOfRange
 from tallymark.formats import Decoder
 from tallymark.goals import Goals
 from tallymark.handled import Handled, HandledCommitter
-from tallymark.loop import KEEP_BATCHES, Until
+from tallymark.loop import Until
 from tallymark.patience import patiently
 from tallymark.pause import may_go_on
 from tallymark.places import Place, place
@@ -92,13 +92,12 @@ class Consuming:
 
     def batches(self, most: int, until: Until = "stopped") -> Iterator[Batch]:
         """Batch after batch, until stopped or at the end of what is there now."""
-        topics = patiently(self._check, self._stop, self._setup.patience)
-        goals = self.share.goals(topics) if until == "caught-up" else None
-        self._ledger.prune(self._setup.group, datetime.now(timezone.utc) - KEEP_BATCHES)
-        if not self._may_go_on(goals, lambda: None):
-            return
-        self.share.join(topics)
         try:
+            topics = patiently(self._check, self._stop, self._setup.patience)
+            goals = self.share.goals(topics) if until == "caught-up" else None
+            if not self._may_go_on(goals, lambda: None):
+                return
+            self.share.join(topics)
             while not self._finished(goals) and self._may_go_on(goals, self._settle):
                 self._settle()
                 self._skip_ahead()
@@ -205,8 +204,10 @@ class Consuming:
         self._follow(self.share.settle())
 
     def _follow(self, settled: Settled) -> None:
-        self._ahead.remove(settled.gone)
-        for partition in settled.gone:
+        # Also what an attempt to recover had dropped before the store was out of reach.
+        gone = settled.gone.union(self._next.keys() - self.share.claims.keys())
+        self._ahead.remove(gone)
+        for partition in gone:
             self._next.pop(partition, None)
         if settled.gained:
             try:

@@ -5,7 +5,7 @@ is compare-and-set: it moves a position only if the offset and the epoch are sti
 
 What was skipped stays open until it is filled. A fill is compare-and-set too, but of the skip: it needs no claim, and
 moves counts from one outcome to others behind the position, so that the owner of the partition goes on undisturbed.
-For every partition the open skips add up to the ``skipped`` of its tally.
+For every partition the open skips from its first offset on add up to the ``skipped`` of its tally.
 """
 
 from __future__ import annotations

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from typing import Any
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tallymark.brokers import Brokers, connect
 from tallymark.errors import TallymarkError
@@ -133,8 +132,3 @@ class Fetcher:
         # librdkafka goes on trying by itself.
         if mine and error.code() not in _PASSING and not error.retriable():
             raise self._brokers.explain(error, message.topic())
-
-
-def timestamp(message: Any) -> datetime | None:
-    kind, millis = message.timestamp()
-    return datetime.fromtimestamp(millis / 1000, timezone.utc) if kind != TIMESTAMP_NOT_AVAILABLE else None

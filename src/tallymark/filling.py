@@ -16,9 +16,9 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
+from tallymark.batch import Batch as Accounts
 from tallymark.batches import Batch
 from tallymark.brokers import Brokers
-from tallymark.commit import Batch as Accounts
 from tallymark.commit import Committer, Destination
 from tallymark.errors import CommitRefused, Unreachable
 from tallymark.fence import Skip

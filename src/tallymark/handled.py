@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 
-from tallymark.commit import Batch, Claims, Committer, OnStep
+from tallymark.batch import Batch
+from tallymark.commit import Claims, Committer, OnStep
 from tallymark.errors import CommitRefused, Unreachable
 from tallymark.fence import Entry
 from tallymark.patience import patiently

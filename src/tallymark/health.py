@@ -6,7 +6,7 @@ Nobody sets these states, but for the pause: they follow from facts, so that no 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -14,7 +14,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tallymark.books import ALIVE, BatchLine, NoteLine, Run
-from tallymark.spans import GroupState, Owner, Partition, Position
+from tallymark.fence import Note
+from tallymark.spans import STREAMING, GroupState, Owner, Partition, Position
 
 if TYPE_CHECKING:
     from tallymark.lag import Lag
@@ -59,13 +60,21 @@ class Facts:
 
     @property
     def unread(self) -> int | None:
-        """None if Kafka was not asked."""
-        return None if self.lags is None else sum(lag.records for lag in self.lags.values())
+        """None if Kafka was not asked, or does not know one of the partitions."""
+        if self.lags is None or self.unknown:
+            return None
+        return sum(lag.records for lag in self.lags.values())
 
     @property
     def waited(self) -> float | None:
-        """Seconds that the oldest unread record waits."""
-        return max((lag.seconds or 0.0 for lag in self.lags.values()), default=0.0) if self.lags is not None else None
+        """Seconds that the oldest unread record waits; None if that of a partition is not known."""
+        waits = [lag.seconds for lag in (self.lags or {}).values() if lag.seconds is not None]
+        return max(waits, default=0.0) if self.lags is not None and len(waits) == len(self.lags) else None
+
+    @property
+    def unknown(self) -> list[Partition]:
+        """Partitions that mean nothing to the brokers that were asked: another cluster, a topic that is gone."""
+        return sorted(one for one, lag in (self.lags or {}).items() if lag.log is None)
 
     @property
     def measured(self) -> timedelta:
@@ -97,21 +106,31 @@ def judge(facts: Facts) -> Verdict:
 
 
 def applied_rates(facts: Facts) -> dict[Partition, float]:
-    """Records per second that each partition went ahead; not what was skipped or lost, nor what was filled in later."""
+    """Records per second that each partition went ahead; not what was skipped or lost, nor what was filled in later.
+
+    The history has the tally of a whole batch. What it skipped and is open still, the notes have by partition; what was
+    lost or is filled in by now is taken off all its partitions alike.
+    """
     rates: dict[Partition, float] = defaultdict(float)
-    seconds = facts.measured.total_seconds()
-    for line in facts.history:
-        if line.committed < facts.now - facts.measured or line.tally.total <= 0:
+    seconds, skipped = facts.measured.total_seconds(), Counter[tuple[str | None, Partition]]()
+    for line in facts.notes:
+        skipped[line.batch, line.note.span.partition] += len(line.note.span) if line.note.kind == "skip" else 0
+    for batch in facts.history:
+        if batch.committed < facts.now - facts.measured or batch.tally.total <= 0:
             continue
-        worked = 1 - (line.tally.skipped + line.tally.lost) / line.tally.total
-        for span in line.spans:
-            rates[span.partition] += len(span) * worked / seconds
+        read = {span.partition: len(span) - skipped[batch.name, span.partition] for span in batch.spans}
+        worked = batch.tally.total - batch.tally.skipped - batch.tally.lost
+        for partition, offsets in read.items():
+            rates[partition] += worked * offsets / max(1, sum(read.values())) / seconds
     return dict(rates)
 
 
 def drain(unread: int, rate_in: float | None, rate_applied: float) -> float | None:
-    """Seconds until nothing is unread if it goes on like this: infinite if it never will be, None if nobody knows."""
-    if rate_in is None:
+    """Seconds until nothing is unread if it goes on like this: infinite if it never will be, None if nobody knows.
+
+    Nothing comes in and nothing is applied: whoever would go on has not shown how fast.
+    """
+    if rate_in is None or (unread and rate_in == rate_applied == 0):
         return None
     if unread == 0:
         return 0.0
@@ -197,17 +216,27 @@ def _stalled(facts: Facts) -> Verdict | None:
 
 
 def _waiting_since(facts: Facts, position: Position) -> datetime | None:
-    """Since when its owner could have committed something; None if there is no owner, or nothing to read."""
-    lag = (facts.lags or {}).get(position.partition)
-    if position.owner is None or lag is None or lag.log is None or lag.log.stop <= position.next_offset:
+    """Since when its owner could have committed something; None if there is no owner, or nothing to read.
+
+    How long a record is there is known by its own time alone. One without a time proves nothing; one from the future
+    came just now, as far as we know. One that is older than the last commit may have been there, or it came just now
+    with an old time, as in a mirrored topic: then an owner who goes on elsewhere will come to it.
+    """
+    owner, lag = position.owner, (facts.lags or {}).get(position.partition)
+    if owner is None or lag is None or lag.unread is None or lag.log is None or lag.log.stop <= position.next_offset:
         return None
-    times = [position.updated_at, position.owner.since, facts.state.since]
-    # The clocks of producers may be ahead of ours.
-    return max([*times, lag.unread] if lag.unread is not None and lag.unread <= facts.now else times)
+    moved = [position.updated_at]
+    if lag.unread <= position.updated_at:
+        moved += [one.updated_at for one in facts.positions if one.owner is not None and one.owner.run == owner.run]
+    return max([*moved, owner.since, facts.state.since, min(lag.unread, facts.now)])
 
 
 def _rewound(facts: Facts) -> Verdict | None:
-    notes = {line.note.span.partition: line.note for line in facts.notes if line.note.kind == "reset"}
+    notes: dict[Partition, Note] = {}
+    for note in (line.note for line in facts.notes if line.note.kind == "reset"):
+        # Who is sent back once more on the way has still to come to where the first time began.
+        if note.span.partition not in notes or note.span.stop >= notes[note.span.partition].span.stop:
+            notes[note.span.partition] = note
     at = {one.partition: one.next_offset for one in facts.positions}
     left = {one: note.span.stop - at[one] for one, note in notes.items() if at.get(one, math.inf) < note.span.stop}
     if not left:
@@ -220,16 +249,19 @@ def _rewound(facts: Facts) -> Verdict | None:
 def _pace(facts: Facts) -> str:
     if not facts.positions:
         return "it waits for partitions"
-    if facts.lags is None:
+    if facts.lags is None or all(one.cluster_id == STREAMING for one in facts.positions):
         return _last_commit(facts)
-    if (unread := facts.unread or 0) == 0:
-        came_in = any(facts.rates_in.values())
-        return "caught up" if came_in else f"idle: nothing came in for {WINDOW // timedelta(minutes=1)} minutes"
+    if facts.unread is None:
+        return f"lag is not known, since these brokers do not have {facts.unknown[0]}; {_last_commit(facts)}"
+    if (unread := facts.unread) == 0:
+        idle = len(facts.rates_in) == len(facts.lags) and not any(facts.rates_in.values())
+        return f"idle: nothing came in for {WINDOW // timedelta(minutes=1)} minutes" if idle else "caught up"
     if held := _held_up(facts):
         return f"{min(held)} waits for the end of a transaction of its producer"
-    came, went = sum(facts.rates_in.values()), sum(applied_rates(facts).values())
-    late = facts.measured >= BEHIND and (facts.waited or 0.0) >= BEHIND.total_seconds()
-    if came > went and late:
+    came = sum(facts.rates_in.values()) if len(facts.rates_in) == len(facts.lags) else None
+    went, waited = sum(applied_rates(facts).values()), math.inf if facts.waited is None else facts.waited
+    late = facts.measured >= BEHIND and waited >= BEHIND.total_seconds()
+    if late and came is not None and came > went:
         return f"falling behind: {came:,.1f}/s in, {went:,.1f}/s applied, {unread:,} unread"
     seconds = drain(unread, came, went)
     left = f", {duration(seconds)} to go" if seconds is not None and math.isfinite(seconds) else ""

@@ -16,10 +16,10 @@ from confluent_kafka.admin import ConfigResource
 
 from tallymark.brokers import TIMEOUT, Brokers, connect
 from tallymark.errors import PositionRefused, TallymarkError, Unreachable
-from tallymark.fetch import timestamp
 from tallymark.plan import check_identity
 from tallymark.retention import Retention
 from tallymark.spans import Log, Partition, Position
+from tallymark.times import timestamp
 
 WINDOW = timedelta(minutes=5)
 
@@ -43,7 +43,9 @@ class Lag:
 
 def measure(brokers: Brokers, positions: Sequence[Position]) -> dict[Partition, Lag]:
     """The lag of each of these positions, as it is now."""
-    found = _logs(brokers, [position.partition for position in positions])
+    cluster = brokers.cluster_id()
+    # Names of another cluster, or of a streaming query, may be none that these brokers would even hear.
+    found = _logs(brokers, [position.partition for position in positions if position.cluster_id == cluster])
     logs = {one.partition: found[one.partition] for one in positions if _belongs(one, found.get(one.partition))}
     behind = {
         one.partition: max(one.next_offset, logs[one.partition].start)
@@ -69,11 +71,16 @@ def unread_times(
     return found | dict(_first_times(brokers, waiting, "read_uncommitted"))
 
 
-def rates_in(brokers: Brokers, partitions: Iterable[Partition], window: timedelta = WINDOW) -> dict[Partition, float]:
-    """How many records a second came in during the last ``window``, by the records' own time, where there is a log."""
-    logs = _logs(brokers, partitions)
-    since = brokers.offsets_at(logs, datetime.now(timezone.utc) - window)
-    counts = {one: 0 if (first := since[one]) is None else max(0, log.end - first) for one, log in logs.items()}
+def rates_in(brokers: Brokers, logs: Mapping[Partition, Log], window: timedelta = WINDOW) -> dict[Partition, float]:
+    """How many records a second came in during the last ``window``, by the records' own time.
+
+    Kafka finds the first record of that time or a later one. A partition is left out where that is one from the future:
+    whatever came behind it would count, however old.
+    """
+    now = datetime.now(timezone.utc)
+    since, ahead = brokers.offsets_at(logs, now - window), brokers.offsets_at(logs, now + window)
+    known = {one: first for one, first in since.items() if first is None or first != ahead[one]}
+    counts = {one: 0 if first is None else max(0, logs[one].end - first) for one, first in known.items()}
     return {one: count / window.total_seconds() for one, count in counts.items()}
 
 

@@ -12,11 +12,12 @@ from typing import Any
 from tallymark.brokers import Brokers
 from tallymark.cluster import Cluster
 from tallymark.errors import BadInput
-from tallymark.fetch import Fetcher, timestamp
+from tallymark.fetch import Fetcher
 from tallymark.positions import Start
 from tallymark.records import Record
 from tallymark.source import Kafka
 from tallymark.spans import Log, Partition
+from tallymark.times import timestamp
 
 AT_ONCE, WAIT_SECONDS = 1_000, 0.2
 SILENT_SECONDS = 10.0

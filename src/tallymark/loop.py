@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from typing import Literal
 
 from tallymark.background import Background
@@ -39,7 +39,6 @@ Until = Literal["stopped", "caught-up"]
 
 POLL_SECONDS = 0.1
 """How long an idle loop waits before it looks for new records."""
-KEEP_BATCHES = timedelta(days=7)
 
 
 class Loop:
@@ -85,13 +84,12 @@ class Loop:
 
     def run(self, until: Until = "stopped") -> Tally:
         """Run until stopped, or until all that was in the topics at the start is in the tables."""
-        topics = self._check()
-        goals = self._share.goals(topics) if until == "caught-up" else None
-        self._ledger.prune(self.job.group, _now() - KEEP_BATCHES)
-        if not self._running(goals, lambda: None):
-            return Tally()
-        self._share.join(topics)
         try:
+            topics = self._check()
+            goals = self._share.goals(topics) if until == "caught-up" else None
+            if not self._running(goals, lambda: None):
+                return Tally()
+            self._share.join(topics)
             return self._batches_until(goals)
         finally:
             self._share.leave()

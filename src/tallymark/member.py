@@ -45,8 +45,8 @@ class Member:
         self.name = name
         self._mirror = Mirror(name) if mirror else None
         self._source = source
-        self._drain = min(group.drain, float(source.settings.get("max.poll.interval.ms", 300_000)) / 1000 * 0.8)
-        beat = 5.0 if group.protocol == "consumer" else float(source.settings.get("heartbeat.interval.ms", 3000)) / 1000
+        self._drain = min(group.drain, _seconds(source, "max.poll.interval.ms", 300_000) * 0.8)
+        beat = 5.0 if group.protocol == "consumer" else _seconds(source, "heartbeat.interval.ms", 3000)
         self.grace: float | None = 2 * beat + 1
         self._cooperative = group.protocol == "consumer" or group.strategy == "cooperative-sticky"
         self._settings = {
@@ -182,6 +182,13 @@ class Member:
         with self._change:
             self._error = self._error or error
             self._change.notify_all()
+
+
+def _seconds(source: Kafka, name: str, default: int) -> float:
+    try:
+        return float(source.settings.get(name, default)) / 1000
+    except (TypeError, ValueError):
+        raise BadInput(f"Kafka(settings=...): {name} is a number of milliseconds") from None
 
 
 def _partitions(listed: Iterable[TopicPartition]) -> frozenset[Partition]:

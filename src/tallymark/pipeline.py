@@ -10,7 +10,8 @@ from tallymark.backfill import backfill, check_order
 from tallymark.books import LetterQuery
 from tallymark.brokers import Brokers
 from tallymark.commit import Destination
-from tallymark.errors import BadInput
+from tallymark.errors import BadInput, TallymarkError
+from tallymark.heartbeat import Heartbeat, words
 from tallymark.job import Job
 from tallymark.loop import Loop, Until
 from tallymark.observe import observed
@@ -135,7 +136,11 @@ class Pipeline:
             raise BadInput(f"until={until!r} is not known; write {' or '.join(get_args(Until))}")
         owner = new_owner()
         with self.setup.destination() as destination, observed(self.setup, owner.run, on_step) as watch:
-            loop = self._loop(destination, watch, owner)
+            try:
+                loop = self._loop(destination, watch, owner)
+            except TallymarkError as error:
+                Heartbeat(destination.ledger, self.group, owner).end(words(error))
+                raise
             with leaving_on_signals(loop.stop):
                 return loop.run(until)
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
+from functools import partial
 from itertools import count
 
 import pyarrow as pa
 
+from tallymark.batch import Batch
 from tallymark.brokers import Brokers
-from tallymark.commit import Batch, check_letters
 from tallymark.errors import BatchTooLarge, PositionRefused, TallymarkError, UnknownTopic
 from tallymark.job import Job
-from tallymark.letters import fetched, refused
+from tallymark.letters import check_letters, fetched, parted, refused
 from tallymark.patience import patiently
 from tallymark.plan import Move, Plan, adapt, plan
 from tallymark.read import DeadLetter, Reader, Reading
@@ -171,15 +172,22 @@ class Preparation:
 
     def _read(self, name: str, planned: Plan, progress: Progress) -> Batch:
         started, tables = datetime.now(timezone.utc), self._job.tables
-        reading = self._reader.read(planned.spans, name) if planned.spans else Reading({}, self._no_rows(), [])
-        # Asked after the reading: if it is the same topic still, it was the same topic then.
-        self._share.check_identity()
+        again = partial(self._reading, planned, name)
+        reading = again()
         self._on_step(Step.READ, progress)
-        check_letters(reading)
-        letters = [*reading.dead_letters, *self.letters(refused(reading, tables))]
-        batch = Batch.shaped(name, started, planned, reading, tables, letters)
+        reading, refusals = parted(reading, refused(reading, tables), tables, again)
+        letters = [*reading.dead_letters, *self.letters(refusals)]
+        batch = Batch.shaped(name, started, planned, reading, tables, letters, again=again)
         self._on_step(Step.STAGED, progress)
         return batch
+
+    def _reading(self, planned: Plan, name: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
+        spans = planned.spans
+        reading = self._reader.read(spans, name, without) if spans else Reading({}, self._no_rows(), [])
+        # Asked after the reading: if it is the same topic still, it was the same topic then.
+        self._share.check_identity()
+        check_letters(reading)
+        return reading
 
     def _no_rows(self) -> dict[str, pa.Table]:
         return {name: schema.empty_table() for name, schema in self._reader.schemas().items()}

@@ -8,7 +8,7 @@ could not be decoded, and the rows of every table as Arrow.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -67,6 +67,11 @@ class DeadLetter:
         return json.dumps(pairs) if pairs else None
 
 
+def storable(text: str) -> str:
+    """The text as every database can hold it: PostgreSQL knows no NUL, and UTF-8 no half of a character."""
+    return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
+
+
 def headers_from_json(text: str | None) -> list[tuple[str, bytes | None]]:
     """What ``headers_as_json`` made."""
     return [(name, None if value is None else bytes.fromhex(value)) for name, value in json.loads(text or "[]")]
@@ -76,7 +81,7 @@ def headers_from_json(text: str | None) -> list[tuple[str, bytes | None]]:
 class Reading:
     """One batch as it was read and shaped. A partition that is missing from ``seen`` held no record.
 
-    ``refusals`` are records that were decoded and that a table's function could not take: they have no rows.
+    ``refusals`` are records that were decoded and then refused: nothing of them is in any row.
     """
 
     seen: Mapping[Partition, Seen]
@@ -95,9 +100,10 @@ class Reader(Protocol):
     def schemas(self) -> Mapping[str, pa.Schema]:
         """The columns of every table, known before the first record is read."""
 
-    def read(self, spans: Sequence[Span], batch: str) -> Reading:
+    def read(self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
         """Read these spans, all of them, or raise. Called from more than one thread.
 
+        Records ``without`` which the batch is wanted are neither counted nor shaped, as if they were not there.
         ``BatchTooLarge`` asks for fewer.
         """
 

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
 import pyarrow as pa
 
-from tallymark.fetch import timestamp
 from tallymark.formats import Decoder
 from tallymark.read import DeadLetter
 from tallymark.spans import Partition
+from tallymark.times import EPOCH, LAST_MILLIS, timestamp
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TIMESTAMP = pa.timestamp("us", "UTC")
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class Record(NamedTuple):
@@ -66,13 +65,13 @@ class Records(Sequence[Record]):
     def to_arrow(self) -> pa.Table:
         """topic, partition, offset, timestamp, key, value and headers, as a pipeline's DataFrame has them."""
         messages = self._messages
-        times = [message.timestamp()[1] * 1000 for message in messages]
+        times = [message.timestamp()[1] for message in messages]
         return pa.table(
             {
                 "topic": pa.array([message.topic() for message in messages], pa.string()),
                 "partition": pa.array([message.partition() for message in messages], pa.int32()),
                 "offset": pa.array([message.offset() for message in messages], pa.int64()),
-                "timestamp": pa.array([time if time >= 0 else None for time in times], TIMESTAMP),
+                "timestamp": pa.array([time * 1000 if 0 <= time <= LAST_MILLIS else None for time in times], TIMESTAMP),
                 "key": pa.array([message.key() for message in messages], pa.binary()),
                 "value": self._values,
                 "headers": pa.array([_headers(message) for message in messages], HEADERS),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -17,19 +17,20 @@ from itertools import count
 from typing import Protocol, TypeVar
 
 from tallymark.backfill import check_order
+from tallymark.batch import Batch
 from tallymark.books import Letter
 from tallymark.brokers import Brokers
 from tallymark.budget import Budget
-from tallymark.commit import Batch, Committer, Destination, check_letters
+from tallymark.commit import Committer, Destination
 from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, TallymarkError
 from tallymark.job import Job
-from tallymark.letters import refused
+from tallymark.letters import check_letters, parted, refused
 from tallymark.openletters import MOST, OpenLetters, completed, outcome, place
 from tallymark.patience import patiently
 from tallymark.plan import Plan
 from tallymark.read import DeadLetter, Reader, Reading
 from tallymark.shape import Refusal
-from tallymark.spans import Tally
+from tallymark.spans import Partition, Tally
 from tallymark.steps import OnStep, Progress, Step, ignore
 
 log = logging.getLogger(__name__)
@@ -134,15 +135,23 @@ class Replayer:
         started = datetime.now(timezone.utc)
         records, gone = completed(letters, self._store, self._brokers)
         self._records = {(one.partition, one.offset): one for one in records}
-        reading = self._reader.reread(records, name) if records else self._nothing()
+        again, tables = partial(self._reading, records, name), self._job.tables
+        reading = again()
         self._on_step(Step.READ, progress)
-        _check_count(reading, len(records))
-        tables = self._job.tables
-        dead = [*gone, *reading.dead_letters, *self._letters(refused(reading, tables))]
+        reading, refusals = parted(reading, refused(reading, tables), tables, again)
+        dead = [*gone, *reading.dead_letters, *self._letters(refusals)]
         tried = {place(letter): letter for letter in letters}
-        batch = Batch.shaped(name, started, Plan(()), reading, tables, dead, tried=tried)
+        batch = Batch.shaped(name, started, Plan(()), reading, tables, dead, tried=tried, again=again)
         self._on_step(Step.STAGED, progress)
         return batch
+
+    def _reading(
+        self, records: Sequence[DeadLetter], name: str, without: Collection[tuple[Partition, int]] = ()
+    ) -> Reading:
+        wanted = [one for one in records if (one.partition, one.offset) not in without]
+        reading = self._reader.reread(wanted, name) if wanted else self._nothing()
+        _check_count(reading, len(wanted))
+        return reading
 
     def _try_fewer(self, letters: int, error: BatchTooLarge) -> None:
         if letters <= 1:

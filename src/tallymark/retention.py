@@ -31,4 +31,4 @@ class Retention:
 
         None if it stays for ever, or has no time.
         """
-        return None if self.age is None or unread is None else unread + self.age - now
+        return None if self.age is None or unread is None else self.age - (now - unread)

@@ -41,6 +41,8 @@ LOOK_SECONDS = 5.0
 """How often a run looks whether its claims still hold: one without a record to commit would not be told."""
 LONG_WAIT = 5.0
 """Seconds after which somebody should be told that the group has not answered yet."""
+told: list[Callable[[Rebalance], None]] = []
+"""Who wants to hear of every rebalance that a run of this process is part of."""
 
 
 @dataclass(frozen=True)
@@ -336,6 +338,8 @@ class Share:
         )
         log.info("rebalance=%s group=%s gained=%d lost=%d held=%d seconds=%.2f",
                  kind, self._group, len(gained), len(lost), len(self.claims), rebalance.seconds)  # fmt: skip
+        for tell in tuple(told):
+            tell(rebalance)
         # What is written for people to read must not stop the work.
         with suppress(TallymarkError):
             self._ledger.record_rebalances(self._group, [rebalance])

@@ -10,6 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from datetime import datetime
 
+STREAMING = "structured-streaming"
+"""What stands for the cluster where a position is that of a streaming query, and no broker knows it."""
+
 
 @dataclass(frozen=True, order=True)
 class Partition:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
+from tallymark.batch import Batch
 from tallymark.budget import Budget
-from tallymark.commit import Batch, Committer, Destination
+from tallymark.commit import Committer, Destination
 from tallymark.errors import BadInput, BatchTooLarge, DataRefused, GroupPaused, PositionRefused, TopicRecreated
 from tallymark.fence import Claim, FirstClaim, Wish
 from tallymark.heartbeat import Heartbeat, words
@@ -25,7 +26,7 @@ from tallymark.plan import Move, Plan
 from tallymark.read import Reading, Seen
 from tallymark.setup import new_owner
 from tallymark.shape import Changes, Refusal, TableSpec, Write
-from tallymark.spans import Partition, Position
+from tallymark.spans import STREAMING, Partition, Position
 from tallymark.steps import OnStep, Progress, Step, ignore
 from tallymark.stores.opening import open_store
 
@@ -40,9 +41,10 @@ log = logging.getLogger(__name__)
 
 Road = Literal["driver", "executors"]
 
-CLUSTER = "structured-streaming"
+CLUSTER = STREAMING
 """What the ledger has as the cluster of a query."""
-KEEP_BATCHES = timedelta(days=7)
+LAST = 20
+"""Commits among which the last one is looked for: clocks may differ about their order."""
 NOTHING_DEAD = Budget(max_dead_per_batch=0)
 """A row has no record that could be set aside."""
 
@@ -167,12 +169,9 @@ class Sink:
         self._owner = new_owner()
         self._claims = patiently(partial(self._claim, micro), patience=self._patience)
         position = self._claims[self._partition].position
-        self._check(micro, position)
-        self._check_repeated(micro, position)
         self._store.create_tables(self._specs, schemas)
         self._store.clear_stages(self.name, keep={self._owner.run})
-        self._store.prune(self.name, self._owner.since - KEEP_BATCHES)
-        self._heartbeat = Heartbeat(self._store, self.name, self._owner)
+        self._heartbeat = Heartbeat(self._store, self.name, self._owner, micro.wanted)
         self._heartbeat.start()
         self._next, self._run = position.next_offset, micro.run
         log.info("claimed sink=%s query=%s next=%d owner=%s", self.name, micro.query, self._next, self._owner.run)
@@ -182,6 +181,7 @@ class Sink:
             # Before the claim: who is refused must not fence the right one.
             for position in saved:
                 self._check(micro, position)
+                self._check_repeated(micro, position)
             first = FirstClaim(micro.number, micro.query, CLUSTER)
             return Wish({} if saved else {self._partition: first})
 
@@ -207,10 +207,14 @@ class Sink:
 
     def _check_repeated(self, micro: Microbatch, position: Position) -> None:
         """Spark repeats at most the last one, and with the same offsets: with others they are other rows."""
-        if micro.number == position.next_offset - 1:
-            last = self._store.books().history(self.name, most=1)
-            if last and last[0].name != micro.name:
-                raise self._older(micro, position)
+        if micro.number != position.next_offset - 1:
+            return
+        commits = self._store.books().history(self.name, most=LAST)
+        last = [line.name for line in commits if any(span.stop == position.next_offset for span in line.spans)]
+        if not last:
+            log.warning("can't compare, the history is gone sink=%s batch=%s", self.name, micro.name)
+        elif micro.name not in last:
+            raise self._older(micro, position)
 
     def _older(self, micro: Microbatch, position: Position) -> PositionRefused:
         return PositionRefused(

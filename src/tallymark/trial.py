@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 from sqlalchemy import inspect
 
+from tallymark.batch import Batch
 from tallymark.brokers import Brokers
 from tallymark.claiming import Beginning
-from tallymark.commit import Batch, Destination
+from tallymark.commit import Destination
 from tallymark.letters import fetched, refused
 from tallymark.membership import Standalone
 from tallymark.pipeline import Pipeline
@@ -24,6 +24,7 @@ from tallymark.setup import Setup
 from tallymark.shape import TableSpec, table_schema, visible
 from tallymark.source import is_pattern
 from tallymark.spans import Log, Partition
+from tallymark.stores.opening import sqlite_file
 from tallymark.stores.sql import SqlStore
 from tallymark.stores.store import Store
 
@@ -161,6 +162,6 @@ def _destination(setup: Setup) -> Iterator[Destination]:
 
 
 def _unmade(url: str, elsewhere: str) -> str:
-    file = Path(url.removeprefix("sqlite:///").partition("?")[0])
-    absent = url.startswith("sqlite:///") and not file.exists() and file.parent.is_dir() and file.name
-    return f"sqlite:///{elsewhere}/{file.name}" if absent else url
+    file = sqlite_file(url)
+    absent = file is not None and not file.exists() and file.parent.is_dir()
+    return f"sqlite:///{elsewhere}/{file.name}" if file is not None and absent else url

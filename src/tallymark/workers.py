@@ -48,7 +48,7 @@ class Workers:
             future.result()
         if lanes.error is not None and (not isinstance(lanes.error, Retry) or not lanes.progressed):
             raise lanes.error
-        batch.shorten(lanes.unfinished())
+        batch.shorten(lanes.unfinished(), lanes.error)
 
     def _serve(self, lanes: Lanes, batch: Batch, db: Transaction) -> None:
         while (at := lanes.take()) is not None:

@@ -32,6 +32,10 @@ pipeline = tallymark.Pipeline(
 @pipeline.table("orders", provenance=True)
 def orders(records):
     return records.select("value.id")
+
+@pipeline.table("latest", key="id", write="upsert", provenance=True)
+def latest(records):
+    return records.select("value.id")
 """
 APP = """
 import tallymark
@@ -96,7 +100,7 @@ def test_an_audit_needs_a_group_that_is_there(group: str, database: Callable[[st
     url = database("sqlite")
     for arguments, words in (
         ((group,), "audit needs a group and --store (or TALLYMARK_STORE), or --file with a pipeline"),
-        ((group, "--store", url), "has no ledger: no pipeline has run into it yet"),
+        ((group, "--store", url), "has no ledger: there is no such file"),
         ((group, "--deep", "--store", url), "name its file with --file"),
     ):
         found = in_process("audit", *arguments)
@@ -125,14 +129,23 @@ def test_a_deep_audit_lists_what_is_not_in_the_tables(
     assert f"table orders: {topic}[0] offset 3 is missing: 0 rows, 1 wanted" in spoilt.stdout
     assert spoilt.stdout.splitlines()[-1] == f"{group}: all 7 checks hold, 1 differences"
     said = json.loads(in_process("audit", "--deep", "--file", file, "--json").stdout)
-    (table,) = said["tables"]
+    table, latest = said["tables"]
+    assert (table["missing_keys_not_looked_for"], latest["missing_keys_not_looked_for"]) == (None, None)
     assert (said["ok"], table["partitions"][0]["applied"], table["partitions"][0]["missing"]) == (False, 4, 1)
     assert table["differences"] == [
         {"partition": {"topic": topic, "number": 0}, "offset": 3, "kind": "missing", "rows": 0, "wanted": 1}
     ]
 
+    agreeing = in_process("audit", group, "--deep", "--file", file, "--store", url, "--brokers", brokers)
+    assert agreeing.stdout.splitlines()[-1] == f"{group}: all 7 checks hold, 1 differences"
     other = in_process("audit", "another", "--deep", "--file", file)
-    assert f"takes all from the file, which is of group {group}" in other.stderr
+    assert f"name one of its groups: {group}" in other.stderr
+    elsewhere = in_process("audit", "--deep", "--file", file, "--store", "sqlite:///elsewhere.db")
+    assert "compares with the store of the file, which is another; leave out --store" in elsewhere.stderr
+    databases.execute(url, "DELETE FROM latest WHERE id = 3", "UPDATE latest SET tallymark_topic = 'x' WHERE id = 4")
+    unsure = in_process("audit", "--deep", "--file", file).stdout
+    why = "1 rows are of other partitions"
+    assert f"table latest: missing keys were not looked for, since {why} and may hold them" in unsure
     app = tmp_path / "app.py"
     app.write_text(APP.format(group=group, brokers=brokers, topic=topic, store=url))
     assert "audit --deep needs a pipeline" in in_process("audit", "--deep", "--file", app).stderr

@@ -6,7 +6,7 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -16,13 +16,17 @@ import pytest
 
 import tallymark as tm
 from tallymark.books import Run
-from tallymark.spans import GroupState, Partition
+from tallymark.brokers import Brokers
+from tallymark.errors import AccessDenied
+from tallymark.fence import FirstClaim, Wish
+from tallymark.spans import STREAMING, GroupState, Partition
 from tallymark.stores.opening import open_store
 from tallymark.stores.store import Store
 from tests.support import databases
 from tests.support.command import in_process, started, tallymark, wait_until
 from tests.support.commits import take
 from tests.support.kafka import Topics
+from tests.support.standing import stand
 from tests.support.terminal import CTRL_C, HIDE_CURSOR, SHOW_CURSOR, Terminal
 
 Databases = Callable[[str], str]
@@ -76,7 +80,7 @@ def test_the_state_follows_from_runs_in_every_ledger(url: str, group: str) -> No
         ran(store, group, "first", ended=before)
         assert seen(url)["state"] == "stopped"
         assert in_process("status", "--store", url, "--fail").returncode == 0
-        ran(store, group, "first", ended=before, error="[a] broke")
+        ran(store, group, "second", ended=before, error="[a] broke")
         assert seen(url)["reason"].endswith("[a] broke")
         store.set_state(group, GroupState("paused", "stock taking", "op@host", before))
         shown = in_process("status", group, "--store", url).stdout
@@ -136,6 +140,53 @@ def test_brokers_that_do_not_answer_are_named_and_the_rest_is_shown(
     assert f"{group} is unknown" in done.stdout
     assert done.stderr.startswith("lag is not known: ")
     assert done.stderr.count("\n") == 1
+
+
+def test_what_may_not_be_looked_at_hides_no_other_group(
+    brokers: str, topics: Topics, group: str, database: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, allowed, secret, query = database("sqlite"), topics.create(1), topics.create(1), "daily totals"
+    for name, topic in ((f"{group}-a", secret), (f"{group}-b", allowed)):
+        topics.send(topic, range(3), partitions=1)
+        stand(brokers, url, name, topic, {0: 1})
+    with closing(open_store(url)) as store:
+        first = {Partition(query, 0): FirstClaim(4, "query", STREAMING)}
+        store.books().move(f"{group}-c", list(first), lambda *_: Wish(first), "test", datetime.now(timezone.utc))
+    ask = Brokers.topics
+
+    def refuse(self: Brokers, names: Sequence[str], **how: Any) -> Any:
+        assert query not in names, "it is no topic"
+        if secret in names:
+            raise AccessDenied(f"topic {secret}: not for you")
+        return ask(self, names, **how)
+
+    monkeypatch.setattr(Brokers, "topics", refuse)
+    done = in_process("status", "--store", url, "--brokers", brokers, "--json")
+    found = json.loads(done.stdout)
+    assert (done.returncode, done.stderr) == (1, f"lag is not known: topic {secret}: not for you\n")
+    assert [one["lag"] for one in found["groups"]] == [None, 2, None]
+    words = f"topic {secret}: not for you"
+    assert [found["trouble"], *(one["trouble"] for one in found["groups"])] == [words, words, None, None]
+    listed = json.loads(in_process("groups", "--store", url, "--brokers", brokers, "--json").stdout)
+    assert [one["trouble"] for one in listed] == [words, None, None]
+
+
+def test_names_and_errors_are_shown_as_they_are_and_obeyed_by_nobody(database: Databases) -> None:
+    url, name = database("sqlite"), "orders[eu] g[/x]"
+    with closing(open_store(url)) as store:
+        store.create_ledger()
+        take(store, name, "first", [ZERO])
+        ran(store, name, "first", ended=datetime.now(timezone.utc), error="ValueError: \x1b[2Jgone\nand more")
+    for command in ("status", "groups"):
+        done = in_process(command, "--store", url)
+        assert done.returncode == 0
+        assert name in done.stdout
+        assert "ValueError: \\x1b[2Jgone\\nand more" in done.stdout
+    assert in_process("pause", name, "--store", url).stdout == f"{name}: running -> paused\n"
+    assert f"no rebalance of group {name}" in in_process("members", name, "--store", url).stdout
+    refused = tallymark("status", "g[/x] \x1b[2J", "--store", url)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "knows no group g[/x] \\x1b[2J; " in refused.stderr
 
 
 def test_what_a_service_failed_of_is_told(brokers: str, topics: Topics, group: str, database: Databases) -> None:

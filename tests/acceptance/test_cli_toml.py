@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from tallymark.cli.load import load_setup
+from tallymark.declared.build import load_pipeline
 from tallymark.errors import BadInput
+from tallymark.stores.opening import open_store
 from tests.support.command import BINARY, in_process, tallymark
 from tests.support.databases import execute, query
 from tests.support.kafka import Topics
@@ -184,13 +191,73 @@ def test_tallymark_toml_says_where_store_and_brokers_are(
     assert "TALLYMARK_CONFIG=none.toml: there is no such file" in said(in_process("consume", topic))
 
 
-def test_a_file_that_is_named_knows_better_than_tallymark_toml(topics: Topics, shop: Callable[..., Path]) -> None:
+def test_a_file_that_is_named_knows_better_than_the_environment_and_tallymark_toml(
+    topics: Topics, shop: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("tallymark.toml").write_text('store = "sqlite:///elsewhere.db"\nbrokers = "127.0.0.1:1"\n')
     file = shop(topics.create(1))
     assert "sqlite:///shop.db has no ledger" in said(in_process("status", "--file", file))
+    monkeypatch.setenv("TALLYMARK_STORE", "sqlite:///exported.db")
+    monkeypatch.setenv("TALLYMARK_BROKERS", "127.0.0.1:1")
+    assert "sqlite:///shop.db has no ledger" in said(in_process("status", "--file", file))
+    assert "sqlite:///shop.db has no ledger" in said(in_process("audit", "--file", file, "--deep"))
+    assert "sqlite:///exported.db has no ledger" in said(in_process("status"))
     assert "sqlite:///option.db has no ledger" in said(
         in_process("status", "--file", file, "--store", "sqlite:///option.db")
     )
+
+
+def test_letters_go_to_the_cluster_of_the_file_unless_another_is_named(
+    shop: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str | None] = []
+
+    def resend(*given: Any) -> None:
+        seen.append(given[-1])
+        raise BadInput("seen")
+
+    monkeypatch.setenv("TALLYMARK_BROKERS", "127.0.0.1:1")
+    monkeypatch.setattr("tallymark.cli.replay._chosen", lambda *_: [SimpleNamespace(id="1")])
+    monkeypatch.setattr("tallymark.cli.replay._resend", resend)
+    for more in ((), ("--brokers", "127.0.0.1:2")):
+        said(in_process("dead-letters", "replay", shop("x"), "--to-topic", "y", "--execute", *more))
+    assert seen == [None, "127.0.0.1:2"], "None is the cluster of the file"
+
+
+def test_whoever_only_looks_makes_no_file_and_changes_none(topics: Topics, shop: Callable[..., Path]) -> None:
+    for command in (["status"], ["groups"], ["audit", "g"], ["members", "g"], ["journal", "g"], ["skips", "list"]):
+        for url in ("sqlite:///typo.db", "sqlite+pysqlite:///typo.db"):
+            assert f"{url} has no ledger: there is no such file" in said(in_process(*command, "--store", url))
+    assert not Path("typo.db").exists()
+    with closing(sqlite3.connect("old.db")) as old:
+        old.execute("CREATE TABLE orders (id BIGINT PRIMARY KEY)")
+    Path("app.py").write_text(
+        f"import tallymark as tm\napp = tm.App(brokers={load_pipeline(shop('x')).setup.source.brokers!r}, "
+        f"store='sqlite+pysqlite:///new.db')\n"
+        f"@app.listen({topics.create(1)!r}, group='g')\ndef receive(record, db): ...\n"
+    )
+    assert in_process("check", "app.py").returncode == 0
+    assert not Path("new.db").exists()
+    Path("app.py").write_text(Path("app.py").read_text().replace("new.db", "old.db"))
+    assert in_process("check", "app.py").returncode == 0
+    with closing(sqlite3.connect("old.db")) as old:
+        assert old.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+
+
+def test_an_app_with_several_listeners_can_be_named(brokers: str) -> None:
+    listeners = "".join(
+        f"@app.listen({topic!r}, group={group!r})\ndef {topic}(record, db): ...\n"
+        for topic, group in (("a", "one"), ("b", "one"), ("c", "two"))
+    )
+    Path("app.py").write_text(
+        f"import tallymark as tm\napp = tm.App(brokers={brokers!r}, store='sqlite:///app.db')\n{listeners}"
+    )
+    assert "app.py: name one of its groups: one, two" in said(in_process("status", "--file", "app.py"))
+    with closing(open_store("sqlite:///app.db")) as store:
+        store.create_ledger()
+    assert "knows no group one" in said(in_process("status", "one", "--file", "app.py"))
+    assert "no group has run into sqlite:///app.db yet" in in_process("groups", "--file", "app.py").stdout
+    assert load_setup(Path("app.py"), "one").source.topic_names == ("a", "b")
 
 
 def test_tallymark_toml_says_how_to_get_in_and_nothing_stays_behind(
@@ -223,6 +290,8 @@ def test_mistakes_in_tallymark_toml_have_their_line() -> None:
     Path("tallymark.toml").write_text('store = "sqlite:///x.db"\nbroker = "localhost:9092"\n')
     sentence = said(tallymark("status"))
     assert sentence == "error: tallymark.toml line 2: broker is not known; did you mean brokers?\n"
+    Path("tallymark.toml").write_text('brokers = "${HOME}:x"\n')
+    assert "tallymark.toml line 1: '${HOME}:x' is no address" in said(in_process("consume", "x"))
 
 
 def test_the_shell_completes_commands() -> None:

@@ -28,11 +28,11 @@ pipeline = tm.Pipeline(
 
 @pipeline.table("events", provenance=True)
 def events(records):
-    return records.select("value.id").where("value.id % 10 <> 9")
+    return records.where("value.id % 10 <> 9").selectExpr("CAST(value.id AS BIGINT) AS id")
 
 @pipeline.table("latest", key="part", write="upsert", version="id", provenance=True)
 def latest(records):
-    return records.selectExpr("value.id % 4 AS part", "value.id AS id")
+    return records.selectExpr("CAST(value.id % 4 AS BIGINT) AS part", "CAST(value.id AS BIGINT) AS id")
 """
 
 
@@ -103,16 +103,20 @@ def test_after_a_day_of_everything_each_record_is_accounted_for(day: Day, spark:
     day.audit()
     # Afternoon: the topic grows, the code is corrected, the dead are replayed, and what was skipped is filled in.
     day.topics.grow(day.topic, 3)
+    # A producer that has written before would not know the new partition for minutes.
+    day.topics = Topics(day.brokers)
     day.send(30, partitions=3)
     day.run()
     day.code(schema="id BIGINT")
     replayed = day.do("dead-letters", "replay", day.file, "--execute")
-    assert (replayed["replayed"], replayed["dead"]) == (1, 1)
-    assert day.do("backfill", day.file)["applied"] == 60
+    assert (replayed["applied"], replayed["dead"]) == (1, 1)
+    # Of the first skip, what is before the place that the group was sent back to, in each of two partitions.
+    assert day.do("backfill", day.file)["applied"] == 2 * 185 + 60
     # Evening.
     day.audit("--deep", "--file", day.file)
-    ((rows,),) = query(day.store, "SELECT count(*) FROM events")
-    filtered = sum(1 for number in range(day.sent) if number % 10 == 9)
-    assert int(str(rows)) > day.sent - 380 - filtered
+    ((rows, ids),) = query(day.store, "SELECT count(*), count(DISTINCT id) FROM events")
+    # Ten of each partition were applied before it was sent back, and once more; one was dead.
+    applied = [number for number in [*range(day.sent), *range(500, 520)] if number % 10 != 9]
+    assert (rows, ids) == (len(applied) + 1, len(set(applied)) + 1)
     letters = query(day.store, "SELECT state, count(*) FROM tallymark_dead_letters GROUP BY state ORDER BY state")
     assert [tuple(row) for row in letters] == [("dead", 1), ("replayed", 1)]

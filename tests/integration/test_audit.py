@@ -204,6 +204,8 @@ def test_every_offset_is_explained_and_what_was_changed_by_hand_is_found(
         "UPDATE log SET tallymark_offset = 16 WHERE tallymark_partition = 0 AND tallymark_offset = 0",
         "UPDATE log SET tallymark_offset = 99 WHERE tallymark_partition = 1 AND tallymark_offset = 8",
         "DELETE FROM latest WHERE id IN (0, 3)",
+        "INSERT INTO latest (id, tallymark_topic, tallymark_partition, tallymark_offset) "
+        "SELECT 5, tallymark_topic, tallymark_partition, 5 FROM latest WHERE id = 1",
         "DELETE FROM firsts WHERE id = 2",
         "DELETE FROM tallymark_dead_letters",
         "UPDATE tallymark_positions SET applied = applied + 1, absent = absent - 1 WHERE partition_id = 0",
@@ -227,9 +229,15 @@ def test_every_offset_is_explained_and_what_was_changed_by_hand_is_found(
         (1, 34, "foreign"),
         (1, 99, "foreign"),
     ]
-    assert bad(spoilt, "latest") == [(0, 0, "missing"), (0, 10, "missing"), (0, 11, "missing"), (1, 34, "foreign")]
+    assert bad(spoilt, "latest") == [
+        (0, 0, "missing"),
+        (0, 5, "foreign"),
+        (0, 10, "missing"),
+        (0, 11, "missing"),
+        (1, 34, "foreign"),
+    ]
     assert bad(spoilt, "firsts") == [(0, 2, "missing"), (0, 10, "missing"), (1, 34, "foreign")]
-    assert spoilt.wrong == 17
+    assert spoilt.wrong == 18
     store.close()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from tallymark.job import Job
 from tallymark.plan import Limits
 from tallymark.positions import Start
 from tallymark.read import Reading
-from tallymark.spans import Position, Span, Tally
+from tallymark.spans import Partition, Position, Span, Tally
 from tallymark.steps import OnStep, Progress, Step, ignore
 from tallymark.stores.opening import open_store
 from tallymark.stores.store import Store
@@ -187,10 +187,10 @@ def test_what_kafka_has_deleted_since_is_lost_if_that_is_allowed(skipped: Skippe
 class Narrow(PlainReader):
     """Takes seven records at a time."""
 
-    def read(self, spans: Sequence[Span], batch: str) -> Reading:
+    def read(self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
         if sum(map(len, spans)) > 7:
             raise BatchTooLarge("more than seven")
-        return super().read(spans, batch)
+        return super().read(spans, batch, without)
 
 
 def test_a_chunk_that_is_too_large_is_read_in_smaller_ones(skipped: Skipped) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tallymark.books import DEAD, DISCARDED, REPLAYED, VOID, LetterQuery, Run, owners_alive
 from tallymark.errors import CommitRefused, Fenced, PositionMoved
-from tallymark.fence import Advance, FirstClaim, Replay, Restart, Wish
+from tallymark.fence import Advance, Fill, FirstClaim, Replay, Restart, Wish
 from tallymark.read import DeadLetter
 from tallymark.spans import Partition, Position, Span, Tally
 from tallymark.stores.opening import open_store
@@ -84,8 +84,52 @@ def test_a_run_is_seen_and_its_end_is_kept(store: Store, group: str) -> None:
 
 def test_only_the_newest_runs_are_kept(store: Store, group: str) -> None:
     for number in range(105):
-        store.write_run(group, Run(f"run-{number}", "here", SINCE + timedelta(seconds=number), SINCE), new=True)
+        store.write_run(group, Run(f"run-{number}", "here", SINCE + timedelta(seconds=number), SINCE, SINCE), new=True)
     assert [run.name for run in store.books().runs(group)] == [f"run-{number}" for number in range(104, 4, -1)]
+
+
+def test_a_live_run_is_kept_however_many_come_after_it(store: Store, group: str) -> None:
+    now = SINCE + timedelta(hours=1)
+    store.write_run(group, Run("old and well", "here", SINCE, now), new=True)
+    for number in range(101):
+        start = SINCE + timedelta(seconds=1 + number)
+        store.write_run(group, Run(f"run-{number}", "here", start, now, now, "crashed"), new=True)
+    found = {run.name for run in store.books().runs(group)}
+    assert "old and well" in found
+    assert "run-0" not in found
+
+
+def test_a_beat_that_comes_late_does_not_undo_the_end(store: Store, group: str) -> None:
+    run = Run("run-1", "here", SINCE, SINCE)
+    store.write_run(group, run, new=True)
+    store.write_run(group, dataclasses.replace(run, ended=SINCE, error="it broke"))
+    store.write_run(group, dataclasses.replace(run, seen=SINCE + timedelta(seconds=5)))
+    (found,) = store.books().runs(group)
+    assert (found.ended, found.error) == (SINCE, "it broke")
+
+
+def test_words_that_no_database_can_hold_are_written_differently(store: Store, group: str) -> None:
+    claims = take(store, group, "first", [ZERO])
+    step = Advance(ZERO, 0, 1, claims[ZERO].epoch, Tally(dead=1), SINCE)
+    bad = letter(0, error="half \ud800 and \0")
+    store.apply((), dataclasses.replace(moving(group).entry, advances=[step], dead_letters=[bad]))
+    store.write_run(group, Run("run-1", "here", SINCE, SINCE, SINCE, bad.error), new=True)
+    (found,) = store.books().letters(LetterQuery(group))
+    assert found.record.error == "half \\ud800 and \\0"
+    assert store.books().runs(group)[0].error == found.record.error
+
+
+def test_the_last_commit_is_never_pruned(store: Store, group: str) -> None:
+    commit(store, group)
+    store.prune(group, SINCE + timedelta(days=10_000))
+    assert len(store.books().history(group)) == 1
+
+
+def test_a_replay_does_not_make_up_for_what_dies_later(store: Store, group: str) -> None:
+    commit(store, group)
+    first, second = (one.id for one in store.books().letters(LetterQuery(group)))
+    replaying(group, store, first, second)
+    assert store.recent(group, SINCE) == Tally(applied=8, dead=2)
 
 
 def test_an_owner_counts_as_alive_while_its_run_is_seen(store: Store, group: str) -> None:
@@ -186,6 +230,33 @@ def test_sent_back_a_position_counts_anew_and_its_letters_are_void(store: Store,
     replaying(group, store, old.id)
     assert position(store, group).tally == Tally()
     assert store.books().letters(LetterQuery(group, states=[REPLAYED]))[0].id == old.id
+
+
+def test_sent_back_what_was_given_up_counts_no_more_and_earlier_skips_stay_open(store: Store, group: str) -> None:
+    commit(store, group)
+    store.books().settle(store.books().letters(LetterQuery(group)), DISCARDED, OPERATOR, SINCE)
+    store.books().move(group, [ZERO], sent_to(20), OPERATOR, SINCE)
+    store.books().move(group, [ZERO], sent_to(30), OPERATOR, SINCE)
+    store.books().move(group, [ZERO], sent_to(25), OPERATOR, SINCE)
+    assert [skip.span for skip in store.skips(group)] == [Span(ZERO, 10, 20), Span(ZERO, 20, 25)]
+    store.books().move(group, [ZERO], sent_to(5), OPERATOR, SINCE)
+    assert store.skips(group) == []
+    assert store.books().letter_counts(group) == {DISCARDED: 1, VOID: 1}
+
+
+def test_a_skip_from_before_the_tally_is_filled_and_not_counted(store: Store, group: str) -> None:
+    commit(store, group)
+    store.books().move(group, [ZERO], sent_to(20), OPERATOR, SINCE)
+    store.books().move(group, [ZERO], sent_to(15), OPERATOR, SINCE)
+    (skip,) = store.skips(group)
+    filled = Fill(skip.span, Span(ZERO, 10, 12), Tally(applied=2))
+    store.apply((), dataclasses.replace(moving(group).entry, advances=[], fills=[filled]))
+    assert [one.span for one in store.skips(group)] == [Span(ZERO, 12, 15)]
+    assert (position(store, group).tally, position(store, group).first_offset) == (Tally(), 15)
+
+
+def test_nothing_to_settle_is_nothing_done(store: Store, group: str) -> None:
+    store.books().settle([], DISCARDED, OPERATOR, SINCE)
 
 
 def test_sent_ahead_a_position_leaves_an_open_skip_and_its_letters(store: Store, group: str) -> None:

@@ -107,6 +107,7 @@ def test_a_record_that_a_query_fails_on_is_dead_and_the_others_are_applied(
         ("SELECT valu.id FROM records", "`valu`.`id` cannot be resolved"),
         ("SELEC 1", "Syntax error at or near 'SELEC'"),
         ("CREATE TABLE made AS SELECT 1", "Syntax error at or near 'CREATE'"),
+        ("FROM records INSERT INTO made SELECT *", "Syntax error at or near 'INSERT'"),
     ],
 )
 def test_a_query_that_can_not_be_is_refused_with_its_line_and_does_nothing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -107,7 +108,7 @@ def test_a_ledger_of_version_1_is_brought_up_to_date(store: SqlStore, store_url:
     restarted(store, group, 25)
     execute(
         store_url,
-        "UPDATE tallymark_exceptions SET kind = 'skip' WHERE kind = 'void'",
+        "UPDATE tallymark_exceptions SET stop_offset = 20 WHERE kind = 'skip' AND start_offset = 10",
         "DROP TABLE tallymark_rebalances",
         f"UPDATE tallymark_schema SET version = 1 WHERE version = {VERSION}",
     )
@@ -420,10 +421,15 @@ def test_only_old_history_of_the_group_is_forgotten(store: SqlStore, store_url: 
     now = datetime.now(timezone.utc)
     store.prune(group, now - timedelta(days=1))
     assert counts(store_url)["tallymark_batches"] == 2
+    held = take(store, group, "a", [ZERO])
+    apply(store, work(group, "last", held, 2, 3), held)
     store.prune(group, now + timedelta(days=1))
-    assert query(store_url, "SELECT group_name FROM tallymark_batches") == [("other",)]
+    left = query(store_url, "SELECT group_name, applied FROM tallymark_batches ORDER BY group_name, applied")
+    assert left == [(group, 1), ("other", 1)]
+    ((last,),) = query(store_url, f"SELECT spans FROM tallymark_batches WHERE group_name = '{group}'")
+    assert json.loads(str(last)) == [["orders", 0, 2, 3]]
     assert counts(store_url)["tallymark_dead_letters"] == 2
-    assert position(store, group).tally == Tally(applied=1, dead=1)
+    assert position(store, group).tally == Tally(applied=2, dead=1)
 
 
 def test_the_status_can_be_read_with_sql_alone(store: SqlStore, store_url: str, group: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ORDERS = Json("id BIGINT")
+QUICK = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 200}
 
 
 @pytest.fixture(autouse=True)
@@ -181,6 +183,46 @@ def test_groups_of_one_process_share_an_endpoint_and_the_last_one_closes_it(brok
         assert Scrape(url=first.url).total("tallymark_build_info") == 1
     with pytest.raises(OSError, match="refused"):
         Scrape(url=first.url)
+
+
+def test_whoever_leaves_is_counted_though_others_stay(
+    brokers: str, topics: Topics, group: str, database: Callable[[str], str]
+) -> None:
+    topic, store, port = topics.create(2), database("sqlite"), free_port()
+    source = Kafka(brokers, topic, ORDERS, settings=QUICK)
+    one, other = (Consumer(group=group, source=source, store=store, metrics_port=port) for _ in range(2))
+
+    def counted(kind: str) -> float:
+        return Scrape(port).total("tallymark_rebalances_total", group=group, kind=kind) if _answers(port) else 0
+
+    with consuming(one):
+        wait_for(lambda: counted("assigned") == 1)
+        with consuming(other):
+            wait_for(lambda: counted("assigned") >= 2)
+        assert counted("left") == 1
+
+
+def test_nothing_that_goes_wrong_ends_the_measuring(
+    brokers: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup, asked, began = Setup("g", Kafka(brokers, "t"), f"sqlite:///{tmp_path}/s.db"), list[int](), time.time()
+
+    def fail(*_: object) -> None:
+        asked.append(1)
+        raise OverflowError("date value out of range")
+
+    monkeypatch.setattr(gauges.Watch, "_ask", fail)
+    watch = gauges.Watch(setup)
+    watch.add("run")
+    wait_for(lambda: len(asked) > 2)
+    watch.end()
+    assert [record.getMessage() for record in caplog.records] == [
+        "could not measure the lag group=g error=date value out of range"
+    ]
+    shown = gauges.Gauges()
+    shown.watches = {"g": watch}
+    (measured,) = (family for family in shown.collect() if family.name == "tallymark_measured_timestamp_seconds")
+    assert [sample.value for sample in measured.samples] == [pytest.approx(began, abs=1)]
 
 
 def test_a_port_that_is_taken_is_refused_in_one_sentence(brokers: str, tmp_path: Any) -> None:

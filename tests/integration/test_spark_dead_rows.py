@@ -161,3 +161,19 @@ def test_a_batch_that_is_too_large_for_the_memory_is_read_in_smaller_ones(
     batches = [int(str(count)) for (count,) in databases.query(url, "SELECT applied FROM tallymark_batches")]
     assert max(batches) < 120
     assert len(batches) < 20
+
+
+def test_a_record_that_one_table_refuses_is_not_counted_by_another(
+    brokers: str, topics: Topics, group: str, database: Callable[[str], str]
+) -> None:
+    topic, url = topics.create(1), database("sqlite")
+    good, owing = {"id": 1, "name": "x", "amount": 1.0}, {"id": 2, "name": "x", "amount": -1.0}
+    topics.send_to(topic, 0, [good, owing, b"garbage", {"name": "no id"}, good, owing])
+    databases.execute(url, TABLE)
+    pipeline = Pipeline(group=group, source=Kafka(brokers, topic, value=SCHEMA), store=url)
+    pipeline.table("orders", key="id", write="upsert")(lambda records: records.select("value.*"))
+    pipeline.table("totals")(lambda records: records.groupBy("partition").count())
+
+    assert pipeline.run("caught-up") == Tally(applied=2, dead=4)
+    assert databases.query(url, 'SELECT "count" FROM totals') == [(2,)]
+    assert databases.query(url, UNBALANCED) == []

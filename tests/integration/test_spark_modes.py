@@ -10,6 +10,7 @@ import pytest
 
 from tallymark import Json, Kafka, Limits, Pipeline, Tally
 from tallymark.errors import BadInput, Unreachable
+from tallymark.steps import Progress, Step
 from tests.support import databases, redis
 from tests.support.kafka import Topics
 from tests.support.pipelines import UNBALANCED
@@ -167,16 +168,43 @@ def test_a_staged_row_that_is_refused_is_found_in_smaller_batches(
     database: Callable[[str], str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
+    from pyspark.sql.functions import count
+
     caplog.set_level("INFO", "tallymark")
     topic, url = topics.create(2), database(kind)
     databases.execute(url, "CREATE TABLE orders (id BIGINT, name VARCHAR(4))")
     topics.send(topic, [{"id": n, "name": "too long" if n in (5, 30) else "ok"} for n in range(32)], partitions=2)
     pipeline = make(brokers, topic, group, url, 100, road="executors")
     pipeline.table("orders")(keyed)
+    pipeline.table("totals")(lambda records: records.groupBy("partition").agg(count("*").alias("records")))
     assert pipeline.run("caught-up") == Tally(applied=30, dead=2)
     assert "committing in parts" in caplog.text
+    assert databases.query(url, "SELECT sum(records) FROM totals") == [(30,)]
     assert names(url) == {n: "ok" for n in range(32) if n not in (5, 30)}
     assert not stages(url)
+
+
+def test_staged_rows_without_a_key_are_dead_and_in_no_other_table(
+    brokers: str, topics: Topics, group: str, database: Callable[[str], str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "tallymark")
+    topic, url = topics.create(1), database("postgresql")
+    databases.execute(url, "CREATE TABLE orders (id BIGINT UNIQUE, name VARCHAR(6))")
+    topics.send_to(topic, 0, [{"id": 1, "name": "ok"}, {"name": "no id"}])
+    pipeline = make(brokers, topic, group, url, 100, road="executors")
+    pipeline.table("orders", key="id", write="upsert")(keyed)
+    pipeline.table("totals")(lambda records: records.groupBy("partition").count())
+    left: list[object] = []
+
+    def look(step: Step, _: Progress) -> None:
+        left.extend(stages(url) if step is Step.COMMITTED else ())
+
+    assert pipeline.run("caught-up", on_step=look) == Tally(applied=1, dead=1)
+    assert "a staged row was refused (key column id is NULL)" in caplog.text
+    assert names(url) == {1: "ok"}
+    assert databases.query(url, 'SELECT sum("count") FROM totals') == [(1,)]
+    assert databases.query(url, UNBALANCED) == []
+    assert not left, "what was refused is removed at once"
 
 
 def test_what_a_crashed_run_has_staged_is_removed_by_the_next_owner(

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -43,6 +43,8 @@ class Filled:
     spec: TableSpec
     columns: Mapping[str, pa.DataType]
     row: Callable[[int, int, Value], Sequence[Any]]
+    merges: bool = False
+    """Whether the rows of a batch are summed up to one, of which nobody can tell the records any more."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -65,6 +67,7 @@ VERSIONS = Filled(
     lambda _, offset, value: (value["id"], offset, value.get("version")),
 )
 TRACED = Filled(TableSpec("traced", provenance=True), {"id": NUMBER}, lambda _, __, value: (value["id"],))
+TOTALS = Filled(TableSpec("totals"), {"records": NUMBER}, lambda *_: (1,), merges=True)
 EVERY_WAY = (EVENTS, LATEST, FIRST, ALIVE, VERSIONS, TRACED)
 
 
@@ -98,11 +101,11 @@ class PlainReader:
     def schemas(self) -> Mapping[str, pa.Schema]:
         return {table.spec.name: table.schema for table in self.tables}
 
-    def read(self, spans: Sequence[Span], batch: str) -> Reading:
+    def read(self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
         with self._reading:
-            return self._read(spans)
+            return self._read(spans, without)
 
-    def _read(self, spans: Sequence[Span]) -> Reading:
+    def _read(self, spans: Sequence[Span], without: Collection[tuple[Partition, int]]) -> Reading:
         wanted = {(span.partition.topic, span.partition.number): span for span in spans}
         found = {span.partition: _Found() for span in spans}
         self._consumer.assign([TopicPartition(topic, number, span.start) for (topic, number), span in wanted.items()])
@@ -116,7 +119,7 @@ class PlainReader:
                     assert error.code() == KafkaError._PARTITION_EOF, error
                     missing.discard(at)
                     continue
-                if offset < wanted[at].stop:
+                if offset < wanted[at].stop and (wanted[at].partition, offset) not in without:
                     _take(found[wanted[at].partition], wanted[at].partition, message)
                 if offset >= wanted[at].stop - 1:
                     missing.discard(at)
@@ -167,6 +170,9 @@ def _time(message: Any) -> datetime:
 
 
 def _rows(table: Filled, taken: Sequence[tuple[Any, Value]]) -> pa.Table:
+    if table.merges:
+        made = [table.row(message.partition(), message.offset(), value) for message, value in taken]
+        return pa.table([[sum(column)] for column in zip(*made, strict=True)] or [[]], schema=table.schema)
     rows = []
     for message, value in taken:
         gone = table.spec.delete is not None and value.get("op") == "d"

@@ -68,7 +68,8 @@ class Ledger:
         self.letters += [Mark(ZERO, done.start + lost, "dead", self.time)] if dead else []
         if done.stop < skip.stop:
             self.skips.insert(0, Span(ZERO, done.stop, skip.stop))
-        self.tally += Tally(len(done) - lost - dead, dead, -len(done), lost)
+        if done.start >= self.first:
+            self.tally += Tally(len(done) - lost - dead, dead, -len(done), lost)
         self._line(Tally(len(done) - lost - dead, dead, -len(done), lost), done)
 
     def settle(self, state: str) -> None:
@@ -87,9 +88,12 @@ class Ledger:
             self.skips += [Span(ZERO, self.next, to)] if to > self.next else []
             self.tally += Tally(skipped=to - self.next)
         else:
-            self.skips, self.tally, self.first = [], Tally(), to
+            before = [skip for skip in self.skips if skip.start < to]
+            self.skips = [Span(ZERO, skip.start, min(skip.stop, to)) for skip in before]
+            self.tally, self.first = Tally(), to
             self.letters = [
-                replace(one, state="void") if one.offset >= to and one.state == "dead" else one for one in self.letters
+                replace(one, state="void") if one.offset >= to and one.state != "replayed" else one
+                for one in self.letters
             ]
         self.next = to
 
@@ -203,12 +207,14 @@ def test_a_loss_from_before_a_reset_does_not_count_after_it() -> None:
     assert broken(ledger.moment()) == {}
 
 
-def test_a_letter_that_was_given_up_before_a_reset_does_not_count_after_it() -> None:
+@pytest.mark.parametrize("state", ["dead", "discarded", "sent"])
+def test_whatever_the_clock_of_its_writer_said_a_letter_counts_until_a_reset_voids_it(state: str) -> None:
     ledger = Ledger()
     ledger.commit(applied=8, dead=2)
     ledger.settle("discarded")
     ledger.restart(0)
-    ledger.commit(applied=10)
+    ledger.commit(applied=9, dead=1)
+    ledger.letters[-1] = replace(ledger.letters[-1], state=state, recorded_at=NOW - timedelta(hours=1))
     assert broken(ledger.moment()) == {}
     ledger.letters.append(Mark(ZERO, 5, "discarded", ledger.time))
     assert broken(ledger.moment()).keys() == {"dead letters"}
@@ -355,6 +361,23 @@ def test_after_a_reset_rows_may_be_there_again_and_earlier_ones_too() -> None:
     assert compared(APPEND, range(3, 12), made, ledger=started).bad == [Difference(ZERO, 3, "foreign", 1, 0)]
 
 
+def test_a_reset_explains_one_more_copy_and_no_further_one() -> None:
+    ledger = Ledger()
+    ledger.commit(applied=4)
+    ledger.restart(2)
+    ledger.commit(applied=2)
+    ledger.restart(0)
+    ledger.commit(applied=4)
+    made = [(one, 0, 1) for one in range(4)]
+    twice, thrice = [0, 1, 0, 1], [2, 3] * 3
+    assert kinds(compared(APPEND, [*twice, *thrice], made, ledger=ledger)) == {"repeated": 4}
+    found = compared(APPEND, [*twice, *thrice, 0, 3], made, ledger=ledger)
+    assert sorted(found.bad, key=lambda one: one.offset) == [
+        Difference(ZERO, 0, "duplicated", 3, 1),
+        Difference(ZERO, 3, "duplicated", 4, 1),
+    ]
+
+
 KEYED = [(0, 1, 1), (1, 2, 1), (2, 1, 1), (3, 3, 1), (4, 3, 0), (5, 4, 1)]
 """Key 1 twice, key 2, key 3 put and deleted, key 4; the rest is filtered."""
 
@@ -393,6 +416,67 @@ def test_what_was_filled_in_later_may_have_overwritten_its_successors() -> None:
     ledger.notes.append((Note("backfill", Span(ZERO, 0, 3), ""), NOW))
     for at_once in (1000, 1):
         assert compared(UPSERT, [0], [(0, 1, 1), (4, 1, 1)], ledger=ledger, at_once=at_once).wrong == 0
+
+
+@pytest.mark.parametrize("at_once", [1000, 1])
+def test_a_delete_that_was_filled_in_may_have_deleted_its_successors(at_once: int) -> None:
+    ledger = Ledger()
+    ledger.commit(applied=6)
+    ledger.notes.append((Note("backfill", Span(ZERO, 0, 3), ""), NOW))
+    made = [(1, 1, 0), (4, 1, 1)]
+    for there in ([], [4]):
+        assert compared(UPSERT, there, made, ledger=ledger, at_once=at_once).wrong == 0
+
+
+@pytest.mark.parametrize("at_once", [1000, 1])
+def test_a_row_that_was_deleted_must_be_gone(at_once: int) -> None:
+    made = [(0, 7, 1), (1, 7, 0), (2, 8, 1), (3, 8, 0), (4, 8, 1)]
+    well = compared(UPSERT, [4], made, at_once=at_once)
+    assert kinds(well) == {"superseded": 2, "applied": 3, "filtered": 5}
+    still = compared(UPSERT, [0, 4], made, at_once=at_once)
+    assert still.bad == [Difference(ZERO, 0, "foreign", 1, 0)]
+    assert kinds(still) == {"superseded": 1, "applied": 3, "filtered": 5, "foreign": 1}
+    assert compared(VERSION, [0, 4], made, at_once=at_once).wrong == 0, "it may be the newer one"
+    ledger = Ledger()
+    ledger.commit(applied=10)
+    ledger.notes.append((Note("replay", Span(ZERO, 0, 1), ""), NOW))
+    assert compared(UPSERT, [0, 4], made, ledger=ledger, at_once=at_once).wrong == 0, "it was replayed after that"
+
+
+@pytest.mark.parametrize("at_once", [1000, 1])
+@pytest.mark.parametrize("spec", [UPSERT, IGNORE, VERSION])
+def test_a_record_with_several_keys_has_as_many_rows_as_nobody_else_could_have_written(
+    spec: TableSpec, at_once: int
+) -> None:
+    made = [(0, 7, 1), (0, 8, 1), (0, 9, 1), (2, 9, 1)]
+
+    def bad(*there: int) -> list[Difference]:
+        return compared(spec, there, made, at_once=at_once).bad
+
+    assert bad(0, 0, 2) == []
+    assert bad(0, 2) == [Difference(ZERO, 0, "missing", 1, 2)]
+    assert [(one.offset, one.rows) for one in bad(2)] == [(0, 0)]
+    assert bad(0, 0, 0) == ([Difference(ZERO, 2, "missing", 0, None)] if spec == UPSERT else [])
+    assert compared(spec, [0, 0], [(0, 7, 3), (0, 8, 1)], at_once=at_once).wrong == 0, "one row of a key is written"
+
+
+@pytest.mark.parametrize("at_once", [1000, 1])
+def test_of_a_record_with_several_keys_the_deleted_ones_must_be_gone(at_once: int) -> None:
+    made = [(0, 7, 1), (0, 8, 1), (1, 7, 0)]
+    assert compared(UPSERT, [0], made, at_once=at_once).wrong == 0
+    assert compared(UPSERT, [0, 0], made, at_once=at_once).bad == [Difference(ZERO, 0, "foreign", 2, 1)]
+
+
+def test_why_missing_keys_are_not_looked_for_is_said() -> None:
+    rows = pa.table([["orders", "others", None], [0, 0, None], [0, 0, None]], schema=ORIGIN)
+    ledger = Ledger()
+    ledger.commit(applied=1)
+    table = Compared(UPSERT, Origins.of([rows], [ZERO]), {ZERO: scope(ledger)})
+    assert table.unsure == "1 rows have no provenance and 1 rows are of other partitions"
+    assert Compared(APPEND, Origins.of([rows], [ZERO]), {ZERO: scope(ledger)}).unsure is None
+    expired = compared(IGNORE, [5], KEYED[1:], absent=[0], log_start=1)
+    assert expired.unsure == "1 records have expired or are from before a reset"
+    assert compared(UPSERT, [5], KEYED[1:], absent=[0], log_start=1).unsure is None
 
 
 @given(st.lists(st.integers(1, 9), max_size=6), st.integers(1, 7))

@@ -13,11 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallymark.batch import Batch, account
 from tallymark.books import Run
 from tallymark.budget import Budget
-from tallymark.commit import Batch, Committer, Delivery, Destination, account, check_letters
-from tallymark.errors import BadInput, Fenced, PositionMoved, TallymarkError, TooManyDead, Unreachable
+from tallymark.commit import Committer, Delivery, Destination
+from tallymark.errors import BadInput, BatchTooLarge, Fenced, PositionMoved, TallymarkError, TooManyDead, Unreachable
 from tallymark.fence import Claim, Decide, Entry, Note, Rebalance, Skip, explain_refusal, explain_unfillable
+from tallymark.letters import check_letters
 from tallymark.plan import Move, Plan
 from tallymark.read import DeadLetter, Reading, Seen
 from tallymark.shape import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, Refusal, TableSpec, origin
@@ -364,6 +366,30 @@ def test_an_unknown_outcome_is_settled_and_applied_once(breaks: list[Step | None
     assert pair.rows.tables["orders"] == ALL
     assert (pair.offsets, pair.tally) == ([10, 5], Tally(applied=15))
     assert pair.claims[ZERO].epoch == 1 + 1 + len(breaks)
+
+
+def test_a_refusal_after_a_broken_connection_does_not_fence_the_run_itself() -> None:
+    pair = together(FakeStore(refused=[7]))
+    pair.rows.breaks = [None]
+    pair.commit()
+    assert (pair.offsets, pair.tally) == ([10, 5], Tally(applied=14, dead=1))
+
+
+def test_what_ends_a_commit_after_a_broken_connection_leaves_claims_to_go_on_with(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pair, failures = together(FakeStore()), [Unreachable("gone"), BatchTooLarge("too large")]
+
+    def broken(*_: Any) -> None:
+        raise failures.pop(0)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pair.rows, "apply", broken)
+        with pytest.raises(BatchTooLarge):
+            pair.commit()
+    assert pair.claims[ZERO].epoch == pair.rows.saved[ZERO].epoch
+    pair.commit()
+    assert pair.offsets == [10, 5]
 
 
 def test_who_is_fenced_writes_nothing_and_is_not_asked_again() -> None:

@@ -173,6 +173,17 @@ def test_a_pipeline_can_read_alone(load: Load) -> None:
         ("[source]", '[source.settings]\ngroup.id = "x"\n[source]', "Kafka(settings=...): group.id can't be set"),
         ("[tables.orders]", "[tables.orders]\nwrite =", "shop.toml line 8: this is no TOML: "),
         ('"sqlite:///shop.db"', "5", "shop.toml line 2: store must be text or a table, not a whole number"),
+        ("[source]", "on_loss = 'fail'\nmetrics_port = 70000\n[source]", "line 4: metrics_port=70000 is no port"),
+        ("[source]", "standalone = true\nmirror = true\n[source]", "shop.toml line 4: mirror=True writes to the Kafka"),
+        ("[source]", "[membership]\nprotocol = 'consumer'\n[source]\nsettings.session.timeout.ms = 10000",
+         "line 3: Kafka(settings=...): with Group(protocol='consumer') the brokers decide session.timeout.ms"),
+        ("localhost:9092", "localhost:x", "shop.toml line 4: 'localhost:x' is no address of a broker"),
+        ('"orders"', '"^orders-["', "shop.toml line 5: Kafka(): topic pattern '^orders-[' is not a regular expression"),
+        ("format =", 'settings.group.id = "x"\nformat =', "line 6: Kafka(settings=...): group.id can't be set"),
+        ("[source]", "patience = nan\n[source]", "shop.toml line 3: patience is nan, which is no number; write one"),
+        ("[source]", "[limits]\nseconds = nan\n[source]", "line 4: limits.seconds is nan, which is no number"),
+        ('[tables.orders]\nsql = "SELECT value.* FROM records"', "[tables]",
+         "shop.toml line 7: tables has none; add one, such as [tables.orders] with sql"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_has_a_line_a_key_and_a_way_out(load: Load, change: str, to: str, said: str) -> None:
@@ -228,12 +239,20 @@ def test_a_password_is_kept_apart_from_its_url(load: Load, tmp_path: Path, monke
         ("[tables", '[source.security]\nmechanism = "NONE"\nusername = "u"\npassword = "${CANARY}"\n[tables'),
         ("[tables", '[source.security]\nmechanism = "PLAIN"\nusername = 5\npassword = "${CANARY}"\n[tables'),
         ("[tables", '[spark]\n"spark.x" = "${CANARY}"\n[tabels.x]\n[tables'),
+        ("localhost:9092", "kafka://user:${CANARY}@host:9092"),
+        ("localhost:9092", "a:1, ${ADDRESSES}"),
+        ('"orders"', '"^${CANARY}["'),
+        ("[source]", 'start = "${CANARY}"\n[source]'),
+        ("[source]", '[budget]\nwindow = "${CANARY}"\n[source]'),
+        ("[source]", '[source.tls]\nca = "/${CANARY}"\n[source]'),
+        ("[source]", '[catch_up]\nkeep = "${CANARY}"\n[source]'),
     ],
 )
 def test_no_error_shows_a_secret(
     load: Load, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, change: str, to: str
 ) -> None:
     monkeypatch.setenv("CANARY", CANARY)
+    monkeypatch.setenv("ADDRESSES", f"b:2,kafka://user:{CANARY}@host:9092")
     text = (
         MINIMAL.replace('"sqlite:///shop.db"', '"postgresql://shop:${CANARY}@h/x"')
         if "sqlite" not in change
@@ -246,6 +265,15 @@ def test_no_error_shows_a_secret(
     while error is not None:
         assert CANARY not in f"{error} {error!r}"
         error = error.__context__
+
+
+def test_an_error_shows_what_stands_in_the_file(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PORT", "x1")
+    monkeypatch.setenv("QUOTED", "it's\\")
+    (said,) = refusal(load, MINIMAL.replace("localhost:9092", "localhost:${PORT},b:2"))
+    assert said == "shop.toml line 4: 'localhost:${PORT}' is no address of a broker; write host:port"
+    (said,) = refusal(load, MINIMAL.replace('"orders"', '"^[${QUOTED}"'))
+    assert 'line 5: Kafka(): topic pattern "^[${QUOTED}" is not' in said
 
 
 def test_lines_are_those_of_the_keys_whatever_strings_and_comments_hold() -> None:

@@ -14,7 +14,7 @@ from tallymark.books import BatchLine, NoteLine, Run
 from tallymark.fence import Note
 from tallymark.health import HISTORY, Facts, applied_rates, drain, duration, judge, patience
 from tallymark.lag import Lag
-from tallymark.spans import GroupState, Log, Owner, Partition, Position, Span, Tally
+from tallymark.spans import STREAMING, GroupState, Log, Owner, Partition, Position, Span, Tally
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=timezone.utc)
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
@@ -115,7 +115,10 @@ def test_an_owner_that_does_not_report_is_judged_by_its_commits() -> None:
         (at(10, ago=MINUTE / 2), behind(10, 60), [], False),
         (at(10, ago=2 * MINUTE), behind(10, 10), [], False),
         (at(10, ago=2 * MINUTE), behind(10, 60, waits=MINUTE / 2), [], False),
-        (at(10, ago=2 * MINUTE), behind(10, 60, waits=-HOUR), [], True),
+        # A record from the future, or of a moment after the look began, came just now.
+        (at(10, ago=2 * HOUR), behind(10, 60, waits=-HOUR), [], False),
+        (at(10, ago=2 * HOUR), behind(10, 60, waits=-MINUTE / 600), [], False),
+        (at(10, ago=2 * HOUR), replace(behind(10, 60), seconds=None, unread=None), [], False),
         (at(10, ago=2 * MINUTE), behind(10, 60, stop=10), [], False),
         (at(10, ago=2 * MINUTE), Lag(None), [], False),
         (at(10, ago=2 * MINUTE, owner=None), behind(10, 60), [], False),
@@ -130,8 +133,18 @@ def test_stalled_is_who_could_commit_and_does_not(
     assert (verdict.state == "stalled") is stalled, verdict
 
 
+def test_an_old_record_is_no_stall_while_its_owner_goes_on_elsewhere() -> None:
+    mirrored, busy = behind(10, 60, waits=20 * HOUR), behind(10, 10)
+    lags = {ZERO: mirrored, ONE: busy}
+    assert judge(facts(positions=[at(10, ago=HOUR), at(10, ONE)], lags=lags)).state == "running"
+    others = facts(positions=[at(10, ago=HOUR), at(10, ONE, owner="r2")], lags=lags)
+    assert judge(others).state == "stalled", "that another member goes on proves nothing"
+    since = {ZERO: behind(10, 60, waits=HOUR / 2), ONE: busy}
+    assert judge(facts(positions=[at(10, ago=HOUR), at(10, ONE)], lags=since)).state == "stalled"
+
+
 def test_a_stall_names_the_partition_the_time_and_the_records() -> None:
-    positions = [at(10, ago=2 * MINUTE), at(4, ONE, ago=3 * MINUTE)]
+    positions = [at(10, ago=2 * MINUTE), at(4, ONE, owner="r2", ago=3 * MINUTE)]
     lags = {ZERO: behind(10, 60), ONE: behind(4, 2004)}
     assert said(facts(positions=positions, lags=lags)) == (
         "stalled: orders[1] has 2,000 unread records and no commit since 2026-01-31 11:57:00 UTC; 2 partitions wait"
@@ -143,12 +156,13 @@ def test_a_stall_names_the_partition_the_time_and_the_records() -> None:
 
 
 def test_rewound_until_it_is_where_it_was() -> None:
-    notes = [note("reset", 5, 500, ago=HOUR), note("reset", 0, 30), note("skip", 30, 99), note("reset", 0, 9)]
+    notes = [note("reset", 5, 30, ago=HOUR), note("skip", 30, 99), note("reset", 0, 9)]
     assert said(facts(notes=notes[:2])) == (
         "rewound: 20 offsets are applied once more, orders[0] up to 30: to repeat, by op@host"
     )
     assert judge(facts(notes=notes[:2], positions=[at(30)])).state == "running"
-    assert judge(facts(notes=notes)).state == "running"
+    assert "up to 30" in said(facts(notes=notes)), "sent back once more on the way"
+    assert judge(facts(notes=notes[2:])).state == "running"
     assert judge(facts([over()], notes=notes[:2])).state == "stopped"
     assert judge(facts(notes=[note("reset", 0, 99, partition=ONE)])).state == "running", "a partition that is gone"
 
@@ -169,6 +183,25 @@ def test_a_running_group_has_a_pace() -> None:
     assert pace(came=120.0, went=24_000, unread=50, waits=MINUTE / 60) == "running: catching up: 50 unread"
     young = [run(began=MINUTE / 3)]
     assert pace(came=120.0, went=24, unread=1234, runs=young) == "running: catching up: 1,234 unread"
+
+
+def test_a_rate_that_is_not_known_is_no_rate() -> None:
+    assert pace(came=0.0, went=0, unread=0, rates_in={}) == "running: caught up"
+    assert pace(came=0.0, went=600, unread=50, rates_in={}) == "running: catching up: 50 unread"
+
+
+def test_lag_that_is_not_known_is_not_taken_for_none() -> None:
+    known = facts(positions=[at(10), at(10, ONE)], lags={ZERO: behind(10, 60), ONE: Lag(None)}, history=[batch(60)])
+    assert (known.unread, known.waited) == (None, None)
+    assert said(known) == (
+        "running: lag is not known, since these brokers do not have orders[1]; last commit 2026-01-31 11:59:00 UTC"
+    )
+    query = replace(at(10), cluster_id=STREAMING)
+    assert said(facts(positions=[query], lags={ZERO: Lag(None)}, history=[batch(60)])) == (
+        "running: last commit 2026-01-31 11:59:00 UTC"
+    )
+    timeless = facts(lags={ZERO: replace(behind(10, 60), seconds=None, unread=None)})
+    assert (timeless.unread, timeless.waited) == (50, None)
 
 
 def test_without_kafka_the_last_commit_is_told() -> None:
@@ -206,11 +239,22 @@ def test_rates_are_of_what_was_worked_on_while_somebody_could() -> None:
     assert applied_rates(cut_off)[ZERO] == pytest.approx(20, rel=0.01)
 
 
+def test_a_partition_that_only_skipped_has_applied_nothing() -> None:
+    lines = [batch(10, Span(ZERO, 0, 300), Span(ONE, 0, 900), tally=Tally(applied=600, skipped=600))]
+    skips = [note("skip", 0, 300), note("skip", 0, 300, partition=ONE)]
+    skips = [replace(skip, batch="b") for skip in skips]
+    assert applied_rates(facts(history=lines, notes=skips)) == pytest.approx({ZERO: 0.0, ONE: 2.0})
+    elsewhere = [replace(skip, batch="c") for skip in skips]
+    assert applied_rates(facts(history=lines, notes=elsewhere)) == pytest.approx({ZERO: 0.5, ONE: 1.5})
+    assert applied_rates(facts(history=[replace(lines[0], tally=Tally(skipped=1200))])) == {ZERO: 0.0, ONE: 0.0}
+
+
 def test_time_to_drain() -> None:
     assert drain(100, 10.0, 20.0) == 10.0
     assert drain(0, 10.0, 0.0) == 0.0
     assert drain(1, 10.0, 10.0) == math.inf
     assert drain(1, None, 10.0) is None
+    assert drain(1000, 0.0, 0.0) is None
 
 
 def test_patience_follows_the_usual_batch() -> None:

@@ -111,7 +111,7 @@ def test_the_ledger_is_asked_for_what_changes_and_nothing_else() -> None:
     saved = {ZERO: position(200), two: Position(**{**vars(unmoved), "partition": two})}
     wish = reset.decide(reset.plan(saved), NOW, "why", lambda _: None)(saved, [])
     assert wish.restarts == {ZERO: Restart(100, "why")}
-    assert wish.first == {ONE: FirstClaim(100, "id", "cluster")}
+    assert wish.first == {ONE: FirstClaim(100, "id", "cluster", "why")}
 
 
 @pytest.mark.parametrize("found", [{ZERO: position(101)}, {ZERO: position(100, first=1)}, {}])

@@ -52,7 +52,7 @@ class OneBatch:
     def dead(self, record: Record, _: str) -> None:
         self.letters.append((record.partition, record.offset))
 
-    def shorten(self, unfinished: dict[Partition, int]) -> None:
+    def shorten(self, unfinished: dict[Partition, int], _: TallymarkError | None) -> None:
         self.stops = unfinished
 
 

@@ -10,12 +10,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from tallymark.books import DEAD
 from tallymark.doctor.verdict import Finding, judge
 from tallymark.errors import PositionRefused
 from tallymark.plan import check_identity, readable_from
 from tallymark.spans import Log, Partition, Position, Span
-from tallymark.stores.still import Mark, Moment
+from tallymark.stores.still import Moment
 
 SHOWN = 3
 """How many spans are named; of more, how many there are."""
@@ -51,28 +50,28 @@ def accounts(moment: Moment) -> list[Account]:
 
 
 def _account(moment: Moment, position: Position, commits: Sequence[Span]) -> Account:
-    resets, since, notes = list[Span](), None, list[tuple[str, Span]]()
-    for note, recorded in moment.notes:
+    resets, notes = list[Span](), list[tuple[str, Span]]()
+    for note, _ in moment.notes:
         if note.span.partition != position.partition:
             continue
         if note.kind == "reset":
-            resets, since, notes = [*resets, note.span], recorded, []
+            resets, notes = [*resets, note.span], []
         else:
             notes.append((note.kind, note.span))
-
-    def counts(mark: Mark) -> bool:
-        # A reset leaves no letter open that is ahead of it; one that was settled before may be applied by now.
-        new = mark.state == DEAD or since is None or mark.recorded_at > since
-        return mark.partition == position.partition and position.counts(mark.offset) and new
-
+    # A reset voids the letters ahead of it, so those that count for an earlier tally are not among these.
+    letters = {one.offset for one in moment.letters if one.partition == position.partition}
     return Account(
         position,
-        skips=sorted(skip for skip in moment.skips if skip.partition == position.partition),
+        skips=sorted(
+            skip
+            for skip in moment.skips
+            if skip.partition == position.partition and skip.start >= position.first_offset
+        ),
         losses=[span for kind, span in notes if kind == "loss"],
         fills=[span for kind, span in notes if kind == "backfill"],
         replays=[span for kind, span in notes if kind == "replay"],
         resets=resets,
-        letters=sorted({mark.offset for mark in moment.letters if counts(mark)}),
+        letters=sorted(filter(position.counts, letters)),
         commits=commits,
     )
 

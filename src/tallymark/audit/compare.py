@@ -17,8 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallymark.audit.accounts import clipped, merged, uncovered
-from tallymark.audit.scope import Difference, Origins, Scope
-from tallymark.shape import TableSpec, _last_of_each
+from tallymark.audit.keys import Keys
+from tallymark.audit.scope import Difference, Origins, Scope, in_spans
+from tallymark.shape import TableSpec
 from tallymark.spans import Partition, Span
 
 GOOD = (
@@ -28,16 +29,6 @@ GOOD = (
 BAD = ("missing", "duplicated", "foreign")
 MOST_BAD = 1_000
 """Of each table, how many bad offsets are kept; all are counted."""
-KEYS = pa.schema(
-    [
-        ("key", pa.int64()),
-        ("topic", pa.string()),
-        ("partition", pa.int32()),
-        ("offset", pa.int64()),
-        ("stands", pa.bool_()),
-    ]
-)
-"""``stands``: its row is there, or it has deleted the row of its key."""
 
 
 @dataclass
@@ -49,9 +40,10 @@ class Compared:
     scopes: Mapping[Partition, Scope]
     counts: dict[Partition, Counter[str]] = field(default_factory=dict)
     bad: list[Difference] = field(default_factory=list)
-    _keys: pa.Table = field(default_factory=KEYS.empty_table)
+    keys: Keys = field(init=False)
 
     def __post_init__(self) -> None:
+        self.keys = Keys(self.spec)
         for partition, scope in self.scopes.items():
             self.counts[partition] = Counter()
             self._outside(scope)
@@ -63,31 +55,37 @@ class Compared:
     def compare(self, span: Span, records: pa.Table, made: pa.Table) -> None:
         """A piece: its records (offset, undecoded), and the rows made of them (offset, key, deleted, rows)."""
         scope, there = self.scopes[span.partition], _counted(self.origins.within(span))
-        facts = _facts(records, made, there, _between(scope.account.letters, span))
-        kinds = _kinds(facts, scope, keyed=bool(self.spec.key))
+        keyed = bool(self.spec.key)
+        facts = _facts(records, made, there, _between(scope.account.letters, span), keyed=keyed)
+        kinds = _kinds(facts, scope, keyed=keyed)
         facts = facts.append_column("kind", kinds)
         self._count(span.partition, facts)
         self.counts[span.partition][scope.empty] += len(span) - facts.num_rows
-        if self.spec.key:
-            self._keep_keys(scope, made, there)
+        if keyed:
+            self.keys.keep(scope, made, there)
 
     def settle(self) -> None:
-        """Keys are all known: a record is missing where neither it nor one that supersedes it stands."""
-        last = _last_of_each(self._keys.sort_by([("key", "ascending"), ("stands", "ascending")]), ["key"])
-        lost = last.filter(pc.invert(last["stands"]))
-        if not lost.num_rows or self._unsure():
-            return
-        for row in lost.group_by(["topic", "partition"]).aggregate([("offset", "distinct")]).to_pylist():
-            partition, offsets = Partition(row["topic"], row["partition"]), sorted(row["offset_distinct"])
-            self.counts[partition].update(superseded=-len(offsets), missing=len(offsets))
-            self._show(Difference(partition, offset, "missing", 0, None) for offset in offsets)
+        """Keys are all known: what is wrong of them turns out to be neither applied nor superseded."""
+        for one in self.keys.foreign():
+            self._find(one, "applied")
+        if self.unsure is None:
+            for one in self.keys.missing():
+                self._find(one, "applied" if one.rows else "superseded")
 
-    def _unsure(self) -> bool:
-        """Whether a row of the same key may be there whose record is not known."""
-        unknown = self.origins.unknown + self.origins.others
-        if self.spec.write == "upsert" and self.spec.version is None:
-            return unknown > 0
-        return unknown > 0 or any(count["expired"] + count["earlier"] for count in self.counts.values())
+    @property
+    def unsure(self) -> str | None:
+        """Why rows of keys are not called missing: one may be there whose record is not known."""
+        gone = 0 if self.keys.ordered else sum(one["expired"] + one["earlier"] for one in self.counts.values())
+        reasons = {
+            f"{self.origins.unknown} rows have no provenance": self.origins.unknown,
+            f"{self.origins.others} rows are of other partitions": self.origins.others,
+            f"{gone} records have expired or are from before a reset": gone,
+        }
+        return " and ".join(why for why, count in reasons.items() if count and self.spec.key) or None
+
+    def _find(self, one: Difference, instead_of: str) -> None:
+        self.counts[one.partition].update({instead_of: -1, one.kind: 1})
+        self._show([one])
 
     def _outside(self, scope: Scope) -> None:
         """What Kafka can't tell about: skips, losses, what expired; and rows that should not be there."""
@@ -130,46 +128,15 @@ class Compared:
                 return
             self.bad.append(difference)
 
-    def _keep_keys(self, scope: Scope, made: pa.Table, there: pa.Table) -> None:
-        """Of each key and partition the last record, which is the one that must stand; more where order is no rule."""
-        rows = made.join(there, "offset", join_type="left outer")
-        present = pc.is_valid(rows["there"])
-        stands = pc.or_(present, pc.fill_null(rows["deleted"], False))
-        new = pa.table(
-            [
-                rows["key"],
-                pa.repeat(scope.partition.topic, rows.num_rows),
-                pa.repeat(pa.scalar(scope.partition.number, pa.int32()), rows.num_rows),
-                rows["offset"],
-                stands,
-            ],
-            schema=KEYS,
-        )
-        late = _in_spans(rows["offset"], [*scope.account.fills, *scope.account.replays])
-        kept, new = self._keys, pa.concat_tables([self._keys, new])
-        if self.spec.write == "ignore" or self.spec.version is not None:
-            self._keys = _last_of_each(new.sort_by([("key", "ascending"), ("stands", "ascending")]), ["key"])
-            return
-        # What was filled in or replayed came after its successors, and may have overwritten them.
-        overwriting = new.slice(kept.num_rows).filter(pc.and_(late, present))
-        places = ["key", "topic", "partition"]
-        ordered = new.sort_by([(name, "ascending") for name in [*places, "offset", "stands"]])
-        self._keys = pa.concat_tables(
-            [_last_of_each(ordered, places), overwriting.set_column(3, "offset", _for_ever(overwriting))]
-        )
 
-
-def _for_ever(rows: pa.Table) -> pa.Array:
-    """An offset behind all others, so that the row is never passed over for a later one."""
-    return pa.repeat(pa.scalar(2**63 - 1, pa.int64()), rows.num_rows)
-
-
-def _facts(records: pa.Table, made: pa.Table, there: pa.Table, letters: Sequence[int]) -> pa.Table:
-    """A row for every offset of which anything is known."""
-    puts = made.filter(pc.invert(pc.fill_null(made["deleted"], False))).group_by("offset").aggregate([("rows", "sum")])
-    deletes = made.filter(pc.fill_null(made["deleted"], False)).group_by("offset").aggregate([])
+def _facts(records: pa.Table, made: pa.Table, there: pa.Table, letters: Sequence[int], *, keyed: bool) -> pa.Table:
+    """A row for every offset of which anything is known. Of rows with the same key one is written."""
+    deleted = pc.fill_null(made["deleted"], False)
+    how = ("key", "count") if keyed else ("rows", "sum")
+    puts = made.filter(pc.invert(deleted)).group_by("offset").aggregate([how])
+    deletes = made.filter(deleted).group_by("offset").aggregate([])
     facts = records.append_column("record", pa.repeat(True, records.num_rows))
-    facts = facts.join(puts.rename_columns({"rows_sum": "wanted"}), "offset", join_type="full outer")
+    facts = facts.join(puts.rename_columns({"_".join(how): "wanted"}), "offset", join_type="full outer")
     facts = facts.join(
         deletes.append_column("deletes", pa.repeat(True, deletes.num_rows)), "offset", join_type="full outer"
     )
@@ -185,7 +152,8 @@ def _facts(records: pa.Table, made: pa.Table, there: pa.Table, letters: Sequence
 def _kinds(facts: pa.Table, scope: Scope, *, keyed: bool) -> pa.Array:
     """The first of these that is true of an offset says what became of it."""
     there, wanted = facts["there"], facts["wanted"]
-    none, some, fewer, same = pc.equal(there, 0), pc.greater(there, 0), pc.less(there, wanted), pc.equal(there, wanted)
+    none, fewer, same = pc.equal(there, 0), pc.less(there, wanted), pc.equal(there, wanted)
+    written = pc.add(in_spans(facts["offset"], scope.account.resets), 1)
     rules: list[tuple[Any, str]] = [
         (pc.and_(facts["letter"], none), "dead"),
         (facts["letter"], "foreign"),
@@ -195,17 +163,10 @@ def _kinds(facts: pa.Table, scope: Scope, *, keyed: bool) -> pa.Array:
         (same, "applied"),
         (pc.and_(fewer, none), "superseded" if keyed else "missing"),
         (fewer, "applied" if keyed else "missing"),
-        (pc.and_(some, _in_spans(facts["offset"], scope.account.resets)), "repeated"),
+        (pc.less_equal(there, pc.multiply(wanted, written)), "repeated"),
     ]
     conditions = pc.make_struct(*(condition for condition, _ in rules))
     return pc.case_when(conditions, *(kind for _, kind in rules), "duplicated")
-
-
-def _in_spans(offsets: Any, spans: Iterable[Span]) -> Any:
-    found = pa.repeat(False, len(offsets))
-    for span in spans:
-        found = pc.or_(found, pc.and_(pc.greater_equal(offsets, span.start), pc.less(offsets, span.stop)))
-    return found
 
 
 def _counted(offsets: pa.Array) -> pa.Table:

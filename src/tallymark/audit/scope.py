@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -86,6 +87,15 @@ class Origins:
         found = self.offsets[span.partition]
         start, stop = (bisect_left(found, end, key=lambda one: one.as_py()) for end in (span.start, span.stop))
         return found[start:stop]
+
+
+def in_spans(offsets: Any, spans: Iterable[Span]) -> Any:
+    """In how many of these spans each offset is."""
+    found = pa.repeat(0, len(offsets))
+    for span in spans:
+        here = pc.and_(pc.greater_equal(offsets, span.start), pc.less(offsets, span.stop))
+        found = pc.add(found, here.cast(pa.int64()))
+    return found
 
 
 def chunks(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:

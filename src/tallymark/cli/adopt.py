@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from tallymark.adopting import adopt, adopting, check_stopped, committed, lag, meaning
 from tallymark.brokers import Brokers
@@ -139,10 +140,11 @@ def _print(group: str, found: Found, plan: Sequence[Planned], executed: bool) ->
     heads = ("GROUP", "TOPIC", "PARTITION", "COMMITTED-THERE", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "MEANING")
     table = plain_table(*heads, left=2)
     table.columns[-1].justify = "left"
+    going_on = {one.partition.topic for one in plan if one.new is not None}
     for one in plan:
         there, end = counted(found.offsets.get(one.partition)), counted(one.log.end)
-        cells = (there, counted(one.current), end, counted(lag(one)), meaning(one))
-        table.add_row(group, one.partition.topic, str(one.partition.number), *cells)
+        cells = (there, counted(one.current), end, counted(lag(one)), meaning(one, going_on))
+        table.add_row(Text(group), one.partition.topic, str(one.partition.number), *cells)
     print_table(table)
     for span in found.unsure:
         say(

@@ -16,13 +16,13 @@ from tallymark.audit.compare import BAD, GOOD, Compared
 from tallymark.audit.deep import Comparison, compare
 from tallymark.audit.examine import examine
 from tallymark.brokers import Brokers
-from tallymark.cli.load import load
-from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, Target, target
+from tallymark.cli.load import load, setup_of
+from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, Target, target, target_of
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.doctor.verdict import Finding
 from tallymark.errors import BadInput
 from tallymark.pipeline import Pipeline
-from tallymark.stores.opening import open_store
+from tallymark.stores.opening import open_existing
 
 STYLES = {"ok": "green", "fail": "bold red"}
 LISTED = 20
@@ -48,8 +48,8 @@ def audit(
     The group may be running. With --deep and the pipeline's --file also whether every record is in every table as
     often as the table's function makes rows of it, and no other.
     """
-    pipeline = _pipeline(file) if deep else None
-    of = _target(pipeline, group, store, brokers) if pipeline else target(file, group, store, brokers)
+    pipeline = _pipeline(file, group, store) if deep else None
+    of = target_of(pipeline.setup, store, brokers) if pipeline else target(file, group, store, brokers)
     if of.group is None or of.store is None:
         raise BadInput("audit needs a group and --store (or TALLYMARK_STORE), or --file with a pipeline")
     checks = _examined(of.group, of)
@@ -64,25 +64,22 @@ def audit(
         raise typer.Exit(1)
 
 
-def _pipeline(file: Path | None) -> Pipeline:
+def _pipeline(file: Path | None, group: str | None, store: str | None) -> Pipeline:
+    """The functions, the tables and the ledger have to be of one group and in one store."""
     if file is None:
         raise BadInput("audit --deep runs the functions of a pipeline: name its file with --file")
     found = load(file)
     if not isinstance(found, Pipeline):
         raise BadInput(f"{file}: audit --deep needs a pipeline; what handlers write to tables is their own affair")
+    setup_of(found, file, group)
+    if store not in (None, found.setup.ledger_url):
+        raise BadInput(f"{file}: audit --deep compares with the store of the file, which is another; leave out --store")
     return found
-
-
-def _target(pipeline: Pipeline, group: str | None, store: str | None, brokers: str | None) -> Target:
-    """The file decides: the functions, the tables and the ledger have to be of one group."""
-    if group not in (None, pipeline.group) or store or brokers:
-        raise BadInput(f"audit --deep takes all from the file, which is of group {pipeline.group}; leave out the rest")
-    return Target(pipeline.group, pipeline.setup.ledger_url, pipeline.setup.source.cluster)
 
 
 def _examined(group: str, of: Target) -> list[Finding]:
     assert of.store is not None
-    store = open_store(of.store)
+    store = open_existing(of.store)
     try:
         return examine(store, group, Brokers(of.cluster) if of.cluster else None)
     finally:
@@ -112,6 +109,7 @@ def _table(one: Compared) -> dict[str, Any]:
         "table": one.spec.name,
         "rows_of_unknown_origin": one.origins.unknown,
         "rows_of_other_partitions": one.origins.others,
+        "missing_keys_not_looked_for": one.unsure,
         "partitions": partitions,
         "differences": [asdict(difference) for difference in one.bad],
     }
@@ -163,4 +161,6 @@ def _sentences(one: Compared) -> list[str]:
         found.append(f"table {name}: {one.origins.unknown} rows are from before provenance=True, and not compared")
     if one.origins.others:
         found.append(f"table {name}: {one.origins.others} rows are of partitions this group does not read")
+    if one.unsure:
+        found.append(f"table {name}: missing keys were not looked for, since {one.unsure} and may hold them")
     return found

@@ -16,6 +16,7 @@ from tallymark.app import App
 from tallymark.cli.load import load
 from tallymark.cli.options import AsJson
 from tallymark.cli.tables import plain_table, print_table
+from tallymark.cli.values import printable
 from tallymark.pipeline import Pipeline
 from tallymark.trial import Sampled, Trial, try_pipeline, try_setup
 
@@ -62,7 +63,7 @@ def _print(trial: Trial) -> None:
         _print_rows(sampled)
     for letter in trial.letters:
         table_name = f" by table {letter.table}" if letter.table else ""
-        _say(f"dead{table_name}: {letter.partition} offset {letter.offset}: {letter.error}", "yellow")
+        _say(f"dead{table_name}: {letter.partition} offset {letter.offset}: {printable(letter.error)}", "yellow")
     if trial.tables:
         dead = len(trial.letters)
         _say(f"\n{trial.group} fits; sample of {trial.records} records, {dead} of them dead; nothing was written")
@@ -90,8 +91,7 @@ def _print_rows(sampled: Sampled) -> None:
 
 
 def _cell(value: object) -> str:
-    text = "NULL" if value is None else str(_plain(value))
-    text = "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    text = "NULL" if value is None else printable(str(_plain(value)))
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
 from tallymark.books import DEAD, LETTER_STATES, Letter, LetterQuery
 from tallymark.errors import BadInput
-from tallymark.moving import parse_duration, parse_moment
+from tallymark.moving import before_now, parse_duration, parse_moment
 
 Topic = Annotated[str | None, typer.Option("--topic", help="Only of this topic.")]
 PartitionOption = Annotated[int | None, typer.Option("--partition", help="Only of this partition.")]
@@ -48,7 +48,7 @@ def moment_or_ago(text: str | None) -> datetime | None:
     if text is None:
         return None
     try:
-        return datetime.now(timezone.utc) - parse_duration(text)
+        return before_now(parse_duration(text))
     except BadInput:
         return parse_moment(text)
 

@@ -23,6 +23,7 @@ def assume(context: typer.Context) -> None:
     path = _file()
     if path is None:
         return
+    from tallymark.cluster import Cluster
     from tallymark.declared.complaints import validated
     from tallymark.declared.document import read
     from tallymark.declared.model import Defaults
@@ -31,6 +32,9 @@ def assume(context: typer.Context) -> None:
     said = validated(Defaults, document)
     with document.blamed("store"):
         store = said.store.full_url() if said.store else None
+    with document.blamed("brokers"):
+        # How to get in is not asked for here: it may be said below.
+        Cluster(said.brokers, tls=False) if said.brokers is not None else None
     given = {"TALLYMARK_STORE": store, "TALLYMARK_BROKERS": said.brokers}
     context.default_map = _by_command(context.command, {name: value for name, value in given.items() if value})
     if not any(name.startswith(WAYS_IN) for name in os.environ):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import socket
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,6 +17,7 @@ from tallymark.brokers import Brokers
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
 from tallymark.cli.survey import Survey, ledger, look
 from tallymark.cli.tables import FittedTable, whole_lines
+from tallymark.cli.values import printable
 from tallymark.errors import BadInput
 from tallymark.health import moment
 from tallymark.spans import GroupState
@@ -34,7 +36,7 @@ def groups(
 
     Brokers that do not answer are named on stderr, and the command ends with code 1.
     """
-    of = target(file, None, store, brokers)
+    of = target(file, None, store, brokers, any_group=True)
     if of.store is None:
         raise BadInput("groups needs --store (or TALLYMARK_STORE), or --file with a pipeline")
     with ledger(of.store) as opened:
@@ -45,7 +47,7 @@ def groups(
         rows = [_cells(one) for one in sight.groups]
         whole_lines().print(FittedTable(COLUMNS, rows, DISPENSABLE, [""] * len(rows)))
     else:
-        Console().print(f"no group has run into {sight.store} yet", highlight=False)
+        Console().print(f"no group has run into {sight.store} yet", highlight=False, markup=False)
     if sight.trouble:
         Console(stderr=True, soft_wrap=True).print(f"lag is not known: {sight.trouble}", highlight=False, markup=False)
         raise typer.Exit(1)
@@ -58,7 +60,7 @@ def _as_json(one: Survey, store: str) -> dict[str, object]:
 def _cells(one: Survey) -> list[str]:
     facts = one.facts
     return [
-        one.group,
+        printable(one.group),
         one.verdict.state,
         str(len(facts.positions)),
         str(facts.unread) if facts.unread is not None else "-",
@@ -66,7 +68,7 @@ def _cells(one: Survey) -> list[str]:
         str(one.letters),
         str(one.open_skips),
         moment(facts.last_commit) if facts.last_commit else "-",
-        one.verdict.reason,
+        printable(one.verdict.reason),
     ]
 
 
@@ -87,8 +89,12 @@ def resume(group: Group = None, store: StoreUrl = None, file: FileOption = None,
 
 
 def operator() -> str:
-    """Who is at the keyboard."""
-    return f"{getpass.getuser()}@{socket.gethostname()}"
+    """Who is at the keyboard. In a container the user may have no name."""
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        name = f"uid-{os.getuid()}"
+    return f"{name}@{socket.gethostname()}"
 
 
 def _set(
@@ -106,4 +112,4 @@ def _set(
     if as_json:
         print(json.dumps({"group": of.group, "before": before.desired, "now": desired, "reason": reason, "by": by}))
     else:
-        Console().print(f"{of.group}: {before.desired} -> {desired}", highlight=False)
+        Console().print(f"{of.group}: {before.desired} -> {desired}", highlight=False, markup=False)

@@ -48,12 +48,12 @@ def init(
     if as_json:
         print(json.dumps({"file": str(path), "records": len(values), "schema": answers.schema, "warning": failed}))
         return
-    out = Console(soft_wrap=True)
+    out = Console(soft_wrap=True, highlight=False, markup=False)
     if failed:
-        out.print(f"the schema is an example, since no record was seen: {failed}", style="yellow", highlight=False)
+        out.print(f"the schema is an example, since no record was seen: {failed}", style="yellow")
     elif values:
-        out.print(f"looked at {len(values)} records of {topic}", highlight=False, markup=False)
-    out.print(f"wrote {path}; try it with: tallymark check {path}", highlight=False, markup=False)
+        out.print(f"looked at {len(values)} records of {topic}")
+    out.print(f"wrote {path}; try it with: tallymark check {path}")
 
 
 def _values(brokers: str | None, topic: str | None) -> tuple[list[bytes], str | None]:

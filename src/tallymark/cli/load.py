@@ -5,6 +5,7 @@ from __future__ import annotations
 import runpy
 import sys
 import traceback
+from dataclasses import replace
 from pathlib import Path
 
 from tallymark.app import App
@@ -39,15 +40,28 @@ def load(path: Path) -> Pipeline | App:
     return next(iter(found.values()))
 
 
-def load_setup(path: Path, group: str | None = None) -> Setup:
-    """The settings of the one group that the file is about, or of the group that is named."""
-    found = load(path)
+def load_setup(path: Path, group: str | None = None, *, any_group: bool = False) -> Setup:
+    """The settings of the one group that the file is about, or of the group that is named.
+
+    Several listeners of a group count as one, with the topics of all. ``any_group``: only the place matters.
+    """
+    return setup_of(load(path), path, group, any_group=any_group)
+
+
+def setup_of(found: Pipeline | App, path: Path, group: str | None, *, any_group: bool = False) -> Setup:
+    """The same of what was loaded."""
     setups = [found.setup] if isinstance(found, Pipeline) else [listener.setup for listener in found.listeners]
     chosen = [setup for setup in setups if group in (None, setup.group)]
-    if len(chosen) != 1:
+    if not chosen or (not any_group and len({setup.group for setup in chosen}) > 1):
         known = ", ".join(sorted({setup.group for setup in setups})) or "none"
         raise BadInput(f"{path}: name one of its groups: {known}")
-    return chosen[0]
+    first = chosen[0]
+    if any((one.ledger_url, one.source.cluster) != (first.ledger_url, first.source.cluster) for one in chosen):
+        raise BadInput(
+            f"{path}: its listeners have several ledgers or clusters; name --store and --brokers, not --file"
+        )
+    topics = [name for setup in chosen for name in setup.source.topic_names]
+    return replace(first, source=replace(first.source, topics=topics))
 
 
 def _line(error: BaseException, path: Path) -> str:

@@ -33,6 +33,7 @@ from tallymark.cli import (
 from tallymark.cli.defaults import assume
 from tallymark.cli.logs import Format as LogFormat
 from tallymark.cli.logs import configure, is_json, say
+from tallymark.cli.values import printable
 from tallymark.errors import TallymarkError
 
 app = typer.Typer(
@@ -118,5 +119,6 @@ def main() -> None:
     if is_json():
         say(logging.ERROR, "%s", said)
     else:
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(said)}", highlight=False)
+        shown = "\n".join(map(printable, said.split("\n")))
+        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(shown)}", highlight=False)
     sys.exit(1)

@@ -9,14 +9,16 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 from tallymark.brokers import Brokers, GroupMember
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
 from tallymark.cli.tables import plain_table, print_table
+from tallymark.cli.values import printable
 from tallymark.errors import BadInput
 from tallymark.fence import Rebalance
 from tallymark.spans import Partition
-from tallymark.stores.opening import open_store
+from tallymark.stores.opening import open_existing
 
 Group = Annotated[str | None, typer.Argument(help="The group; not needed with --file.")]
 Most = Annotated[int, typer.Option("--rebalances", help="How many of the last rebalances to show; needs the store.")]
@@ -55,7 +57,7 @@ def members(
 
 
 def _rebalances(group: str, store_url: str, most: int) -> list[Rebalance]:
-    store = open_store(store_url)
+    store = open_existing(store_url)
     try:
         if not store.has_ledger():
             raise BadInput(f"{store.name} has no ledger: nothing has run into it yet")
@@ -89,14 +91,14 @@ def _as_json(found: Seen) -> dict[str, Any]:
 
 
 def _print(found: Seen) -> None:
-    out = Console()
+    out = Console(highlight=False, markup=False)
     if found.members:
         table = plain_table("CLIENT", "HOST", "PARTITIONS", left=3)
         for one in found.members:
-            table.add_row(one.client, one.host, _words(one.partitions))
+            table.add_row(*map(Text, (printable(one.client), one.host, _words(one.partitions))))
         print_table(table)
     elif found.members is not None:
-        out.print(f"group {found.group} has no members in Kafka now", highlight=False)
+        out.print(f"group {found.group} has no members in Kafka now")
     if found.rebalances:
         table = plain_table("REBALANCE", "KIND", "RUN", "HOST", "GAINED", "LOST", "SECONDS", left=6)
         for event in found.rebalances:
@@ -105,7 +107,7 @@ def _print(found: Seen) -> None:
             table.add_row(when, event.kind, event.run, event.host, gained, lost, f"{event.seconds:.2f}")
         print_table(table)
     elif found.rebalances is not None:
-        out.print(f"the ledger has no rebalance of group {found.group}", highlight=False)
+        out.print(f"the ledger has no rebalance of group {found.group}")
 
 
 def _pairs(partitions: Sequence[Partition]) -> list[list[Any]]:

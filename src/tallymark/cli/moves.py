@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tallymark.brokers import Brokers
 from tallymark.cli.options import Target, target
-from tallymark.errors import BadInput, UnknownPartition
+from tallymark.errors import BadInput, TableChanged, UnknownPartition
 from tallymark.spans import Log, Partition, Position
 from tallymark.stores.opening import open_store
 from tallymark.stores.store import Store
@@ -35,6 +35,8 @@ def opened(of: Target) -> Iterator[Store]:
     store = open_store(of.store or "")
     try:
         yield store
+    except TableChanged as error:
+        raise BadInput(f"the ledger in {store.name} is older ({error}); the next run brings it up to date") from None
     finally:
         store.close()
 

@@ -98,7 +98,7 @@ def produce(
     if as_json:
         print(json.dumps({"topic": topic, "records": sent, "seconds": round(seconds, 3), "interrupted": interrupted}))
     else:
-        Console().print(f"{topic}: {sent:,} records acknowledged in {seconds:.1f} s", highlight=False)
+        Console().print(f"{topic}: {sent:,} records acknowledged in {seconds:.1f} s", highlight=False, markup=False)
     if interrupted:
         raise typer.Exit(130)
 
@@ -187,7 +187,7 @@ def _progress(topic: str, *, quiet: bool) -> Iterator[Any]:
     console = Console(stderr=True, quiet=quiet)
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         TextColumn("{task.fields[said]}"),
         TimeElapsedColumn(),
     )

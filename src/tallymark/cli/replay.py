@@ -148,7 +148,8 @@ def _resend(setups: Sequence[Setup], query: LetterQuery, topic: str, brokers: st
 
 def _outcome(setups: Sequence[Setup], ids: Sequence[str], tally: Tally) -> Outcome:
     """Those that are open still and were not tried are left, because somebody wanted to end."""
-    still = sum(letter.id in set(ids) for letter in _chosen(setups, LetterQuery()))
+    tried = set(ids)
+    still = sum(letter.id in tried for letter in _chosen(setups, LetterQuery()))
     settled = max(0, len(ids) - tally.applied - still)
     return Outcome(len(ids), tally.applied, tally.dead, settled, max(0, still - tally.dead))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from tallymark.brokers import Brokers
 from tallymark.cli.groups import operator
@@ -151,12 +153,12 @@ def _aim(option: str, value: Any, group: str) -> Aim:
 
 
 def _read(path: Path, group: str) -> dict[Partition, int]:
-    if str(path) == STDOUT:
-        return read_offsets(sys.stdin, group, "stdin")
     try:
+        if str(path) == STDOUT:
+            return read_offsets(sys.stdin, group, "stdin")
         with path.open(newline="") as lines:
             return read_offsets(lines, group, str(path))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise BadInput(f"--from-file {path} can't be read: {getattr(error, 'strerror', None) or error}") from None
 
 
@@ -244,7 +246,7 @@ def _print(plan: Sequence[Planned], resetting: _Resetting, executed: bool) -> No
     table.columns[-1].justify = "left"
     for one in plan:
         offsets = counted(one.current), counted(one.new)
-        table.add_row(resetting.group, one.partition.topic, str(one.partition.number), *offsets, one.words)
+        table.add_row(Text(resetting.group), one.partition.topic, str(one.partition.number), *offsets, one.words)
     print_table(table)
     moving = sum(one.changes for one in plan)
     if executed:

@@ -114,7 +114,7 @@ def _serving(found: Pipeline | App, port: int | None, host: str | None) -> Itera
             if is_json():
                 say(logging.INFO, "serving metrics url=%s", url)
             else:
-                Console(stderr=True).print(f"metrics: {url}", highlight=False, soft_wrap=True)
+                Console(stderr=True).print(f"metrics: {url}", highlight=False, markup=False, soft_wrap=True)
         yield
 
 
@@ -127,7 +127,7 @@ def _show(found: Pipeline | App, as_json: bool, work: Callable[[OnStep], Tally])
     if as_json:
         print(json.dumps({"group": name, **asdict(tally), "seconds": round(seconds, 3)}))
     else:
-        Console().print(f"{name}: {describe(tally)} in {seconds:.1f} s", highlight=False)
+        Console().print(f"{name}: {describe(tally)} in {seconds:.1f} s", highlight=False, markup=False)
 
 
 def _name(found: Pipeline | App) -> str:
@@ -155,7 +155,7 @@ class RunDisplay:
         self._lock = threading.Lock()
         self._progress = Progress(
             SpinnerColumn(),
-            TextColumn("[bold]{task.description}"),
+            TextColumn("{task.description}", style="bold", markup=False),
             BarColumn(),
             TextColumn("{task.fields[said]}"),
             TimeElapsedColumn(),
@@ -189,4 +189,4 @@ class RunDisplay:
         said = f"{describe(self._total)}, {behind:,} behind, {rate:,.0f}/s"
         self._progress.update(self._task, completed=done, total=done + behind, said=said)
         if not self._console.is_terminal:
-            self._console.print(f"{self._group}: {said}", highlight=False)
+            self._console.print(f"{self._group}: {said}", highlight=False, markup=False)

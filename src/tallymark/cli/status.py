@@ -17,6 +17,7 @@ from tallymark.brokers import Brokers
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
 from tallymark.cli.survey import Pace, Sight, Survey, ledger, look
 from tallymark.cli.tables import FittedTable, whole_lines
+from tallymark.cli.values import printable
 from tallymark.cli.watch import watch
 from tallymark.errors import BadInput
 from tallymark.health import FAILED, RUNNING, STALLED, STOPPED, TROUBLE, duration, moment
@@ -90,8 +91,8 @@ def _shown(sight: Sight, *, as_json: bool, once: bool) -> RenderableType:
 def _group(one: Survey, sight: Sight) -> Iterator[RenderableType]:
     if one is not sight.groups[0]:
         yield Text("")
-    state, facts = one.verdict.state, one.facts
-    yield Text.assemble((one.group, "bold"), " is ", (state, STYLES.get(state, "yellow")), f": {one.verdict.reason}")
+    state, reason, facts = one.verdict.state, printable(one.verdict.reason), one.facts
+    yield Text.assemble((printable(one.group), "bold"), " is ", (state, STYLES.get(state, "yellow")), f": {reason}")
     for run in facts.alive:
         seen = duration((facts.now - run.seen).total_seconds())
         yield Text(f"  run {run.name} on {run.host} since {moment(run.started)}, seen {seen} ago")

@@ -12,11 +12,11 @@ from typing import Any
 
 from tallymark.books import DEAD, Books
 from tallymark.brokers import Brokers
-from tallymark.errors import BadInput, TableChanged, TallymarkError
+from tallymark.errors import BadInput, TableChanged, TallymarkError, Unreachable
 from tallymark.health import HISTORY, Facts, Verdict, applied_rates, drain, judge
 from tallymark.lag import Lag, measure, rates_in
-from tallymark.spans import GroupState, Partition, Position, Tally
-from tallymark.stores.opening import open_store
+from tallymark.spans import GroupState, Position, Tally
+from tallymark.stores.opening import open_existing
 from tallymark.stores.store import Store
 
 
@@ -29,6 +29,10 @@ class Pace:
     rate_in: float | None
     rate_applied: float
     drain: float | None
+
+    @property
+    def growing(self) -> bool:
+        return self.lag is not None and bool(self.lag.records) and (self.rate_in or 0.0) > self.rate_applied
 
     def as_json(self) -> dict[str, Any]:
         position, owner, lag = self.position, self.position.owner, self.lag
@@ -46,7 +50,7 @@ class Pace:
             "rate_in": self.rate_in,
             "rate_applied": self.rate_applied,
             "drain_seconds": self.drain if finite else None,
-            "growing": self.drain == math.inf,
+            "growing": self.growing,
             **asdict(position.tally),
             "first_offset": position.first_offset,
             "balanced": position.balanced,
@@ -59,11 +63,12 @@ class Pace:
 
 @dataclass(frozen=True)
 class Survey:
-    """One group, with the number of its open dead letters."""
+    """One group, with the number of its open dead letters. ``trouble`` is why Kafka was asked in vain."""
 
     group: str
     facts: Facts
     letters: int
+    trouble: str | None = None
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -104,6 +109,7 @@ class Survey:
             "last_commit": _time(facts.last_commit),
             "lag": facts.unread,
             "lag_seconds": facts.waited,
+            "trouble": self.trouble,
             **asdict(self.tally),
             "open_dead_letters": self.letters,
             "open_skips": self.open_skips,
@@ -112,21 +118,25 @@ class Survey:
 
 @dataclass(frozen=True)
 class Sight:
-    """All groups that were asked for. ``trouble`` is why Kafka was asked in vain."""
+    """All groups that were asked for."""
 
     store: str
     groups: list[Survey]
-    trouble: str | None = None
+
+    @property
+    def trouble(self) -> str | None:
+        """Why Kafka was asked in vain, by any of them."""
+        return "; ".join(dict.fromkeys(one.trouble for one in self.groups if one.trouble)) or None
 
     def as_json(self) -> dict[str, Any]:
         groups = [one.as_json() | {"partitions": [pace.as_json() for pace in one.paces]} for one in self.groups]
-        return {"store": self.store, "groups": groups}
+        return {"store": self.store, "groups": groups, "trouble": self.trouble}
 
 
 @contextmanager
 def ledger(url: str) -> Iterator[Store]:
     """The store behind a URL, which has a ledger."""
-    store = open_store(url)
+    store = open_existing(url)
     try:
         if not store.has_ledger():
             raise BadInput(f"{store.name} has no ledger: no pipeline has run into it yet")
@@ -139,13 +149,8 @@ def ledger(url: str) -> Iterator[Store]:
 
 def look(store: Store, group: str | None, brokers: Brokers | None) -> Sight:
     """What there is to know now. That Kafka does not answer is no reason to hide what the ledger knows."""
-    sight = Sight(store.name, _from_ledger(store, group))
-    if brokers is None:
-        return sight
-    try:
-        return replace(sight, groups=_with_lags(sight.groups, brokers))
-    except TallymarkError as error:
-        return replace(sight, trouble=str(error))
+    found = _from_ledger(store, group)
+    return Sight(store.name, found if brokers is None else _with_lags(found, brokers))
 
 
 def _from_ledger(store: Store, group: str | None) -> list[Survey]:
@@ -164,15 +169,23 @@ def _survey(books: Books, group: str, state: GroupState, positions: list[Positio
 
 
 def _with_lags(groups: list[Survey], brokers: Brokers) -> list[Survey]:
-    partitions: set[Partition] = {one.partition for survey in groups for one in survey.facts.positions}
-    came = rates_in(brokers, partitions)
-    return [replace(one, facts=_measured(one.facts, brokers, came)) for one in groups]
+    """A topic that may not be looked at is a matter of its own group, brokers that do not answer one of all groups."""
+    found, silent = [], None
+    for one in groups:
+        try:
+            if silent:
+                raise silent
+            found.append(replace(one, facts=_measured(one.facts, brokers)))
+        except TallymarkError as error:
+            silent = error if isinstance(error, Unreachable) else None
+            found.append(replace(one, trouble=str(error)))
+    return found
 
 
-def _measured(facts: Facts, brokers: Brokers, came: dict[Partition, float]) -> Facts:
+def _measured(facts: Facts, brokers: Brokers) -> Facts:
     lags = measure(brokers, facts.positions)
-    ours = {one: came[one] for one, lag in lags.items() if lag.log is not None and one in came}
-    return replace(facts, lags=lags, rates_in=ours)
+    logs = {one: lag.log for one, lag in lags.items() if lag.log is not None}
+    return replace(facts, lags=lags, rates_in=rates_in(brokers, logs))
 
 
 def _time(time: datetime | None) -> str | None:

@@ -56,7 +56,7 @@ class FittedTable:
         table = plain_table(*heads, left=1)
         for row, style in zip(self.rows, self.styles, strict=True):
             first = _shortened(row[0], room) if console.is_terminal else row[0]
-            table.add_row(*(first if n == 0 else row[n] for n in numbers), style=style)
+            table.add_row(*(Text(first if n == 0 else row[n]) for n in numbers), style=style)
         yield table
         if len(heads) < len(self.heads):
             left_out = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tallymark.cluster import Cluster
 from tallymark.declared.complaints import validated
 from tallymark.declared.document import Document, read
 from tallymark.declared.model import Format, PipelineFile, Source, Table
@@ -12,6 +13,7 @@ from tallymark.errors import BadInput
 from tallymark.membership import Group, Standalone
 from tallymark.pipeline import Pipeline
 from tallymark.positions import Start
+from tallymark.setup import Setup
 from tallymark.source import Bytes, Json, Kafka
 
 if TYPE_CHECKING:
@@ -24,8 +26,7 @@ def load_pipeline(path: Path) -> Pipeline:
     """The pipeline of a file; BadInput has a line for each thing that is wrong with it."""
     document = read(path)
     said = validated(PipelineFile, document)
-    with document.blamed("source"):
-        source = _source(document, said.source)
+    source = _source(document, said.source)
     with document.blamed("start"):
         start = Start.parse(said.start)
     with document.blamed("store"):
@@ -35,18 +36,27 @@ def load_pipeline(path: Path) -> Pipeline:
     with document.blamed("standalone"):
         membership = _membership(document, said)
     with document.blamed("group"):
-        pipeline = Pipeline(
-            group=said.group,
-            source=source,
-            store=store,
-            ledger=ledger,
-            limits=said.limits,
-            road=said.road,
-            spark=said.spark,
-            start=start,
-            membership=membership,
-            **said.settings(),
-        )
+        Setup(said.group, source, store)
+    with document.blamed("membership"):
+        Setup(said.group, source, store, membership=membership)
+    for name, value in said.settings().items():
+        with document.blamed(name):
+            Setup(said.group, source, store, membership=membership, **{name: value})
+    pipeline = Pipeline(
+        group=said.group,
+        source=source,
+        store=store,
+        ledger=ledger,
+        limits=said.limits,
+        road=said.road,
+        spark=said.spark,
+        start=start,
+        membership=membership,
+        **said.settings(),
+    )
+    with document.blamed("tables"):
+        if not said.tables:
+            raise BadInput("tables has none; add one, such as [tables.orders] with sql")
     for name, table in said.tables.items():
         with document.blamed("tables", name):
             _add(pipeline, document, name, table)
@@ -56,7 +66,12 @@ def load_pipeline(path: Path) -> Pipeline:
 def _source(document: Document, said: Source) -> Kafka:
     with document.blamed("source", "format"):
         value = _format(said.format)
-    return Kafka(said.brokers, said.topics, value, said.settings, said.security, said.tls)
+    with document.blamed("source", "brokers"):
+        Cluster(said.brokers, said.security, said.tls)
+    with document.blamed("source", "topics"):
+        Kafka(said.brokers, said.topics)
+    with document.blamed("source", "settings"):
+        return Kafka(said.brokers, said.topics, value, said.settings, said.security, said.tls)
 
 
 def _format(said: Format) -> Json | Bytes:
@@ -86,13 +101,14 @@ def _add(pipeline: Pipeline, document: Document, name: str, said: Table) -> None
         create=said.create,
         evolve=said.evolve,
     )
-    register(_function(said.sql, f"{document.where(('tables', name, 'sql'))}: tables.{name}.sql"))
+    register(_function(document, name, said.sql))
 
 
-def _function(sql: str, where: str) -> TableFunction:
+def _function(document: Document, name: str, sql: str) -> TableFunction:
     def rows(records: DataFrame) -> DataFrame:
         from tallymark.declared.query import select
 
-        return select(sql, records, where)
+        with document.blamed("tables", name, "sql"):
+            return select(sql, records, f"tables.{name}.sql")
 
     return rows

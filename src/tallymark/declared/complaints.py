@@ -47,7 +47,10 @@ def _sentences(model: type[BaseModel], document: Document, found: Iterable[Any])
     # Of a value that may have several shapes, the complaint about the shape that it has says more.
     shown = [keys for keys in by_key if keys not in meant and not any(_inside(keys, other) for other in by_key)]
     shown.sort(key=document.line)
-    return [f"{document.where(keys)}: {_sentence(model, document, keys, by_key[keys])}" for keys in shown]
+    return [
+        f"{document.where(keys)}: {document.as_written(_sentence(model, document, keys, by_key[keys]))}"
+        for keys in shown
+    ]
 
 
 def _inside(keys: Keys, other: Keys) -> bool:

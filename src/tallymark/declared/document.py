@@ -44,6 +44,8 @@ class Document:
     values: dict[str, Any] = field(repr=False)
     """With the environment filled in."""
     lines: dict[Keys, int] = field(repr=False)
+    hidden: dict[str, str] = field(default_factory=dict, repr=False)
+    """What came out of the environment, and what stands in the file for it."""
 
     def where(self, keys: Sequence[str] = ()) -> str:
         """File and line of a key; of one that is not there, the line of the table it belongs to."""
@@ -60,7 +62,16 @@ class Document:
         try:
             yield
         except BadInput as error:
-            raise BadInput(f"{self.where(keys)}: {error}") from None
+            # The same error, since another one would drag this one along, and what it shows.
+            error.args, error.__context__ = (f"{self.where(keys)}: {self.as_written(str(error))}",), None
+            raise
+
+    def as_written(self, said: str) -> str:
+        """The words with what stands in the file in place of what came out of the environment."""
+        written = {shown: text for one, text in self.hidden.items() for shown in (one, repr(one)[1:-1])}
+        # The longest first: one may be a part of another.
+        patterns = map(_pattern, sorted(written, key=len, reverse=True))
+        return re.sub("|".join(patterns), lambda found: written[found[0]], said) if written else said
 
 
 def read(path: Path) -> Document:
@@ -69,21 +80,43 @@ def read(path: Path) -> Document:
     document = Document(str(path), written, {}, find_lines(text))
     complaints: list[str] = []
 
-    def fill(keys: Keys, value: str) -> str:
+    def fill(keys: Keys, value: Any) -> Any:
         try:
-            return filled(value)
+            return _filled(value, document.hidden)
         except BadInput as error:
             complaints.append(f"{document.where(keys)}: {'.'.join(keys)} {error}")
             return ""
 
-    document.values.update(_each_text(written, fill))
+    document.values.update(_each(written, fill))
     if complaints:
         raise BadInput("\n".join(complaints))
     return document
 
 
-def filled(text: str) -> str:
-    """The text with ``${NAME}`` and ``${NAME:-default}`` replaced; ``$${`` is the text ``${``."""
+def _filled(value: Any, hidden: dict[str, str]) -> Any:
+    if value != value:
+        raise BadInput("is nan, which is no number; write one")
+    if not isinstance(value, str):
+        return value
+    found: dict[str, str] = {}
+    text = filled(value, found)
+    for one, written in found.items():
+        # Addresses are looked at one by one, and shown so.
+        hidden.update({part.strip(): written for part in [one, *one.split(",")] if part.strip()})
+    hidden.update({text: value} if found else {})
+    return text
+
+
+def _pattern(value: str) -> str:
+    """What is very short may be part of any word."""
+    return re.escape(value) if len(value) > 3 else rf"\b{re.escape(value)}\b"
+
+
+def filled(text: str, hidden: dict[str, str] | None = None) -> str:
+    """The text with ``${NAME}`` and ``${NAME:-default}`` replaced; ``$${`` is the text ``${``.
+
+    ``hidden`` is told which values came out of the environment, and for what.
+    """
 
     def value(found: re.Match[str]) -> str:
         if found[1]:
@@ -92,7 +125,10 @@ def filled(text: str) -> str:
         if named is None or not found[3]:
             raise BadInput("has a ${ that names no variable; write ${NAME}, ${NAME:-default}, or $${ for the text ${")
         # A variable that is set to nothing counts as not set.
-        found_value = os.environ.get(named[1]) or named[2]
+        found_value = os.environ.get(named[1])
+        if found_value and hidden is not None:
+            hidden[found_value] = found[0]
+        found_value = found_value or named[2]
         if found_value is None:
             raise BadInput(
                 f"needs the variable {named[1]}, which is not set; set it, or write ${{{named[1]}:-default}}"
@@ -129,13 +165,13 @@ def _split(keys: str) -> Keys:
     return tuple(key.strip("\"'") for key in re.findall(KEY, keys))
 
 
-def _each_text(value: Any, change: Callable[[Keys, str], str], keys: Keys = ()) -> Any:
-    """The same value with every text in it changed."""
+def _each(value: Any, change: Callable[[Keys, Any], Any], keys: Keys = ()) -> Any:
+    """The same value with every single one in it changed."""
     if isinstance(value, dict):
-        return {key: _each_text(one, change, (*keys, key)) for key, one in value.items()}
+        return {key: _each(one, change, (*keys, key)) for key, one in value.items()}
     if isinstance(value, list):
-        return [_each_text(one, change, keys) for one in value]
-    return change(keys, value) if isinstance(value, str) else value
+        return [_each(one, change, keys) for one in value]
+    return change(keys, value)
 
 
 def _parsed(path: Path) -> tuple[dict[str, Any], str]:

@@ -24,7 +24,7 @@ _one_at_a_time = threading.Lock()
 
 
 def select(sql: str, records: DataFrame, where: str) -> DataFrame:
-    """The rows of the query. ``where`` says in messages where it stands."""
+    """The rows of the query. ``where`` is what it is called in messages."""
     # It would print the whole plan of a query that can't be analyzed.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     spark, sql = records.sparkSession, sql.strip().removesuffix(";")

@@ -72,7 +72,7 @@ def restart(connection: Connection, group: str, held: Claim, to: Restart, now: d
     values |= {"next_offset": moved.next_offset, "first_offset": moved.first_offset, "updated_at": now}
     _update_each(connection, values, [key_parameters(group, held.partition) | {"_epoch": held.epoch}], same_epoch=True)
     if note is not None and note.kind == "reset":
-        void_skips(connection, group, held.partition)
+        void_skips(connection, group, held.partition, to.offset)
         void_letters(connection, group, held.partition, to.offset, now)
     record_notes(connection, group, [note] if note else [], now)
     return replace(held, position=moved)

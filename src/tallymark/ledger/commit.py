@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Update, bindparam, delete, func, insert, update
+from sqlalchemy import Connection, Update, bindparam, delete, func, insert, select, update
 
 from tallymark.errors import CommitRefused
 from tallymark.fence import Advance, Entry, Note, explain_refusal, explain_settled, explain_unfillable
@@ -23,7 +23,7 @@ from tallymark.ledger.read import read_positions
 from tallymark.ledger.skips import fill, read_skips
 from tallymark.ledger.statements import key_condition, key_parameters
 from tallymark.ledger.tables import batches, dead_letters, exceptions, positions
-from tallymark.read import DeadLetter
+from tallymark.read import DeadLetter, storable
 from tallymark.spans import OUTCOMES, GroupState
 
 
@@ -97,7 +97,12 @@ def record_notes(
     rows = [
         shared
         | {"topic": note.span.partition.topic, "partition_id": note.span.partition.number}
-        | {"start_offset": note.span.start, "stop_offset": note.span.stop, "kind": note.kind, "reason": note.reason}
+        | {
+            "start_offset": note.span.start,
+            "stop_offset": note.span.stop,
+            "kind": note.kind,
+            "reason": storable(note.reason),
+        }
         for note in notes
     ]
     if rows:
@@ -105,8 +110,11 @@ def record_notes(
 
 
 def prune_batches(connection: Connection, group: str, before: datetime) -> None:
-    """Forget older history. Positions, tallies, exceptions and dead letters stay."""
-    connection.execute(delete(batches).where(batches.c.group_name == group, batches.c.committed_at < before))
+    """Forget older history, but for the last commit. Positions, tallies, exceptions and dead letters stay."""
+    last = connection.scalar(select(func.max(batches.c.id)).where(batches.c.group_name == group))
+    old = batches.c.group_name == group, batches.c.committed_at < before, batches.c.id < last
+    if last is not None:
+        connection.execute(delete(batches).where(*old))
 
 
 def _batch(entry: Entry) -> dict[str, Any]:
@@ -145,8 +153,7 @@ def _letter(entry: Entry, letter: DeadLetter, most: int) -> dict[str, Any]:
         "record_value": letter.value,
         "headers": letter.headers_as_json(),
         "table_name": letter.table,
-        # PostgreSQL's text can't hold a NUL, which an error may quote from the record.
-        "error": letter.error.replace("\0", "\\0"),
+        "error": storable(letter.error),
         "state": "dead",
         "batch": entry.batch,
         "recorded_at": entry.now,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timezone
 
 from sqlalchemy import Connection, Table, func, insert, inspect, select, text
@@ -26,6 +28,13 @@ def create_ledger(connection: Connection) -> None:
         raise BadInput(f"the ledger has version {found}, this tallymark knows {VERSION}: upgrade tallymark")
     if found == VERSION:
         return
+    with _alone(connection):
+        _create(connection, ledger_version(connection))
+
+
+def _create(connection: Connection, found: int | None) -> None:
+    if found == VERSION:
+        return
     metadata.create_all(connection)
     if found == 1:
         void_before_resets(connection)
@@ -35,6 +44,21 @@ def create_ledger(connection: Connection) -> None:
         dialect = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
         connection.execute(text(status_view(dialect)))
     connection.execute(insert(schema), {"version": VERSION, "applied_at": datetime.now(timezone.utc)})
+
+
+@contextmanager
+def _alone(connection: Connection) -> Iterator[None]:
+    """Nobody else makes a ledger meanwhile: databases do not like it when two create the same table."""
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('tallymark_ledger'))"))
+    if connection.dialect.name not in ("mysql", "mariadb"):
+        yield
+        return
+    connection.execute(text("SELECT GET_LOCK('tallymark_ledger', 30)"))
+    try:
+        yield
+    finally:
+        connection.execute(text("SELECT RELEASE_LOCK('tallymark_ledger')"))
 
 
 def _add_columns(connection: Connection, table: Table, names: list[str]) -> None:

@@ -7,6 +7,7 @@ from datetime import datetime
 from sqlalchemy import Connection, func, insert, select, update
 
 from tallymark.ledger.tables import batches, groups
+from tallymark.read import storable
 from tallymark.spans import OUTCOMES, GroupState, Tally
 
 
@@ -17,13 +18,15 @@ def read_state(connection: Connection, group: str) -> GroupState | None:
 
 
 def write_state(connection: Connection, group: str, state: GroupState) -> None:
-    values = {"desired_state": state.desired, "reason": state.reason, "changed_by": state.by, "changed_at": state.since}
+    reason = None if state.reason is None else storable(state.reason)
+    values = {"desired_state": state.desired, "reason": reason, "changed_by": state.by, "changed_at": state.since}
     if not connection.execute(update(groups).where(groups.c.group_name == group).values(values)).rowcount:
         connection.execute(insert(groups), values | {"group_name": group})
 
 
 def recent_tally(connection: Connection, group: str, since: datetime) -> Tally:
-    """What became of the records of all batches since then."""
+    """What became of the records of all batches since then; replays of what was dead before do not make up for it."""
     sums = (func.coalesce(func.sum(batches.c[name]), 0) for name in OUTCOMES)
-    query = select(*sums).where(batches.c.group_name == group, batches.c.committed_at >= since)
+    read = batches.c.group_name == group, batches.c.committed_at >= since, batches.c.dead >= 0
+    query = select(*sums).where(*read)
     return Tally(*(int(count) for count in connection.execute(query).one()))

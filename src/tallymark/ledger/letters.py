@@ -12,13 +12,13 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, bindparam, func, select, update
 
-from tallymark.books import DEAD, REPLAYED, VOID, Letter, LetterQuery
+from tallymark.books import DEAD, REPLAYED, UNAPPLIED, VOID, Letter, LetterQuery
 from tallymark.errors import CommitRefused
 from tallymark.fence import Entry, explain_settled
 from tallymark.ledger.read import lock_positions
 from tallymark.ledger.statements import key_condition, key_parameters
 from tallymark.ledger.tables import dead_letters, positions
-from tallymark.read import DeadLetter, headers_from_json
+from tallymark.read import DeadLetter, headers_from_json, storable
 from tallymark.spans import Partition
 
 
@@ -34,13 +34,15 @@ def count_letters(connection: Connection, group: str) -> dict[str, int]:
 
 
 def letter_states(connection: Connection, ids: Collection[str]) -> dict[str, str]:
-    numbers = [int(one) for one in ids if one.isdecimal()]
+    numbers = _numbers(ids)
     rows = connection.execute(select(dead_letters.c.id, dead_letters.c.state).where(dead_letters.c.id.in_(numbers)))
     return {str(row.id): row.state for row in rows}
 
 
 def settle(connection: Connection, ids: Sequence[str], state: str, by: str, now: datetime) -> None:
     """Compare and set: all of these were open and have the new state, or it raises and the caller rolls back."""
+    if not ids:
+        return
     if error := explain_settled(letter_states(connection, ids), ids):
         raise error
     statement = update(dead_letters).where(dead_letters.c.id == bindparam("_id"), dead_letters.c.state == DEAD)
@@ -58,7 +60,7 @@ def replay(connection: Connection, entry: Entry) -> None:
         settle(connection, [each.letter for each in applied], REPLAYED, entry.batch, entry.now)
     for each in entry.replays:
         if each.error is not None:
-            words = {"error": each.error.replace("\0", "\\0"), "changed_at": entry.now, "changed_by": entry.batch}
+            words = {"error": storable(each.error), "changed_at": entry.now, "changed_by": entry.batch}
             here = dead_letters.c.id == int(each.letter), dead_letters.c.state == DEAD
             connection.execute(update(dead_letters).where(*here).values(words))
     counted = Counter(
@@ -72,8 +74,18 @@ def void_letters(connection: Connection, group: str, partition: Partition, start
     """These records will be read again: who replayed their letters would apply them twice."""
     here = dead_letters.c.group_name == group, dead_letters.c.topic == partition.topic
     ahead = dead_letters.c.partition_id == partition.number, dead_letters.c.record_offset >= start
-    statement = update(dead_letters).where(*here, *ahead, dead_letters.c.state == DEAD)
-    connection.execute(statement.values(state=VOID, changed_at=now, changed_by="reset"))
+    query = select(dead_letters.c.id).where(*here, *ahead, dead_letters.c.state.in_(UNAPPLIED))
+    # Looked up first and changed by their ids: a scan would wait for letters of commits that wait for our lock.
+    ids = list(connection.scalars(query))
+    if ids:
+        values = {"state": VOID, "changed_at": now, "changed_by": "reset"}
+        statement = update(dead_letters).where(dead_letters.c.id == bindparam("_id"))
+        connection.execute(statement.values(values), [{"_id": one} for one in ids])
+
+
+def _numbers(ids: Collection[str]) -> list[int]:
+    """Those that can be ids of ours."""
+    return [int(one) for one in ids if one.isdecimal() and len(one) < 19]
 
 
 def _recount(connection: Connection, group: str, partition: Partition, count: int) -> None:
@@ -101,7 +113,7 @@ def _select(query: LetterQuery) -> Select[Any]:
     if query.until is not None:
         found = found.where(table.recorded_at < query.until)
     if query.ids is not None:
-        found = found.where(table.id.in_([int(one) for one in query.ids if one.isdecimal()]))
+        found = found.where(table.id.in_(_numbers(query.ids)))
     return found.order_by(table.id).limit(query.most)
 
 

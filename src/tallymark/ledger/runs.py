@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, select, update
 
 from tallymark.books import Run
+from tallymark.ledger.statements import insert_if_absent
 from tallymark.ledger.tables import runs
+from tallymark.read import storable
 
 KEEP_RUNS = 100
 
@@ -13,12 +15,15 @@ KEEP_RUNS = 100
 def write_run(connection: Connection, group: str, run: Run, new: bool) -> None:
     """Say what is known of it now; a new one pushes the oldest out."""
     values = {"host": run.host, "started_at": run.started, "seen_at": run.seen, "ended_at": run.ended}
-    values |= {"error": run.error.replace("\0", "\\0") if run.error else None}
-    here = runs.c.group_name == group, runs.c.run == run.name
+    values |= {"error": storable(run.error) if run.error else None}
+    # A beat that comes late must not bring back a run that has ended.
+    here = runs.c.group_name == group, runs.c.run == run.name, runs.c.ended_at.is_(None)
     if connection.execute(update(runs).where(*here).values(values)).rowcount or not new:
         return
-    connection.execute(insert(runs), values | {"group_name": group, "run": run.name})
+    connection.execute(insert_if_absent(connection, runs), values | {"group_name": group, "run": run.name})
     for old in read_runs(connection, group)[KEEP_RUNS:]:
+        if old.alive(run.seen):
+            continue
         connection.execute(delete(runs).where(runs.c.group_name == group, runs.c.run == old.name))
 
 

@@ -33,19 +33,24 @@ def fill(connection: Connection, entry: Entry) -> None:
 
     Positions stay where they are, and whose they are.
     """
-    lock_positions(connection, entry.group, {span.partition for span in entry.spans})
+    held = lock_positions(connection, entry.group, {span.partition for span in entry.spans})
     rows = {_span(row): row for row in connection.execute(_open(entry.group))}
     if error := explain_unfillable(map(_skip, rows.values()), entry.fills):
         raise error
     for each in entry.fills:
         _shrink(connection, rows[each.skip].id, each.rest)
-        _recount(connection, entry.group, each)
+        if each.skip.partition not in held or held[each.skip.partition].counts(each.done.start):
+            _recount(connection, entry.group, each)
 
 
-def void_skips(connection: Connection, group: str, partition: Partition) -> None:
-    """These will be read again, or are not in the tally any more: nobody fills them."""
+def void_skips(connection: Connection, group: str, partition: Partition, start: int) -> None:
+    """What begins at ``start`` will be read again: nobody fills it. What is before stays open, out of the tally."""
     here = exceptions.c.topic == partition.topic, exceptions.c.partition_id == partition.number
-    _void(connection, [row.id for row in connection.execute(_open(group).where(*here))])
+    rows = list(connection.execute(_open(group).where(*here, exceptions.c.stop_offset > start)))
+    _void(connection, [row.id for row in rows if row.start_offset >= start])
+    for row in rows:
+        if row.start_offset < start:
+            connection.execute(update(exceptions).where(exceptions.c.id == row.id).values(stop_offset=start))
 
 
 def void_before_resets(connection: Connection) -> None:

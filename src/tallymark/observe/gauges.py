@@ -1,4 +1,4 @@
-"""Where a group stands, asked from time to time: positions and lag of the partitions that are ours, pauses, rebalances.
+"""Where a group stands, asked from time to time: positions and lag of the partitions that are ours, pauses.
 
 All of it comes from the ledger and the brokers, so it costs the batches nothing, and a partition that went to another
 run is gone from the answer.
@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from tallymark.brokers import Brokers
@@ -38,12 +36,12 @@ LAST_WAIT = 2.0
 
 @dataclass(frozen=True)
 class Seen:
-    """A group at one moment."""
+    """A group at one moment; ``at`` is when it was asked for, or began to be."""
 
     positions: Sequence[Position] = ()
     lags: Mapping[Partition, Lag] = field(default_factory=dict)
     paused: bool = False
-    at: float = 0.0
+    at: float = field(default_factory=time.time)
 
 
 class Watch:
@@ -52,10 +50,8 @@ class Watch:
     def __init__(self, setup: Setup) -> None:
         self.group = setup.group
         self.seen = Seen()
-        self.rebalances = Counter[str]()
         self._setup = setup
         self._runs: set[str] = set()
-        self._newest = datetime.now(timezone.utc)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, name="tallymark-metrics", daemon=True)
 
@@ -80,10 +76,13 @@ class Watch:
                 try:
                     self._ask(brokers, store)
                     failing = False
-                except TallymarkError as error:
+                except Exception as error:
                     # What was seen last stays, with its time: it is not less true than no answer at all.
                     if not failing:
-                        log.warning("could not measure the lag group=%s error=%s", self.group, error)
+                        unforeseen = not isinstance(error, TallymarkError)
+                        log.warning(
+                            "could not measure the lag group=%s error=%s", self.group, error, exc_info=unforeseen
+                        )
                     failing = True
                 self._ended.wait(REFRESH_SECONDS if self.seen.positions else SOON_SECONDS)
         finally:
@@ -94,10 +93,7 @@ class Watch:
             return
         saved, state = store.positions(self.group).get(self.group, []), store.state(self.group)
         ours = [one for one in saved if one.owner is not None and one.owner.run in self._runs]
-        new = [one for one in store.rebalances(self.group) if one.run in self._runs and one.at > self._newest]
-        self.rebalances.update(one.kind for one in new)
-        self._newest = max([self._newest, *(one.at for one in new)])
-        self.seen = Seen(ours, measure(brokers, ours), state is not None and state.paused, time.time())
+        self.seen = Seen(ours, measure(brokers, ours), state is not None and state.paused)
 
 
 class Gauges(Collector):
@@ -106,24 +102,20 @@ class Gauges(Collector):
     def __init__(self) -> None:
         self.watches: Mapping[str, Watch] = {}
 
-    def collect(self) -> Iterator[GaugeMetricFamily | CounterMetricFamily]:
+    def collect(self) -> Iterator[GaugeMetricFamily]:
         watches = list(self.watches.values())
         for name, words, value in BY_PARTITION:
             yield _family(name, words, watches, value)
         paused = GaugeMetricFamily("tallymark_paused", "1 while the group is meant to pause.", labels=["group"])
         measured = GaugeMetricFamily(
-            "tallymark_measured_timestamp_seconds", "When positions and lag were last asked for.", labels=["group"]
-        )
-        rebalances = CounterMetricFamily(
-            "tallymark_rebalances", "Rebalances that runs of this process were part of.", labels=["group", "kind"]
+            "tallymark_measured_timestamp_seconds",
+            "When positions and lag were last asked for; until there is an answer, when that began.",
+            labels=["group"],
         )
         for watch in watches:
             paused.add_metric([watch.group], watch.seen.paused)
-            if watch.seen.at:
-                measured.add_metric([watch.group], watch.seen.at)
-            for kind in ("assigned", "revoked", "lost", "left"):
-                rebalances.add_metric([watch.group, kind], watch.rebalances[kind])
-        yield from (paused, measured, rebalances)
+            measured.add_metric([watch.group], watch.seen.at)
+        yield from (paused, measured)
 
 
 def _log_end(_: Position, lag: Lag) -> float | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 
 from tallymark.errors import Fenced
+from tallymark.fence import Rebalance
 from tallymark.observe.stages import Stopwatch
 from tallymark.spans import OUTCOMES
 from tallymark.steps import OnStep, Progress, Step
@@ -29,6 +31,7 @@ class Instruments:
         self._dropped = counter("batches_dropped", "Batches, or attempts at one, that were not committed.", "error")
         self._unknown = counter("commit_unknown", "Commits whose answer was lost, so that the database was asked.")
         self._fenced = counter("fenced", "Commits refused, because somebody else has claimed a partition.")
+        self._rebalances = counter("rebalances", "Rebalances that runs of this process were part of.", "kind")
         self._seconds = Histogram(
             "tallymark_batch_seconds",
             "Duration of a batch's stages.",
@@ -44,6 +47,8 @@ class Instruments:
         # There from the start: of a series that begins with 1 nobody sees the first increase.
         for counter in (self._batches, self._unknown, self._fenced):
             counter.labels(group)
+        for kind in ("assigned", "revoked", "lost", "left"):
+            self._rebalances.labels(group, kind)
 
         def tell(step: Step, progress: Progress) -> None:
             for lap in stopwatch.laps(step, progress):
@@ -54,6 +59,15 @@ class Instruments:
                 self._unknown.labels(group).inc()
             elif step is Step.DROPPED:
                 self._drop(group, progress.error)
+
+        return tell
+
+    def rebalanced(self, group: str, run: str) -> Callable[[Rebalance], None]:
+        """What to call at every rebalance, to count those of one run."""
+
+        def tell(rebalance: Rebalance) -> None:
+            if rebalance.run == run:
+                self._rebalances.labels(group, rebalance.kind).inc()
 
         return tell
 

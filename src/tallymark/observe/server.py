@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tallymark import share
 from tallymark.errors import BadInput
 from tallymark.setup import Setup
 from tallymark.steps import OnStep
@@ -52,9 +53,12 @@ class Server:
             watch = self._gauges.watches.get(setup.group) or Watch(setup)
             self._gauges.watches = {**self._gauges.watches, setup.group: watch}
             watch.add(run)
+        rebalanced = self._instruments.rebalanced(setup.group, run)
+        share.told.append(rebalanced)
         try:
             yield self._instruments.watch(setup.group)
         finally:
+            share.told.remove(rebalanced)
             with self._lock:
                 over = watch.remove(run)
                 if over:

@@ -30,7 +30,8 @@ class Tracing:
 
     def __exit__(self, *_: object) -> None:
         """What was read and not taken up any more ends with the run."""
-        for span in self._open.values():
+        # The thread that reads ahead may still be telling of its batch.
+        for span in list(self._open.values()):
             span.end()
 
     def __call__(self, step: Step, progress: Progress) -> None:

@@ -53,8 +53,9 @@ class Decoder:
 
     def __init__(self, source: Json | Bytes) -> None:
         passed = [F.col(name) for name in RECORD]
+        came = [_time() if name == "timestamp" else F.col(name) for name in RECORD]
         if isinstance(source, Bytes):
-            self._steps = [[*passed, F.lit(None).cast("binary").alias(RAW), _size()]]
+            self._steps = [[*came, F.lit(None).cast("binary").alias(RAW), _size()]]
             return
         schema = parse_schema(source)
         others = [F.col(name) for name in RECORD if name != "value"]
@@ -62,7 +63,7 @@ class Decoder:
         value = F.struct(*(_field(field).alias(field.name) for field in schema))
         # One projection after the other, so that nothing that costs is computed for every mention of it.
         self._steps = [
-            [*passed, _parsed_json(schema)],
+            [*came, _parsed_json(schema)],
             [*passed, F.col(PARSED), *casts],
             [*passed, value.alias(FIELDS), _fits(schema).alias(FITS)],
             [
@@ -77,6 +78,12 @@ class Decoder:
         for columns in self._steps:
             raw = raw.select(*columns)
         return raw
+
+
+def _time() -> Column:
+    """When the record was made, or NULL where a producer wrote what no calendar has."""
+    time = F.col("timestamp")
+    return F.when(_in_years(time, T.TimestampType()), time).alias("timestamp")
 
 
 def _size() -> Column:

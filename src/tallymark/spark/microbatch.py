@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
@@ -57,7 +58,15 @@ def identify(rows: DataFrame, number: int) -> Microbatch:
             f"a session that is not Spark Connect's ({first_line(error)})"
         ) from error
     name = f"{query.split('-')[0]}-{number}-{zlib.crc32(f'{planned.toString()} {when}'.encode()):08x}"
-    return Microbatch(query, run, number, name, lambda: bool(execution.isActive()))
+    return Microbatch(query, run, number, name, lambda: _active(execution))
+
+
+def _active(execution: Any) -> bool:
+    try:
+        return bool(execution.isActive())
+    except Py4JError:
+        # Spark has ended, and the query with it.
+        return False
 
 
 def _execution(rows: DataFrame) -> Any:

@@ -7,16 +7,15 @@ same spans.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyspark import StorageLevel
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -33,6 +32,7 @@ from tallymark.spark.failures import FunctionFailed, explained
 from tallymark.spark.given import as_arrow, hulls
 from tallymark.spark.poison import poisonous
 from tallymark.spark.provenance import collect, with_provenance
+from tallymark.spark.spans import by_topic, leave_out, within
 from tallymark.spark.stage import stage
 from tallymark.stores.columns import JSON_MARK
 from tallymark.stores.staging import Stages
@@ -96,9 +96,9 @@ class SparkReader:
             self._schemas = {spec.name: self._schema(spec, function, records) for spec, function in self._tables}
         return self._schemas
 
-    def read(self, spans: Sequence[Span], batch: str) -> Reading:
+    def read(self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
         self._spark.sparkContext.setJobGroup(self._run, f"tallymark batch of {sum(map(len, spans))} offsets")
-        return self._reading(self._load(spans), spans, batch)
+        return self._reading(leave_out(self._load(spans), without), spans, batch)
 
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
         """The same for records that are given, and not asked for in Kafka."""
@@ -141,11 +141,9 @@ class SparkReader:
                 **access.options(self._source.cluster),
                 # One id per run lets the executors reuse their consumers; nothing is ever committed to it.
                 "kafka.group.id": f"tallymark-{self._run}",
-                "assign": _by_topic(spans, lambda parts: [span.partition.number for span in parts]),
-                "startingOffsets": _by_topic(
-                    spans, lambda parts: {span.partition.number: span.start for span in parts}
-                ),
-                "endingOffsets": _by_topic(spans, lambda parts: {span.partition.number: span.stop for span in parts}),
+                "assign": by_topic(spans, lambda parts: [span.partition.number for span in parts]),
+                "startingOffsets": by_topic(spans, lambda parts: {span.partition.number: span.start for span in parts}),
+                "endingOffsets": by_topic(spans, lambda parts: {span.partition.number: span.stop for span in parts}),
             }
         ).load()
 
@@ -153,7 +151,7 @@ class SparkReader:
         """The rows of every table, and the records that a function failed on: these are in none of them."""
         refusals: list[Refusal] = []
         while True:
-            good = _without(records, refusals)
+            good = leave_out(records, [refusal.record for refusal in refusals])
             try:
                 return {spec.name: self._rows(spec, function, good) for spec, function in self._tables}, refusals
             except FunctionFailed as failure:
@@ -195,7 +193,7 @@ class SparkReader:
 
         def attempt(span: Span) -> str | None:
             try:
-                self._rows(spec, function, records.where(_within(span)).coalesce(1))
+                self._rows(spec, function, records.where(within(span)).coalesce(1))
             except FunctionFailed as error:
                 return error.words
             return None
@@ -253,14 +251,6 @@ class SparkReader:
         )
 
 
-def _by_topic(spans: Sequence[Span], form: Callable[[list[Span]], Any]) -> str:
-    """JSON as the Kafka source takes it, an entry for each topic."""
-    topics: dict[str, list[Span]] = {}
-    for span in spans:
-        topics.setdefault(span.partition.topic, []).append(span)
-    return json.dumps({topic: form(parts) for topic, parts in topics.items()})
-
-
 def _count(batch: DataFrame) -> tuple[dict[Partition, Seen], int]:
     """Records and dead ones of each partition, the time of the last record, and the bytes of all."""
     counts = batch.groupBy("topic", "partition").agg(
@@ -278,17 +268,6 @@ def _rows_within(size: int, seen: Mapping[Partition, Seen]) -> int:
     """How many rows to put into an Arrow batch, by the average size of a record."""
     average = size / max(1, sum(partition.records for partition in seen.values()))
     return max(1, min(10_000, int(ARROW_BATCH / max(1.0, average))))
-
-
-def _within(span: Span) -> Column:
-    here = (F.col("topic") == span.partition.topic) & (F.col("partition") == span.partition.number)
-    return here & (F.col("offset") >= span.start) & (F.col("offset") < span.stop)
-
-
-def _without(records: DataFrame, refusals: Sequence[Refusal]) -> DataFrame:
-    for refusal in refusals:
-        records = records.where(~_within(Span(refusal.partition, refusal.offset, refusal.offset + 1)))
-    return records
 
 
 def _call(spec: TableSpec, function: TableFunction, records: DataFrame) -> DataFrame:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
@@ -30,9 +31,13 @@ def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, b
         origin = [F.col(TOPIC), F.col(PARTITION), F.col(OFFSET), F.lit(batch)]
         rows = rows.withColumns(dict(zip(PROVENANCE, origin, strict=True)))
     wanted = table_schema(spec, schema)
-    loader = stages.open(wanted)
+    loader = replace(stages.open(wanted), key=spec.key)
     reports = rows.select(*(F.col(f"`{name}`") for name in wanted.names)).mapInArrow(loader, REPORT)
-    return loader.staged(reports.toArrow())
+    try:
+        return loader.staged(reports.toArrow())
+    except Exception:
+        stages.drop([loader.name])
+        raise
 
 
 def one_per_key(spec: TableSpec, rows: DataFrame) -> DataFrame:

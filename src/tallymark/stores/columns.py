@@ -33,6 +33,9 @@ from tallymark.errors import BadInput
 
 JSON_MARK = b"tallymark:json"
 """Field metadata of a string column that holds JSON: an array, struct or map on the Spark side."""
+FIRST_SECOND, END_SECOND = -62_135_596_800, 253_402_300_800
+"""Of the years 1 to 9999, counted from 1970."""
+OFF_CALENDAR = "a time beyond the years 1 to 9999"
 
 _SIMPLE: list[tuple[Any, Any]] = [
     (pa.types.is_boolean, Boolean()),
@@ -99,6 +102,13 @@ def python_rows(rows: pa.Table, dialect: str) -> Iterator[tuple[Any, ...]]:
     return zip(*columns, strict=True)
 
 
+def off_calendar(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Which of these times are beyond the years 1 to 9999: Arrow has 16 bits for a year, and no right text for them."""
+    ticks, units = column.cast(pa.int64()), {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.type.unit]
+    first, end = max(FIRST_SECOND * units, -(2**63)), min(END_SECOND * units, 2**63 - 1)
+    return pc.fill_null(pc.or_(pc.less(ticks, first), pc.greater_equal(ticks, end)), False)
+
+
 def hexed(column: pa.ChunkedArray, prefix: str = "") -> pa.ChunkedArray:
     """Bytes as hexadecimal text, each chunk in one go."""
     digits = pa.chunked_array([_hexed(chunk) for chunk in column.chunks if len(chunk)], pa.large_string())
@@ -131,6 +141,8 @@ def _bindable(column: pa.ChunkedArray, dialect: str) -> pa.ChunkedArray:
     if dialect == "sqlite" and (pa.types.is_decimal(kind) or pa.types.is_date(kind)):
         return column.cast(pa.string())
     if pa.types.is_timestamp(kind) and dialect == "sqlite":
+        if pc.any(off_calendar(column)).as_py():
+            raise OverflowError(OFF_CALENDAR)
         return pc.strftime(column.cast(pa.timestamp("us")), format="%Y-%m-%d %H:%M:%S")
     if pa.types.is_timestamp(kind) and dialect == "mysql":
         return column.cast(pa.timestamp("us"))

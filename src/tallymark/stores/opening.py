@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -11,7 +12,7 @@ from tallymark.errors import BadInput
 from tallymark.stores.sql import DIALECTS, SqlStore
 from tallymark.stores.store import Store
 from tallymark.stores.tls import OPTIONS
-from tallymark.stores.url import PASSWORD_FILE
+from tallymark.stores.url import PASSWORD_FILE, shown
 
 REDIS = ("redis", "rediss", "redis+cluster", "valkey")
 
@@ -27,6 +28,21 @@ def open_store(url: str) -> Store:
         known = ", ".join(sorted([*DIALECTS, "redis"]))
         raise BadInput(f"no store for {parsed.get_backend_name()}:// URLs; tallymark knows {known}")
     return SqlStore(parsed)
+
+
+def open_existing(url: str) -> Store:
+    """The store behind a URL that is only looked at: SQLite would make a file of it."""
+    file = sqlite_file(url)
+    if file is not None and not file.exists():
+        raise BadInput(f"{shown(_parse(url))} has no ledger: there is no such file; check the path")
+    return open_store(url)
+
+
+def sqlite_file(url: str) -> Path | None:
+    """The file of a SQLite store; None for other stores, and where SQLite itself is to make sense of the name."""
+    parsed = _parse(url)
+    named = parsed.get_backend_name() == "sqlite" and parsed.database and not parsed.database.startswith(("file:", ":"))
+    return Path(parsed.database or "") if named else None
 
 
 def open_sql(url: str) -> SqlStore:

@@ -14,8 +14,11 @@ from tallymark.ledger.letters import count_letters, read_letters, settle
 from tallymark.ledger.move import delete_group, move
 from tallymark.ledger.read import lock_positions
 from tallymark.ledger.runs import read_runs
+from tallymark.patience import patiently
 from tallymark.spans import GroupState, Partition
 
+GIVES_WAY = 10.0
+"""Seconds for which a change by hand is tried again."""
 Opened = Callable[[], AbstractContextManager[Connection]]
 
 
@@ -56,9 +59,16 @@ class SqlBooks(Books):
             settle(connection, [letter.id for letter in letters], state, by, now)
 
     def move(self, group: str, partitions: Collection[Partition], decide: Decision, by: str, now: datetime) -> None:
-        with self._transaction() as connection:
-            move(connection, group, partitions, decide, by, now)
+        def attempt() -> None:
+            with self._transaction() as connection:
+                move(connection, group, partitions, decide, by, now)
+
+        # Under the hands of a group that works, a database may choose us to give way.
+        patiently(attempt, patience=GIVES_WAY)
 
     def delete(self, group: str, consent: Consent) -> None:
-        with self._transaction() as connection:
-            delete_group(connection, group, consent)
+        def attempt() -> None:
+            with self._transaction() as connection:
+                delete_group(connection, group, consent)
+
+        patiently(attempt, patience=GIVES_WAY)

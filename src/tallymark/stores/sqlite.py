@@ -19,6 +19,7 @@ from tallymark.stores.url import PASSWORD_FILE, shown
 LOCK_WAIT = 30.0
 """Seconds that a writer waits for another one."""
 BYTEWISE = "BINARY"
+WAL = "tallymark_wal"
 
 
 class Sqlite(Dialect):
@@ -62,12 +63,17 @@ def _on_connect(connection: Any, _: Any) -> None:
     # The sqlite3 module would begin transactions at moments of its own choice: begin them ourselves.
     connection.isolation_level = None
     cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode = WAL")
     # A power cut may undo the last commits, but rows and positions together: the records are read again.
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.close()
 
 
 def _on_begin(connection: Connection) -> None:
-    looking = connection.get_execution_options().get(READ_ONLY)
-    connection.exec_driver_sql("BEGIN" if looking else "BEGIN IMMEDIATE")
+    if connection.get_execution_options().get(READ_ONLY):
+        connection.exec_driver_sql("BEGIN")
+        return
+    # The mode is a property of the file: who only looks at it leaves it as it is.
+    if not connection.info.get(WAL):
+        connection.exec_driver_sql("PRAGMA journal_mode = WAL")
+        connection.info[WAL] = True
+    connection.exec_driver_sql("BEGIN IMMEDIATE")

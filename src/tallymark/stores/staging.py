@@ -37,11 +37,15 @@ REPORT = pa.schema([("attempt", pa.string()), ("rows", pa.int64()), ("refused", 
 
 @dataclass(frozen=True)
 class Loader:
-    """Goes to the executors: writes what a task gets to a staging table, and reports."""
+    """Goes to the executors: writes what a task gets to a staging table, and reports.
+
+    Rows without a ``key`` are refused: a table may take them, and which records they hide is found on the driver.
+    """
 
     url: str = field(repr=False)
     name: str
     schema: pa.Schema
+    key: tuple[str, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         attempt, refused = uuid.uuid4().hex, None
@@ -60,6 +64,7 @@ class Loader:
         try:
             with store.transaction() as connection:
                 for piece in _pieces(batches):
+                    self._check_keys(piece)
                     named = piece.cast(self.schema).append_column(ATTEMPT, pa.repeat(attempt, piece.num_rows))
                     store.dialect.put(connection, table, ROWS, named)
                     rows += piece.num_rows
@@ -67,10 +72,15 @@ class Loader:
             store.close()
         return rows
 
+    def _check_keys(self, rows: pa.Table) -> None:
+        for name in self.key:
+            if rows[name].null_count:
+                raise DataRefused(f"key column {name} is NULL")
+
     def staged(self, reports: pa.Table) -> Staged:
         """The rows of all attempts that were reported."""
         for refused in reports["refused"].drop_null().to_pylist():
-            raise BatchTooLarge(f"the database refused a staged row ({refused}), which is found in smaller batches")
+            raise BatchTooLarge(f"a staged row was refused ({refused}), which is found in smaller batches")
         written = {row["attempt"]: row["rows"] for row in reports.to_pylist() if row["rows"]}
         return Staged(self.name, tuple(self.schema.names), tuple(written), sum(written.values()))
 

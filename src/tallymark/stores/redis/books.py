@@ -84,8 +84,11 @@ class RedisBooks(Books):
             consent(found, self.runs(group))
             work = Work()
             for partition, position in found.items():
-                work.expect(self.keys.position(group, partition), "epoch", position.epoch)
-                work.call("DEL", self.keys.position(group, partition))
+                key, tally = self.keys.position(group, partition), position.tally
+                now = {"epoch": position.epoch, "next_offset": position.next_offset}
+                for name, value in (now | {"dead": tally.dead, "skipped": tally.skipped}).items():
+                    work.expect(key, name, value)
+                work.call("DEL", key)
             for letter in self._letters(group):
                 work.call("DEL", letters.key(self.keys, letter))
             for key in self.keys.of_group(group):

@@ -14,7 +14,8 @@ from typing import Any
 
 from tallymark.books import Run
 from tallymark.fence import Fill, Note, Rebalance, Skip
-from tallymark.spans import OUTCOMES, Partition, Span
+from tallymark.read import storable
+from tallymark.spans import OUTCOMES, Partition, Position, Span
 from tallymark.stores.redis.keys import Keys
 from tallymark.stores.redis.script import Work
 from tallymark.stores.redis.times import as_text, from_text, score
@@ -28,7 +29,7 @@ def note(work: Work, keys: Keys, group: str, notes: Iterable[Note], now: datetim
     for each in notes:
         where = {"topic": each.span.partition.topic, "partition_id": each.span.partition.number}
         span = {"start_offset": each.span.start, "stop_offset": each.span.stop}
-        why = {"kind": each.kind, "reason": each.reason, "batch": batch, "recorded_at": as_text(now)}
+        why = {"kind": each.kind, "reason": storable(each.reason), "batch": batch, "recorded_at": as_text(now)}
         line = _line(where | span | why)
         work.call("RPUSH", keys.exceptions(group), line)
         if each.kind == "skip":
@@ -42,7 +43,7 @@ def skips(fields: Mapping[str, str]) -> list[Skip]:
     return sorted(found, key=lambda skip: skip.span)
 
 
-def fill(work: Work, keys: Keys, group: str, each: Fill, fields: Mapping[str, str]) -> None:
+def fill(work: Work, keys: Keys, group: str, each: Fill, fields: Mapping[str, str], position: Position | None) -> None:
     """Shrink an open skip if it is still as it was read, and move the tally of its position."""
     name, key = keys.skip(each.skip), keys.skips(group)
     work.expect(key, name, fields[name])
@@ -51,14 +52,21 @@ def fill(work: Work, keys: Keys, group: str, each: Fill, fields: Mapping[str, st
     if len(each.rest):
         line = json.loads(fields[name]) | {"start_offset": each.rest.start}
         work.call("HSET", key, keys.skip(each.rest), _line(line))
-    work.add(keys.position(group, each.skip.partition), {name: getattr(each.change, name) for name in OUTCOMES})
+    if position is None or position.counts(each.done.start):
+        work.add(keys.position(group, each.skip.partition), {name: getattr(each.change, name) for name in OUTCOMES})
 
 
-def void(work: Work, keys: Keys, group: str, partition: Partition, fields: Mapping[str, str]) -> None:
-    """The skips of this partition will be read again, or are not in the tally any more: nobody fills them."""
+def void(work: Work, keys: Keys, group: str, partition: Partition, start: int, fields: Mapping[str, str]) -> None:
+    """What begins at ``start`` will be read again: nobody fills it. What is before stays open, out of the tally."""
     for skip in skips(fields):
-        if skip.span.partition == partition:
-            work.call("HDEL", keys.skips(group), keys.skip(skip.span))
+        if skip.span.partition != partition or skip.span.stop <= start:
+            continue
+        name = keys.skip(skip.span)
+        work.expect(keys.skips(group), name, fields[name])
+        if skip.span.start >= start:
+            work.call("HDEL", keys.skips(group), name)
+        else:
+            work.call("HSET", keys.skips(group), name, _line(json.loads(fields[name]) | {"stop_offset": start}))
 
 
 def reopen(work: Work, keys: Keys, group: str, lines: Iterable[str | bytes]) -> None:
@@ -80,12 +88,19 @@ def was_filled(client: Any, keys: Keys, group: str, batch: str) -> bool:
 
 
 def write_run(work: Work, keys: Keys, group: str, run: Run, known: Mapping[str, str]) -> None:
-    """Say what is known of a run now; a new one pushes the oldest out."""
+    """Say what is known of a run now; a new one pushes the oldest out.
+
+    It is refused if somebody else has written it meanwhile: a beat that comes late brings back no run that has ended.
+    """
     times = {"started": run.started, "seen": run.seen, "ended": run.ended}
-    line = {"host": run.host, "error": run.error} | {name: as_text(at) if at else None for name, at in times.items()}
+    error = storable(run.error) if run.error else None
+    work.expect(keys.runs(group), run.name, known.get(run.name, ""))
+    line = {"host": run.host, "error": error} | {name: as_text(at) if at else None for name, at in times.items()}
     work.call("HSET", keys.runs(group), run.name, _line(line))
     if run.name not in known:
         for old in runs(known)[KEEP_RUNS - 1 :]:
+            if old.alive(run.seen):
+                continue
             work.call("HDEL", keys.runs(group), old.name)
 
 

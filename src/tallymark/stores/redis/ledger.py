@@ -24,6 +24,7 @@ from typing import Any
 
 from tallymark.books import Letter
 from tallymark.fence import Claim, Decide, Entry, FirstClaim, Restart, Wish, begun, check_held, restarted
+from tallymark.read import storable
 from tallymark.spans import OUTCOMES, GroupState, Owner, Partition, Position, Tally
 from tallymark.stores.redis import journal, letters
 from tallymark.stores.redis.keys import Keys
@@ -87,7 +88,7 @@ def _restart(
         work.expect(keys.position(group, old.partition), name, value)
     new, note = restarted(new, to, now)
     if note is not None and note.kind == "reset":
-        journal.void(work, keys, group, old.partition, skips)
+        journal.void(work, keys, group, old.partition, to.offset, skips)
         letters.void(work, keys, old.partition, to.offset, dead(), now)
     journal.note(work, keys, group, [note] if note else [], now)
     return new
@@ -151,7 +152,7 @@ def commit(
         _move(work, keys, entry.group, replace(old, epoch=step.epoch), new, MOVED)
         work.add(key, {name: getattr(step.tally, name) for name in OUTCOMES})
     for each in entry.fills:
-        journal.fill(work, keys, entry.group, each, skips or {})
+        journal.fill(work, keys, entry.group, each, skips or {}, found.get(each.skip.partition))
     for tried in entry.replays:
         letters.replay(work, keys, entry, tried, found[tried.partition])
     for letter in entry.dead_letters:
@@ -166,7 +167,8 @@ def commit(
 
 
 def set_state(work: Work, keys: Keys, group: str, state: GroupState) -> None:
-    fields = {"group_name": group, "desired_state": state.desired, "reason": state.reason}
+    reason = None if state.reason is None else storable(state.reason)
+    fields = {"group_name": group, "desired_state": state.desired, "reason": reason}
     work.put(keys.group(group), fields | {"changed_by": state.by, "changed_at": as_text(state.since)})
     work.call("SADD", keys.groups(), group)
 
@@ -186,7 +188,9 @@ def state(fields: Mapping[str, str]) -> GroupState | None:
 
 def recent(client: Any, keys: Keys, group: str, since: datetime) -> Tally:
     lines = client.zrangebyscore(keys.batches(group), score(since), "+inf")
-    return Tally.sum(Tally(*(line[name] for name in OUTCOMES)) for line in map(json.loads, lines))
+    tallies = [Tally(*(line[name] for name in OUTCOMES)) for line in map(json.loads, lines)]
+    # What was dead long before and replayed makes up for none.
+    return Tally.sum(tally for tally in tallies if tally.dead >= 0)
 
 
 def position(fields: Mapping[str, str]) -> Position:

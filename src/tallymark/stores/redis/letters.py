@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from tallymark.books import DEAD, REPLAYED, VOID, Letter, LetterQuery
+from tallymark.books import DEAD, REPLAYED, UNAPPLIED, VOID, Letter, LetterQuery
 from tallymark.fence import Entry, Replay
-from tallymark.read import DeadLetter, headers_from_json
+from tallymark.read import DeadLetter, headers_from_json, storable
 from tallymark.spans import Partition, Position
 from tallymark.stores.redis.keys import Keys
 from tallymark.stores.redis.script import Work
@@ -34,7 +34,7 @@ def put(work: Work, keys: Keys, entry: Entry, letter: DeadLetter) -> str:
             "record_value": letter.value,
             "headers": letter.headers_as_json(),
             "table_name": letter.table,
-            "error": letter.error,
+            "error": storable(letter.error),
             "state": DEAD,
             "batch": entry.batch,
             "recorded_at": as_text(entry.now),
@@ -86,7 +86,7 @@ def replay(work: Work, keys: Keys, entry: Entry, each: Replay, position: Positio
     name = keys.letter_of(entry.group, each.letter)
     if each.error is not None:
         work.expect(name, "state", DEAD)
-        work.put(name, {"error": each.error, "changed_at": as_text(entry.now), "changed_by": entry.batch})
+        work.put(name, {"error": storable(each.error), "changed_at": as_text(entry.now), "changed_by": entry.batch})
         return
     settle(work, name, REPLAYED, entry.batch, entry.now)
     # A reset since then would have made the first offset another one.
@@ -99,8 +99,9 @@ def void(work: Work, keys: Keys, partition: Partition, start: int, letters: Iter
     """These records will be read again: who replayed their letters would apply them twice."""
     for letter in letters:
         here = letter.record.partition == partition and letter.record.offset >= start
-        if here and letter.state == DEAD:
-            settle(work, key(keys, letter), VOID, "reset", now)
+        if here and letter.state in UNAPPLIED:
+            work.expect(key(keys, letter), "state", letter.state)
+            work.put(key(keys, letter), {"state": VOID, "changed_at": as_text(now), "changed_by": "reset"})
 
 
 def _letter(number: str, group: str, fields: dict[bytes, bytes]) -> Letter:

@@ -22,6 +22,7 @@ from tallymark.shape import (
     origin,
     visible,
 )
+from tallymark.stores.columns import OFF_CALENDAR, off_calendar
 from tallymark.stores.redis.address import Form
 from tallymark.stores.redis.cells import Cell, check_types, is_number, key_parts, objects, texts
 from tallymark.stores.redis.keys import LEDGER, escaped
@@ -59,8 +60,11 @@ def blocks(
 
 
 def refused_rows(change: Changes, form: Form) -> list[Refusal]:
-    """The records whose rows have no key, or nothing to put into a hash."""
+    """The records whose rows have no key, a time that has no text, or nothing to put into a hash."""
     found = [*null_keys(change.spec, change.puts), *null_keys(change.spec, change.deletes)]
+    for name in (field.name for field in visible(change.puts).schema if pa.types.is_timestamp(field.type)):
+        wrong = change.puts.filter(off_calendar(change.puts[name]))
+        found += [refusal(change.spec, wrong, at, f"column {name}: {OFF_CALENDAR}") for at in range(wrong.num_rows)]
     if change.spec.write == "append" and form == "hash" and change.puts.num_rows:
         columns = visible(change.puts).columns
         empty = change.puts.filter(reduce(pc.and_, (pc.is_null(column) for column in columns)))

@@ -140,7 +140,7 @@ class RedisStore(Store):
 
     def write_run(self, group: str, run: Run, *, new: bool = False) -> None:
         known, work = self._hashes([self._keys.runs(group)])[0], Work()
-        if new or run.name in known:
+        if new or (run.name in known and journal.runs({run.name: known[run.name]})[0].ended is None):
             journal.write_run(work, self._keys, group, run, known)
             self._run(work)
 
@@ -165,7 +165,9 @@ class RedisStore(Store):
             return journal.rebalances(self._client, self._keys, group, most)
 
     def prune(self, group: str, before: datetime) -> None:
-        self._run(ledger.prune(self._keys, group, before))
+        last = self.books().history(group, most=1)
+        if last:
+            self._run(ledger.prune(self._keys, group, min(before, last[0].committed)))
 
     def claim(
         self,
@@ -273,7 +275,7 @@ class RedisStore(Store):
 
     def _check_fence(self, entry: Entry) -> tuple[dict[Partition, Position], dict[str, str]]:
         """The positions and the open skips that a commit needs; raises why it can't succeed, if it can't."""
-        concerned = {*(step.partition for step in entry.advances), *(each.partition for each in entry.replays)}
+        concerned = {span.partition for span in entry.spans}
         found = self._positions(entry.group, concerned)
         skips = self._open_skips(entry.group) if entry.fills else {}
         if gone := concerned - found.keys():

@@ -1,0 +1,58 @@
+"""A run says that it is alive, and how it ended, whatever ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tallymark import heartbeat
+from tallymark.errors import BadInput
+from tallymark.heartbeat import Heartbeat
+from tallymark.pipeline import Pipeline
+from tallymark.source import Kafka
+from tallymark.stores.opening import open_store
+from tallymark.stores.store import Store
+from tests.support.commits import owner
+from tests.support.running import wait_for
+
+
+@pytest.fixture
+def store(database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr(heartbeat, "BEAT_SECONDS", 0.05)
+    made = open_store(database("sqlite"))
+    made.create_ledger()
+    yield made
+    made.close()
+
+
+def test_it_beats_until_it_ends_and_says_why(store: Store, group: str) -> None:
+    beating = Heartbeat(store, group, owner("first"))
+    beating.start()
+    (begun,) = store.books().runs(group)
+    wait_for(lambda: store.books().runs(group)[0].seen > begun.seen)
+    beating.end("it broke")
+    (ended,) = store.books().runs(group)
+    assert ended.ended is not None
+    assert ended.error == "it broke"
+
+
+def test_it_ends_by_itself_when_nobody_wants_the_run_any_more(store: Store, group: str) -> None:
+    wanted = [True]
+    beating = Heartbeat(store, group, owner("first"), lambda: wanted[0])
+    beating.start()
+    wanted[0] = False
+    wait_for(lambda: store.books().runs(group)[0].ended is not None)
+    assert store.books().runs(group)[0].error is None
+
+
+def test_a_run_that_fails_before_it_begins_is_told_of_if_there_is_a_ledger(
+    store: Store, group: str, brokers: str, database: Callable[[str], str]
+) -> None:
+    pipeline = Pipeline(group=group, source=Kafka(brokers, "no-such-topic"), store=database("sqlite"))
+    pipeline.table("events")(lambda records: records)
+    with pytest.raises(BadInput, match="no-such-topic"):
+        pipeline.run("caught-up")
+    (told,) = store.books().runs(group)
+    assert "no-such-topic" in str(told.error)
+    assert told.ended is not None

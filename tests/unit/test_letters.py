@@ -1,0 +1,88 @@
+"""Records that are refused are taken out of every row, also of those that several records were merged to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallymark.errors import TallymarkError
+from tallymark.letters import check_letters, parted, places, refused
+from tallymark.read import DeadLetter, Reading, Seen
+from tallymark.shape import OFFSET, PARTITION, TOPIC, Refusal, TableSpec
+from tallymark.spans import Partition
+from tests.unit.strategies import NOON
+
+ZERO = Partition("orders", 0)
+TABLES = [TableSpec("orders", ("id",), "ignore"), TableSpec("totals")]
+OFFSETS = range(12)
+some = st.sets(st.sampled_from(OFFSETS))
+
+
+@dataclass
+class Log:
+    """Twelve records: some have no id, some are no JSON, and some are deleted by Kafka after the first read."""
+
+    nameless: Collection[int] = ()
+    garbage: Collection[int] = ()
+    deleted: Collection[int] = ()
+    reads: list[set[int]] = field(default_factory=list)
+
+    def read(self, without: Collection[tuple[Partition, int]] = ()) -> Reading:
+        gone = set(self.deleted) if self.reads else set()
+        self.reads.append({offset for _, offset in without})
+        there = [one for one in OFFSETS if one not in gone and (ZERO, one) not in without]
+        good = [one for one in there if one not in self.garbage]
+        letters = [DeadLetter(ZERO, one, None, None, b"x", [], None, "no JSON") for one in there if one in self.garbage]
+        columns = {
+            "id": pa.array([None if one in self.nameless else one for one in good], pa.int64()),
+            TOPIC: pa.array(["orders"] * len(good), pa.string()),
+            PARTITION: pa.array([0] * len(good), pa.int32()),
+            OFFSET: pa.array(good, pa.int64()),
+        }
+        totals = pa.table({"records": pa.array([len(good)] if good else [], pa.int64())})
+        seen = {ZERO: Seen(len(there), len(letters), NOON)} if there else {}
+        return Reading(seen, {"orders": pa.table(columns), "totals": totals}, letters)
+
+
+def refusals(offsets: Iterable[int]) -> list[Refusal]:
+    return [Refusal(ZERO, one, "orders", "no") for one in sorted(offsets)]
+
+
+@given(some, some, some, some)
+def test_what_is_refused_is_in_no_sum_and_is_counted_once(
+    nameless: set[int], garbage: set[int], late: set[int], deleted: set[int]
+) -> None:
+    """First what has no key, then what a table refuses; Kafka may delete any of it before it is read again."""
+    log = Log(nameless, garbage, deleted)
+    reading = log.read()
+    reading, found = parted(reading, refused(reading, TABLES), TABLES, log.read)
+    late &= set(reading.rows["orders"][OFFSET].to_pylist())
+    reading, found = parted(reading, [*found, *refusals(late)], TABLES, log.read)
+
+    dead = places(reading.dead_letters) | {refusal.record for refusal in found}
+    assert dead == {(ZERO, one) for one in garbage | nameless | late}
+    assert len(dead) == len(reading.dead_letters) + len(found)
+    check_letters(reading)
+    seen = reading.seen[ZERO]
+    assert sum(reading.rows["totals"]["records"].to_pylist()) == seen.records - len(dead)
+    assert seen.last_timestamp == NOON
+    assert len(log.reads) == 1 + bool(nameless - garbage) + bool(late), "and read again only where it has to be"
+
+
+def test_without_a_table_that_merges_records_nothing_is_read_again() -> None:
+    log = Log(nameless=[3])
+    reading = log.read()
+    reading = Reading(reading.seen, {"orders": reading.rows["orders"]}, [])
+    assert parted(reading, refusals([3]), TABLES[:1], None) == (reading, refusals([3]))
+
+
+def test_a_batch_that_can_not_be_read_again_is_not_written() -> None:
+    with pytest.raises(
+        TallymarkError, match=r"totals merges records, and orders\[0\] offset 3, which table orders refu"
+    ):
+        parted(Log().read(), refusals([3]), TABLES, None)

@@ -1,0 +1,57 @@
+"""The times of records: any number that a producer may write."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
+
+from tallymark.records import Records
+from tallymark.retention import Retention
+from tallymark.times import LAST_MILLIS, timestamp
+
+LAST = datetime.max.replace(microsecond=999_000, tzinfo=timezone.utc)
+ABSURD = 1_700_000_000_000_000
+
+
+class Message:
+    def __init__(self, millis: int, kind: int = TIMESTAMP_CREATE_TIME) -> None:
+        self._time = kind, millis
+
+    def timestamp(self) -> tuple[int, int]:
+        return self._time
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda: {"topic": "orders", "partition": 0, "offset": 7}.get(name)
+
+
+@pytest.mark.parametrize(
+    ("millis", "time"),
+    [
+        (0, datetime(1970, 1, 1, tzinfo=timezone.utc)),
+        (1_700_000_000_123, datetime(2023, 11, 14, 22, 13, 20, 123_000, timezone.utc)),
+        (LAST_MILLIS, LAST),
+        (LAST_MILLIS + 1, None),
+        (ABSURD, None),
+        (ABSURD * 1000, None),
+        (2**63 - 1, None),
+        (-1, None),
+    ],
+)
+def test_a_time_that_no_calendar_has_is_none(millis: int, time: datetime | None) -> None:
+    assert timestamp(Message(millis)) == time
+    records = Records([Message(millis)], pa.array([None], pa.binary()))
+    assert records.to_arrow()["timestamp"].to_pylist() == [time]
+    assert records[0].timestamp == time
+
+
+def test_a_record_may_have_no_time() -> None:
+    assert timestamp(Message(0, TIMESTAMP_NOT_AVAILABLE)) is None
+
+
+def test_the_last_of_all_times_expires_late() -> None:
+    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    assert Retention(timedelta(days=7), None).left(LAST, now) == LAST - now + timedelta(days=7)
