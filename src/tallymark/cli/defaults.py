@@ -32,9 +32,10 @@ def assume(context: typer.Context) -> None:
     said = validated(Defaults, document)
     with document.blamed("store"):
         store = said.store.full_url() if said.store else None
-    with document.blamed("brokers"):
-        # How to get in is not asked for here: it may be said below.
-        Cluster(said.brokers, tls=False) if said.brokers is not None else None
+    if said.brokers is not None:
+        with document.blamed("brokers"):
+            # Without the environment: how to get in may be said below.
+            Cluster(said.brokers, tls=False)
     given = {"TALLYMARK_STORE": store, "TALLYMARK_BROKERS": said.brokers}
     context.default_map = _by_command(context.command, {name: value for name, value in given.items() if value})
     if not any(name.startswith(WAYS_IN) for name in os.environ):

@@ -13,7 +13,7 @@ from tallymark.brokers import Brokers
 from tallymark.cli.options import Target, target
 from tallymark.errors import BadInput, TableChanged, UnknownPartition
 from tallymark.spans import Log, Partition, Position
-from tallymark.stores.opening import open_store
+from tallymark.stores.opening import open_existing, open_store
 from tallymark.stores.store import Store
 
 
@@ -31,8 +31,9 @@ def needed_brokers(of: Target, command: str) -> Brokers:
 
 
 @contextmanager
-def opened(of: Target) -> Iterator[Store]:
-    store = open_store(of.store or "")
+def opened(of: Target, *, new: bool = False) -> Iterator[Store]:
+    """The store, which must be there, unless it is to be made."""
+    store = (open_store if new else open_existing)(of.store or "")
     try:
         yield store
     except TableChanged as error:
