@@ -75,7 +75,7 @@ def import_(
         found = _from_checkpoint(from_checkpoint or "", source)
     there = logs(asked, _partitions(asked, found, topic or []))
     found = found.only(there)
-    with opened(of, new=execute) as ledger:
+    with opened(of, new=True) as ledger:
         plan = _import(ledger, of.group or "", found, there, execute)
     if as_json:
         print(json.dumps(_as_json(of.group or "", found, plan, execute), indent=2))
