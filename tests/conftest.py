@@ -110,7 +110,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     if name in LONG and re.search(LONG[name], case):
         item.add_marker(pytest.mark.faults)
     if "spark" in getattr(item, "fixturenames", ()):
-        item.add_marker(pytest.mark.xdist_group("spark"))
+        # Two sessions share the work, one in each of two workers.
+        name = "spark" if item.path.stem.startswith(("test_spark", "test_secured")) else "spark too"
+        item.add_marker(pytest.mark.xdist_group(name))
 
 
 def _only_unit_tests(config: pytest.Config) -> bool:

@@ -98,7 +98,9 @@ def _settings(store: SqlStore) -> Iterator[Finding]:
     with store.look() as connection:
         found = connection.execute(text(SETTINGS[store.dialect.name])).all()
     for name, value in found:
-        yield judge("store", name, value, *setting(name, str(value)))
+        # The first run sets it: what a file has before that means nothing.
+        if name != "journal_mode" or store.has_ledger():
+            yield judge("store", name, value, *setting(name, str(value)))
 
 
 def _line(store: SqlStore) -> Iterator[Finding]:

@@ -90,6 +90,10 @@ class RedisStore(Store):
         with translated(self.name):
             return question(self._client)
 
+    def try_commands(self) -> None:
+        """Raise if the user may not call what commits need: the script looks, and there is nothing to prune."""
+        self._run(ledger.prune(self._keys, f"nobody-{uuid.uuid4().hex}", datetime.now(timezone.utc)))
+
     def close(self) -> None:
         if "_client" in self.__dict__:
             self._client.close()
