@@ -70,6 +70,7 @@ LONG = {
     "test_kafka_keeps_the_offsets_of_a_group": "",
     "test_every_offset_is_explained_and_what_was_changed_by_hand_is_found": "",
     "test_a_pipeline_that_runs_meanwhile_shows_no_difference": "",
+    "test_a_deep_audit_lists_what_is_not_in_the_tables": "",
     "test_every_sandbox_is_another_cluster_and_takes_settings": "",
     "test_letters_are_applied_once_and_what_dies_again_says_why": "mariadb|sqlite",
     "test_an_answer_that_was_lost_applies_no_letter_twice": "mariadb|postgresql",

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.command import in_process
-from tests.support.databases import query
+from tests.support.databases import execute, query
 from tests.support.kafka import Topics
 
 PIPELINE = """
@@ -120,3 +120,7 @@ def test_after_a_day_of_everything_each_record_is_accounted_for(day: Day, spark:
     assert (rows, ids) == (len(applied) + 1, len(set(applied)) + 1)
     letters = query(day.store, "SELECT state, count(*) FROM tallymark_dead_letters GROUP BY state ORDER BY state")
     assert [tuple(row) for row in letters] == [("dead", 1), ("replayed", 1)]
+    # Night: a row is gone, and the audit names it.
+    execute(day.store, f"DELETE FROM events WHERE id = {day.sent - 2}")
+    done = in_process("audit", "--deep", "--file", day.file)
+    assert (done.returncode, "missing" in done.stdout) == (1, True), done.stdout
