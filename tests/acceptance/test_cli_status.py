@@ -281,6 +281,9 @@ def test_more_than_the_terminal_is_high_is_said(group: str, database: Databases)
         assert terminal.ended() == 0
 
 
+WAITING = "SELECT 1 FROM pg_locks WHERE NOT granted AND relation = 'tallymark_positions'::regclass"
+
+
 def test_a_store_that_does_not_answer_keeps_nobody_from_leaving(group: str, database: Databases) -> None:
     url = database("postgresql")
     with closing(open_store(url)) as store:
@@ -292,7 +295,7 @@ def test_a_store_that_does_not_answer_keeps_nobody_from_leaving(group: str, data
     ):
         terminal.shows(f"{group} is unknown")
         locking.execute("LOCK TABLE tallymark_positions IN ACCESS EXCLUSIVE MODE")
-        time.sleep(0.5)
+        wait_until(lambda: bool(locking.execute(WAITING).fetchone()), "somebody waits for the lock")
         terminal.press(CTRL_C)
         began = time.monotonic()
         assert terminal.ended() == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -176,7 +175,6 @@ def test_what_fails_is_sent_again_and_told_once(
         for code in (KafkaError.REBALANCE_IN_PROGRESS, *[KafkaError.GROUP_AUTHORIZATION_FAILED] * 3):
             mirror.serve(client, {A})
             mirror.answered(KafkaError(code), [TopicPartition("t", 0, 1)])
-            time.sleep(0.001)
     assert client.sent == [{A: 1}] * 4
     assert [record.message.split(" error=")[0] for record in caplog.records] == [
         "positions are not mirrored to Kafka for now group=g"
