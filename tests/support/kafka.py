@@ -29,7 +29,12 @@ class Topics:
         return topic
 
     def grow(self, topic: str, partitions: int) -> None:
+        """Returns when the brokers tell of the new partitions: the controller knows them a moment earlier."""
         self._each(self._admin.create_partitions([NewPartitions(topic, partitions)]))
+        deadline = time.monotonic() + TIMEOUT
+        while len(self._admin.list_topics(topic, TIMEOUT).topics[topic].partitions) < partitions:
+            assert time.monotonic() < deadline, f"{topic} does not grow"
+            time.sleep(0.05)
 
     def delete(self, topic: str) -> None:
         self._each(self._admin.delete_topics([topic]))
@@ -47,17 +52,25 @@ class Topics:
 
     def send(self, topic: str, values: Iterable[Any], *, partitions: int | None = None, **options: Any) -> None:
         """Write values (bytes, str, None, or anything JSON can hold), in turn to each partition or by key."""
-        for number, value in enumerate(values):
-            where = number % partitions if partitions else -1
-            self._producer.produce(topic, value=_encode(value), partition=where, **options)
-            self._producer.poll(0)
-        self._producer.flush(TIMEOUT)
+        self._send(
+            topic, ((number % partitions if partitions else -1, value) for number, value in enumerate(values)), options
+        )
 
     def send_to(self, topic: str, partition: int, values: Iterable[Any], **options: Any) -> None:
-        for value in values:
-            self._producer.produce(topic, value=_encode(value), partition=partition, **options)
+        self._send(topic, ((partition, value) for value in values), options)
+
+    def _send(self, topic: str, placed: Iterable[tuple[int, Any]], options: Mapping[str, Any]) -> None:
+        failures: list[Any] = []
+
+        def seen(error: Any, _: Any) -> None:
+            if error is not None:
+                failures.append(error)
+
+        for partition, value in placed:
+            self._producer.produce(topic, value=_encode(value), partition=partition, on_delivery=seen, **options)
             self._producer.poll(0)
-        self._producer.flush(TIMEOUT)
+        assert self._producer.flush(TIMEOUT) == 0, f"{topic} takes no records"
+        assert not failures, f"{len(failures)} records did not get to {topic}: {failures[0]}"
 
     def send_in_transaction(
         self, topic: str, by_partition: Mapping[int, Iterable[Any]], *, commit: bool = True
