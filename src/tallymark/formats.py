@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -32,11 +32,14 @@ DEEPEST = 200
 LONGEST = 1000
 LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (LONGEST + 1))
 """A number of more digits than Spark reads."""
+DIGITS = bytes.maketrans(b"123456789", b"000000000")
 QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 CONSTANT = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
 """What Arrow takes for a number and JSON does not."""
 MOST_BYTES = 64 << 20
 """For Arrow to parse at once, far below what it can address."""
+BLOCK = 1 << 20
+"""Bytes that Arrow's parser takes at a time."""
 PIECES = 8
 FEW = 100
 """Values that are about as quickly looked at one by one."""
@@ -66,18 +69,22 @@ class Decoder:
         self._objects = _Objects(source) if isinstance(source, Json) else None
         self.type: pa.DataType = self._objects.type if self._objects else pa.binary()
 
-    def __call__(self, values: Sequence[bytes | None]) -> Decoded:
+    def __call__(self, values: Sequence[bytes | None] | pa.Array | pa.ChunkedArray) -> Decoded:
+        given = values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values, pa.binary())
         if self._objects is None:
-            return Decoded(pa.array(values, pa.binary()), {})
-        # As wrong in a string as the line break, and as good as one between tokens.
-        texts = [value.strip(JSON_SPACE).replace(b"\n", b"\r") for value in values if value is not None]
+            return Decoded(given, {})
         dead: list[int] = []
-        found = pa.chunked_array(self._objects.decode(texts, 0, dead), self.type)
-        places: Sequence[int] = range(len(values))
-        if len(texts) < len(values):
-            places = [at for at, value in enumerate(values) if value is not None]
-            found = _spread(found, places, len(values))
-        return Decoded(found, {places[at]: self._why(values[places[at]] or b"") for at in dead})
+        chunks = list(_chunks(given))
+        present = given.drop_null() if given.null_count else given
+        chunks = list(_chunks(present))
+        firsts = accumulate((len(chunk) for chunk in chunks[:-1]), initial=0)
+        pieces = (self._objects.decode(chunk, first, dead) for first, chunk in zip(firsts, chunks, strict=False))
+        found = pa.chunked_array(chain.from_iterable(pieces), self.type)
+        if given.null_count:
+            places = pc.indices_nonzero(given.is_valid())
+            dead = [places[at].as_py() for at in dead]
+            found = _spread(found, given.is_valid())
+        return Decoded(found, {at: self._why(given[at].as_py()) for at in dead})
 
     def _why(self, value: bytes) -> str:
         return "nested too deeply" if _is_deep(value) else explain(self._source, value)
@@ -117,14 +124,14 @@ class _Objects:
             unexpected_field_behavior="ignore",
         )
 
-    def decode(self, values: list[bytes], first: int, dead: list[int]) -> Iterator[pa.Array]:
+    def decode(self, values: pa.Array, first: int, dead: list[int]) -> Iterator[pa.Array]:
         """The values in pieces; ``dead`` gets the places, counted from ``first``, of those that do not fit."""
         if not self._bulk or len(values) <= FEW:
-            yield self._one_by_one(values, first, dead)
+            yield self._one_by_one(values.to_pylist(), first, dead)
             return
         try:
             yield self._at_once(values)
-        except (_Doubt, pa.ArrowException, UnicodeDecodeError):
+        except (_Doubt, pa.ArrowException):
             step = -(-len(values) // PIECES)
             for at in range(0, len(values), step):
                 yield from self.decode(values[at : at + step], first + at, dead)
@@ -135,15 +142,23 @@ class _Objects:
             try:
                 if _is_deep(value) or _has_long_number(value):
                     raise fields.Unfit
-                found.append(self._convert(fields.parse(value)))
+                found.append(self._convert(fields.parse(value.strip(JSON_SPACE))))
             except fields.MISFITS:
                 found.append(None)
                 dead.append(at)
         return pa.array(found, self.type)
 
-    def _at_once(self, values: list[bytes]) -> pa.Array:
-        text = _lines(values)
-        reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(text))
+    def _at_once(self, values: pa.Array) -> pa.Array:
+        longest = pc.max(pc.binary_length(values)).as_py()
+        text = _lines(values, longest)
+        if text is None:
+            # A line break is as wrong in a string as the return, and as good between tokens.
+            stripped = [value.strip(JSON_SPACE).replace(b"\n", b"\r") for value in values.to_pylist()]
+            text = _lines(pa.array(stripped, pa.binary()), longest)
+        if text is None:
+            raise _Doubt
+        # What Arrow parses at once should fit the caches of a processor.
+        reading = pyarrow.json.ReadOptions(use_threads=True, block_size=max(BLOCK, 2 * longest))
         table = pyarrow.json.read_json(pa.BufferReader(text), reading, self._parsing)
         if len(table) != len(values):
             raise _Doubt
@@ -154,16 +169,38 @@ class _Objects:
         return found
 
 
-def _lines(values: list[bytes]) -> bytes:
-    """The values on a line each. JSON never goes on between ``}`` and ``{``: that is an object a line at least."""
-    text = b"\n".join([*values, b""])
-    if not (text.startswith(b"{") and text.endswith(b"}\n") and text.count(b"}\n{") == len(values) - 1):
+def _chunks(values: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
+    """In pieces that are large enough to be worth it, and far below what Arrow can address."""
+    if isinstance(values, pa.Array):
+        values = pa.chunked_array([values])
+    values = values.combine_chunks() if values.nbytes < MOST_BYTES else values
+    for chunk in values.chunks if isinstance(values, pa.ChunkedArray) else [values]:
+        parts = -(-chunk.nbytes // MOST_BYTES) or 1
+        step = -(-len(chunk) // parts) or 1
+        yield from (chunk[at : at + step] for at in range(0, max(1, len(chunk)), step))
+
+
+def _lines(values: pa.Array, longest: int) -> bytes | None:
+    """The values on a line each, or None if they are not: JSON never goes on between ``}`` and ``{``.
+
+    That is an object a line at least, and as many lines as values mean that it is one.
+    """
+    whole = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
+    text: bytes = pc.binary_join(whole, b"\n")[0].as_py()
+    if text.count(b"\n") != len(values) - 1 or text.count(b"}\n{") != len(values) - 1:
+        return None
+    if not (text.startswith(b"{") and text.endswith(b"}")):
+        return None
+    if b"\0" in text or ((b"NaN" in text or b"Inf" in text) and CONSTANT.search(text)):
         raise _Doubt
-    if len(text) > MOST_BYTES or b"\0" in text or ((b"NaN" in text or b"Inf" in text) and CONSTANT.search(text)):
+    if longest > DEEPEST and any(pc.max(pc.count_substring(values, sign)).as_py() > DEEPEST // 2 for sign in "[{"):
         raise _Doubt
-    if max(map(len, values)) > 2 * DEEPEST and any(_is_deep(value) or _has_long_number(value) for value in values):
+    if longest > LONGEST and b"0" * LONGEST in text.translate(DIGITS):
         raise _Doubt
-    text.decode("utf-8")
+    try:
+        text.decode("utf-8")
+    except UnicodeDecodeError:
+        raise _Doubt from None
     return text
 
 
@@ -240,9 +277,6 @@ def _all_match(text: pa.Array, pattern: str) -> bool:
     return pc.all(pc.match_substring_regex(text, pattern)).as_py() is not False
 
 
-def _spread(found: pa.ChunkedArray, present: Sequence[int], length: int) -> pa.ChunkedArray:
+def _spread(found: pa.ChunkedArray, present: pa.BooleanArray | pa.ChunkedArray) -> pa.ChunkedArray:
     """With NULL between the values, for the records that have none."""
-    places: list[int | None] = [None] * length
-    for place, at in enumerate(present):
-        places[at] = place
-    return found.take(pa.array(places, pa.int64()))
+    return found.take(pc.if_else(present, pc.subtract(pc.cumulative_sum(present.cast(pa.int64())), 1), None))
