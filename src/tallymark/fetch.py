@@ -52,8 +52,8 @@ class Fetched:
 class Fetcher:
     """Fetches partitions from given offsets on."""
 
-    def __init__(self, source: Kafka, brokers: Brokers) -> None:
-        self._settings = {**FETCH, **source.settings, **source.cluster.settings()}
+    def __init__(self, source: Kafka, brokers: Brokers, settings: Mapping[str, Any] | None = None) -> None:
+        self._settings = {**FETCH, **(settings or {}), **source.settings, **source.cluster.settings()}
         self._brokers = brokers
         self.cursor: dict[Partition, int] = {}
         self._ever: set[Partition] = set()

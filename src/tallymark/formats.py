@@ -55,10 +55,14 @@ DAY_MICROS = 86_400_000_000
 
 @dataclass(frozen=True)
 class Decoded:
-    """``values`` has NULL for a record without a value and for one that is dead; ``errors`` says why, by its index."""
+    """``values`` has NULL for a record without a value and for one that is dead; ``errors`` says why, by its index.
+
+    ``slow`` is how many values Python had to look at one by one.
+    """
 
     values: pa.ChunkedArray | pa.Array
     errors: Mapping[int, str]
+    slow: int = 0
 
 
 class Decoder:
@@ -68,23 +72,24 @@ class Decoder:
         self._source = source
         self._objects = _Objects(source) if isinstance(source, Json) else None
         self.type: pa.DataType = self._objects.type if self._objects else pa.binary()
+        self.in_bulk = self._objects is None or self._objects.bulk
 
     def __call__(self, values: Sequence[bytes | None] | pa.Array | pa.ChunkedArray) -> Decoded:
         given = values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values, pa.binary())
         if self._objects is None:
             return Decoded(given, {})
         dead: list[int] = []
-        chunks = list(_chunks(given))
         present = given.drop_null() if given.null_count else given
         chunks = list(_chunks(present))
         firsts = accumulate((len(chunk) for chunk in chunks[:-1]), initial=0)
         pieces = (self._objects.decode(chunk, first, dead) for first, chunk in zip(firsts, chunks, strict=False))
         found = pa.chunked_array(chain.from_iterable(pieces), self.type)
+        slow = sum(len(piece) for piece in found.chunks if not self._objects.bulk or len(piece) <= FEW)
         if given.null_count:
             places = pc.indices_nonzero(given.is_valid())
             dead = [places[at].as_py() for at in dead]
             found = _spread(found, given.is_valid())
-        return Decoded(found, {at: self._why(given[at].as_py()) for at in dead})
+        return Decoded(found, {at: self._why(given[at].as_py()) for at in dead}, slow)
 
     def _why(self, value: bytes) -> str:
         return "nested too deeply" if _is_deep(value) else explain(self._source, value)
@@ -117,7 +122,7 @@ class _Objects:
         schema = ddl.parse(source.schema)
         self.type = pa.struct(list(schema))
         self._convert = fields.objects(self.type)
-        self._bulk = all(_is_time(field.type) or _in_bulk(field.type) for field in schema)
+        self.bulk = all(_is_time(field.type) or _in_bulk(field.type) for field in schema)
         self._check_digits = "decimal" in str(self.type)
         self._parsing = pyarrow.json.ParseOptions(
             explicit_schema=pa.schema(pa.field(f.name, pa.string()) if _is_time(f.type) else f for f in schema),
@@ -126,7 +131,7 @@ class _Objects:
 
     def decode(self, values: pa.Array, first: int, dead: list[int]) -> Iterator[pa.Array]:
         """The values in pieces; ``dead`` gets the places, counted from ``first``, of those that do not fit."""
-        if not self._bulk or len(values) <= FEW:
+        if not self.bulk or len(values) <= FEW:
             yield self._one_by_one(values.to_pylist(), first, dead)
             return
         try:

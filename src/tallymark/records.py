@@ -9,13 +9,11 @@ from typing import Any, NamedTuple, overload
 
 import pyarrow as pa
 
+from tallymark import raw
 from tallymark.formats import Decoder
 from tallymark.read import DeadLetter
 from tallymark.spans import Partition
-from tallymark.times import EPOCH, LAST_MILLIS, timestamp
-
-HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
-TIMESTAMP = pa.timestamp("us", "UTC")
+from tallymark.times import EPOCH, timestamp
 
 
 class Record(NamedTuple):
@@ -64,19 +62,8 @@ class Records(Sequence[Record]):
 
     def to_arrow(self) -> pa.Table:
         """topic, partition, offset, timestamp, key, value and headers, as a pipeline's DataFrame has them."""
-        messages = self._messages
-        times = [message.timestamp()[1] for message in messages]
-        return pa.table(
-            {
-                "topic": pa.array([message.topic() for message in messages], pa.string()),
-                "partition": pa.array([message.partition() for message in messages], pa.int32()),
-                "offset": pa.array([message.offset() for message in messages], pa.int64()),
-                "timestamp": pa.array([time * 1000 if 0 <= time <= LAST_MILLIS else None for time in times], TIMESTAMP),
-                "key": pa.array([message.key() for message in messages], pa.binary()),
-                "value": self._values,
-                "headers": pa.array([_headers(message) for message in messages], HEADERS),
-            }
-        )
+        found = raw.of_messages(self._messages, ["topic", "partition", "offset", "timestamp", "key", "headers"])
+        return found.add_column(found.num_columns - 1, "value", self._values)
 
     def values_to_arrow(self) -> pa.Table:
         """The fields of the values alone, each a column: what is written to a table most of the time."""
@@ -128,7 +115,9 @@ def letter(message: Any, error: str, table: str | None = None) -> DeadLetter:
 
 def _python_values(values: pa.Array) -> list[Any]:
     """As ``to_pylist`` has them, which takes most of its time to look up the zone of every single timestamp."""
-    zoned = [field.name for field in values.type if field.type == TIMESTAMP] if pa.types.is_struct(values.type) else []
+    zoned = (
+        [field.name for field in values.type if field.type == raw.TIMESTAMP] if pa.types.is_struct(values.type) else []
+    )
     if not zoned:
         return list(values.to_pylist())
     plain = pa.struct([field.with_type(pa.int64()) if field.name in zoned else field for field in values.type])
@@ -138,8 +127,3 @@ def _python_values(values: pa.Array) -> list[Any]:
             if row is not None and (micros := row[name]) is not None:
                 row[name] = EPOCH + timedelta(0, 0, micros)
     return rows
-
-
-def _headers(message: Any) -> list[tuple[str, bytes | None]] | None:
-    found: list[tuple[str, bytes | None]] | None = message.headers()
-    return found

@@ -33,7 +33,7 @@ def utc(spark: SparkSession) -> None:
 
 
 def kafka_frame(spark: SparkSession, values: Iterable[bytes | None]) -> DataFrame:
-    from tallymark.spark.reader import RAW_RECORDS
+    from tallymark.spark.scan import RAW_RECORDS
 
     rows = [
         (f"k{n}".encode(), value, "orders", n % 3, n, NOON + timedelta(seconds=n), [("h", b"1")])

@@ -15,7 +15,8 @@ from tallymark.shape import DELETED, OFFSET, PARTITION, TOPIC
 from tallymark.spans import Partition, Span
 from tallymark.spark.decode import RAW, RECORD
 from tallymark.spark.failures import explained
-from tallymark.spark.reader import RAW_RECORDS, SparkReader
+from tallymark.spark.reader import SparkReader
+from tallymark.spark.shaping import apply
 
 PLACE = ("topic", "partition", "offset")
 
@@ -25,16 +26,13 @@ class Remaker(SparkReader):
 
     def merging(self) -> list[str]:
         """The tables whose functions merge records, so that no row has a single one."""
-        empty = self._decode(self._spark.createDataFrame([], RAW_RECORDS)).select(*RECORD)
-        return [
-            spec.name for spec, function in self._tables if OFFSET not in self._apply(spec, function, empty).columns
-        ]
+        return self._shaper.merging()
 
     @contextmanager
     def records(self, spans: Sequence[Span]) -> Iterator[DataFrame]:
         """The records of these spans, decoded; no partition may be among them twice."""
         self._spark.sparkContext.setJobGroup(self._run, f"tallymark audit of {sum(map(len, spans))} offsets")
-        decoded = self._decode(self._load(spans)).persist(StorageLevel.MEMORY_AND_DISK)
+        decoded = self._decode(self._scan.frame(spans)).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with explained(self._source.brokers):
                 yield decoded
@@ -47,14 +45,14 @@ class Remaker(SparkReader):
 
     def made(self, name: str, decoded: DataFrame, dead: Mapping[Partition, Collection[int]]) -> pa.Table:
         """How many rows the table's function makes of each record, by their keys."""
-        spec, function = next(table for table in self._tables if table[0].name == name)
+        spec, function = next(table for table in self._shaper.tables if table[0].name == name)
         records = decoded.where(F.col(RAW).isNull()).select(*RECORD)
         places = [(one.topic, one.number, offset) for one, offsets in dead.items() for offset in offsets]
         if places:
             gone = self._spark.createDataFrame(places, "topic STRING, partition INT, offset BIGINT")
             records = records.join(F.broadcast(gone), list(PLACE), "left_anti").select(*RECORD)
         with explained(self._source.brokers, spec.name):
-            rows = self._apply(spec, function, records)
+            rows = apply(spec, function, records)
             origin = [rows[hidden].alias(name) for name, hidden in zip(PLACE, (TOPIC, PARTITION, OFFSET), strict=True)]
             key = F.xxhash64(*(rows[name] for name in spec.key)) if spec.key else F.lit(0).cast("bigint")
             deleted = rows[DELETED] if spec.deletes is not None else F.lit(False)

@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tallymark.errors import BadInput
 from tallymark.spark.decode import first_line
+from tallymark.spark.plain import without_names
 
 VIEW = "records"
 CTE_POLICY = "spark.sql.legacy.ctePrecedencePolicy"
@@ -51,6 +52,5 @@ def _analyzed(spark: SparkSession, sql: str, records: DataFrame) -> DataFrame:
 
 def _without_names(spark: SparkSession, rows: DataFrame) -> DataFrame:
     jvm: Any = spark._jvm
-    analysis = jvm.org.apache.spark.sql.catalyst.analysis
-    plan = analysis.EliminateView.apply(analysis.EliminateSubqueryAliases.apply(rows._jdf.queryExecution().analyzed()))
-    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan), spark)
+    dataset = jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, without_names(rows))
+    return DataFrame(dataset, spark)

@@ -25,6 +25,7 @@ JSON_OPTIONS = {
     # NaN and Infinity are no JSON, and not every database can hold them.
     "allowNonNumericNumbers": "false",
 }
+EPOCH = "1970-01-01 00:00:00"
 FIRST_MOMENT, LAST_MOMENT = "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"
 """What both databases and Python can hold of Spark's 300,000 years."""
 
@@ -81,9 +82,9 @@ class Decoder:
 
 
 def _time() -> Column:
-    """When the record was made, or NULL where a producer wrote what no calendar has."""
+    """When the record was made, or NULL where a producer wrote what no calendar has, or that it does not know."""
     time = F.col("timestamp")
-    return F.when(_in_years(time, T.TimestampType()), time).alias("timestamp")
+    return F.when(_in_years(time, T.TimestampType(), EPOCH), time).alias("timestamp")
 
 
 def _size() -> Column:
@@ -160,5 +161,5 @@ def _unfit(field: T.StructField) -> Column | None:
     return None
 
 
-def _in_years(time: Column, kind: T.DataType) -> Column:
-    return time.between(*(F.lit(moment).cast(kind) for moment in (FIRST_MOMENT, LAST_MOMENT)))
+def _in_years(time: Column, kind: T.DataType, first: str = FIRST_MOMENT) -> Column:
+    return time.between(*(F.lit(moment).cast(kind) for moment in (first, LAST_MOMENT)))

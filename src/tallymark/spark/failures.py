@@ -9,7 +9,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 
-from tallymark.errors import AccessDenied, BadInput, ReadFailed, TallymarkError, Unreachable
+from tallymark.errors import AccessDenied, BadInput, BatchTooLarge, ReadFailed, TallymarkError, Unreachable
 from tallymark.spark.decode import first_line
 
 _BROKER_MARKS = (
@@ -33,6 +33,7 @@ _DENIED_MARKS = (
 )
 _TRACEBACK = "Traceback (most recent call last)"
 _BAD_VALUE = "SQLSTATE: 22"
+_TOO_MUCH = "is bigger than spark.driver.maxResultSize"
 
 
 class FunctionFailed(BadInput):
@@ -55,6 +56,8 @@ def explained(brokers: str, table: str | None = None) -> Iterator[None]:
 
 def _explain(error: Exception, brokers: str, table: str | None) -> TallymarkError:
     everything = f"{error}\n{_root_cause(error)}"
+    if _TOO_MUCH in everything:
+        return BatchTooLarge(f"the batch is more than Spark hands to a driver: {_root_cause(error)}")
     if table is not None and (_TRACEBACK in everything or _BAD_VALUE in everything):
         # Such errors quote values, and a value may say anything, the words below among them.
         return FunctionFailed(table, _user_words(error))

@@ -18,7 +18,7 @@ from tallymark.errors import BadInput
 from tallymark.shape import DELETED, OFFSET, PARTITION, TOPIC, Changes, TableSpec, finish
 from tallymark.spark.decode import first_line
 from tallymark.spark.failures import explained
-from tallymark.spark.reader import NESTED, TableFunction, _as_columns, _call
+from tallymark.spark.shaping import NESTED, TableFunction, as_columns, call
 from tallymark.spark.stage import stage
 from tallymark.stores.columns import JSON_MARK
 from tallymark.stores.staging import Stages
@@ -78,7 +78,7 @@ def _execution(rows: DataFrame) -> Any:
 
 def table_rows(spec: TableSpec, function: TableFunction, rows: DataFrame) -> DataFrame:
     """What the function makes of them; where the table has a version, of each key the newest."""
-    result = _call(spec, function, rows)
+    result = call(spec, function, rows)
     if spec.delete is not None:
         try:
             result = result.withColumn(DELETED, F.expr(spec.delete).cast("boolean"))
@@ -95,7 +95,7 @@ def schema(spec: TableSpec, result: DataFrame) -> pa.Schema:
     """The columns of the table, those that are JSON marked."""
     result = result.drop(DELETED)
     with explained(SOURCE, spec.name):
-        columns = to_arrow_schema(_as_columns(result).schema)
+        columns = to_arrow_schema(as_columns(result).schema)
     nested = {field.name for field in result.schema if isinstance(field.dataType, NESTED)}
     return pa.schema(one.with_metadata({JSON_MARK: b"1"}) if one.name in nested else one for one in columns)
 
@@ -103,7 +103,7 @@ def schema(spec: TableSpec, result: DataFrame) -> pa.Schema:
 def collected(spec: TableSpec, result: DataFrame, batch: str) -> Changes:
     """The rows on the driver, numbered, so that one which is refused can be named."""
     with explained(SOURCE, spec.name):
-        found = finish(spec, _in_utc(_as_columns(result).toArrow()), batch)
+        found = finish(spec, _in_utc(as_columns(result).toArrow()), batch)
     puts = _numbered(found.puts, batch, 0)
     return replace(found, puts=puts, deletes=_numbered(found.deletes, batch, puts.num_rows))
 
@@ -116,7 +116,7 @@ def staged(spec: TableSpec, result: DataFrame, batch: str, stages: Stages) -> Ch
             said = ", ".join(f"{name} {key[name]}" for name in spec.key)
             raise BadInput(f"table {spec.name}: several rows have {said}; aggregate to one row per key")
         as_they_are = TableSpec(spec.name)
-        done = stage(stages, as_they_are, _as_columns(result), columns, batch)
+        done = stage(stages, as_they_are, as_columns(result), columns, batch)
     return Changes(spec, columns.empty_table(), columns.empty_table(), done)
 
 

@@ -1,66 +1,51 @@
 """The Reader on Spark: each batch is read from Kafka once, counted, and shaped into tables.
 
-The decoded batch is cached for the moment it takes to count it, run the tables' functions and pick out the dead
-letters, so that all three see the same records. A lost executor or a speculative task only recomputes its part of the
-same spans.
+A batch that fits the driver's memory comes there as it is, read by Spark or, if it is small, by the driver itself.
+Arrow decodes it, and where a function only picks columns, Spark has no more to do with it.
+
+What is too large for that, or nothing for Arrow's parser, is decoded by Spark, and cached for the moment it takes to
+count it, run the tables' functions and pick out the dead letters, so that all three see the same records. A lost
+executor or a speculative task only recomputes its part of the same spans.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql import types as T  # noqa: N812
-from pyspark.sql.pandas.types import to_arrow_schema
 
-from tallymark.errors import BadInput, BatchTooLarge, TallymarkError, TooManyDead, Unreachable
-from tallymark.formats import explain
+from tallymark import formats, raw
+from tallymark.brokers import Brokers
+from tallymark.direct import Direct
+from tallymark.errors import BatchTooLarge
 from tallymark.read import DeadLetter, Reading, Seen
-from tallymark.shape import DELETED, HIDDEN, OFFSET, Refusal, Staged, TableSpec
+from tallymark.shape import TableSpec
 from tallymark.source import Kafka
 from tallymark.spans import Partition, Span
 from tallymark.spark import access
-from tallymark.spark.decode import RAW, RECORD, SIZE, Decoder, first_line
-from tallymark.spark.failures import FunctionFailed, explained
-from tallymark.spark.given import as_arrow, hulls
-from tallymark.spark.poison import poisonous
-from tallymark.spark.provenance import collect, with_provenance
-from tallymark.spark.spans import by_topic, leave_out, within
-from tallymark.spark.stage import stage
-from tallymark.stores.columns import JSON_MARK
+from tallymark.spark.decode import RAW, RECORD, SIZE, Decoder
+from tallymark.spark.failures import explained
+from tallymark.spark.scan import RAW_RECORDS, Scan
+from tallymark.spark.shaper import Shaper
+from tallymark.spark.shaping import TableFunction
+from tallymark.spark.spans import leave_out
 from tallymark.stores.staging import Stages
 
 log = logging.getLogger(__name__)
 
-TableFunction = Callable[[DataFrame], DataFrame]
-
-KAFKA_OPTIONS = {
-    "includeHeaders": "true",
-    "kafka.isolation.level": "read_committed",
-    "kafka.max.poll.records": "10000",
-    "kafka.fetch.max.bytes": str(8 << 20),
-    "kafka.max.partition.fetch.bytes": str(8 << 20),
-    # A reader that knows where its span ends must not wait for more to come.
-    "kafka.fetch.max.wait.ms": "20",
-}
-RAW_RECORDS = (
-    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
-    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
-)
-NESTED = (T.StructType, T.ArrayType, T.MapType, T.VariantType)
 REDACTION = "spark.sql.redaction.options.regex"
 ROWS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 ARROW_BATCH = 16 << 20
 """Bytes of records that travel in one Arrow batch, which a task holds in memory."""
-MOST_POISON = 100
-"""Records of one batch that a function may fail on: each is found by some twenty jobs."""
+SMALL = 10_000
+"""Offsets that the driver has read before Spark has started a job."""
+SLOW_SHARE = 0.05
+"""Of a batch, values that Arrow's parser leaves to Python: if it is more, Spark decodes faster."""
 
 
 class SparkReader:
@@ -77,12 +62,17 @@ class SparkReader:
     ) -> None:
         self._spark = spark
         self._source = source
-        self._tables = tables
         self._run = run
         self._memory = memory
         self._stages = stages
         self._decode = Decoder(source.value)
-        self._schemas: dict[str, pa.Schema] | None = None
+        self._decode_in_driver = formats.Decoder(source.value)
+        self._scan = Scan(spark, source, run)
+        self._direct = Direct(source, Brokers(source.cluster))
+        self._shaper = Shaper(spark, source, tables, self._decode(spark.createDataFrame([], RAW_RECORDS)))
+        self._average: float | None = None
+        self._slow = not self._decode_in_driver.in_bulk
+        self._rows_per_batch = 0
         # Whatever the session says: JSON timestamps without a zone are UTC, and so are those in the tables.
         self._spark.conf.set("spark.sql.session.timeZone", "UTC")
         access.keep_quiet()
@@ -91,23 +81,79 @@ class SparkReader:
             self._spark.conf.set(REDACTION, "|".join(filter(None, (hidden, access.REDACTED))))
 
     def schemas(self) -> Mapping[str, pa.Schema]:
-        if self._schemas is None:
-            records = self._decode(self._spark.createDataFrame([], RAW_RECORDS)).select(*RECORD)
-            self._schemas = {spec.name: self._schema(spec, function, records) for spec, function in self._tables}
-        return self._schemas
+        return self._shaper.schemas
 
     def read(self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
-        self._spark.sparkContext.setJobGroup(self._run, f"tallymark batch of {sum(map(len, spans))} offsets")
-        return self._reading(leave_out(self._load(spans), without), spans, batch)
+        offsets = sum(map(len, spans))
+        self._spark.sparkContext.setJobGroup(self._run, f"tallymark batch of {offsets} offsets")
+        small = offsets <= SMALL
+        if not small:
+            self._direct.close()
+        if self._average is None or offsets * self._average > self._memory or (self._slow and not small):
+            return self._by_spark(leave_out(self._scan.frame(spans), without), spans, batch)
+        found = raw.of_messages(self._direct.read(spans)) if small else self._scanned(spans)
+        return self._by_arrow(raw.without(found, without), spans, batch, "direct" if small else "driver")
 
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
         """The same for records that are given, and not asked for in Kafka."""
         self._spark.sparkContext.setJobGroup(self._run, f"tallymark replay of {len(letters)} dead letters")
-        given = self._spark.createDataFrame(as_arrow(letters), RAW_RECORDS)
-        return self._reading(given, hulls((letter.partition, letter.offset) for letter in letters), batch)
+        spans = raw.hulls((letter.partition, letter.offset) for letter in letters)
+        return self._by_arrow(raw.of_letters(letters), spans, batch, "given")
 
-    def _reading(self, raw: DataFrame, spans: Sequence[Span], batch: str) -> Reading:
-        decoded = self._decode(raw).persist(StorageLevel.MEMORY_AND_DISK)
+    def forget(self, reading: Reading) -> None:
+        if self._stages is not None:
+            self._stages.drop(staged.name for staged in reading.staged.values())
+
+    def cancel(self) -> None:
+        self._direct.cancel()
+        self._spark.sparkContext.cancelJobGroup(self._run)
+
+    def _scanned(self, spans: Sequence[Span]) -> pa.Table:
+        self._fit_batches(self._average or 1.0)
+        try:
+            with explained(self._source.brokers):
+                return self._scan.to_arrow(spans)
+        except BatchTooLarge:
+            # Records have grown: the next try has to find out by how much.
+            self._average = None
+            raise
+
+    def _by_arrow(self, found: pa.Table, spans: Sequence[Span], batch: str, road: str) -> Reading:
+        """Decode and shape records that are here."""
+        size = raw.size(found)
+        decoded = self._decode_in_driver(found["value"])
+        if found.num_rows > SMALL:
+            self._slow = decoded.slow > SLOW_SHARE * found.num_rows
+        values = found.schema.get_field_index("value")
+        good = found.set_column(values, "value", decoded.values)
+        errors = dict(decoded.errors)
+        if errors:
+            good = raw.leave_out(good, errors)
+            saved = self._second_opinion(found, errors)
+            good = pa.concat_tables([good, saved.cast(good.schema)])
+        log.info("batch=%s bytes=%d road=%s", batch, size, road)
+        rows, refusals = self._shaper.shape_arrow(good, spans)
+        self._learn(size, found.num_rows)
+        return Reading(raw.seen(found, errors), rows, raw.letters(found, errors), refusals, size)
+
+    def _second_opinion(self, found: pa.Table, errors: dict[int, str]) -> pa.Table:
+        """Of the records that Arrow can't decode those that Spark can, which are no errors then.
+
+        Spark knows more spellings, and what is dead must not depend on the size of a batch.
+        """
+        doubtful = found.take(pa.array(errors, pa.int64()))
+        with explained(self._source.brokers):
+            decoded = self._decode(self._spark.createDataFrame(doubtful, RAW_RECORDS))
+            saved = decoded.where(F.col(RAW).isNull()).select(*RECORD).toArrow()
+        places = {_place(row) for row in saved.select(PLACE).to_pylist()}
+        for at, row in zip(list(errors), doubtful.select(PLACE).to_pylist(), strict=True):
+            if _place(row) in places:
+                del errors[at]
+        return saved.select(raw.SCHEMA.names)
+
+    def _by_spark(self, found: DataFrame, spans: Sequence[Span], batch: str) -> Reading:
+        """Decode and shape records without having seen them."""
+        decoded = self._decode(found).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with explained(self._source.brokers):
                 seen, size = _count(decoded)
@@ -115,140 +161,43 @@ class SparkReader:
             large = size > self._memory and sum(map(len, spans)) > len(spans)
             if large and self._stages is None:
                 raise BatchTooLarge(f"{size:,} bytes are more than limits.memory={self._memory:,}")
-            self._spark.conf.set(ROWS_PER_BATCH, _rows_within(size, seen))
+            count = sum(partition.records for partition in seen.values())
+            self._fit_batches(size / max(1, count))
             records = decoded.where(F.col(RAW).isNull()).select(*RECORD)
-            log.info("batch=%s bytes=%d road=%s", batch, size, "executors" if large else "driver")
-            staged = self._stage(records, batch) if large else {}
-            rows, refusals = (self._no_rows(), []) if large else self._shape(records, spans)
+            log.info("batch=%s bytes=%d road=%s", batch, size, "executors" if large else "spark")
+            staged = self._shaper.stage(self._stages, records, batch) if large and self._stages else {}
+            rows, refusals = (self._shaper.no_rows(), []) if large else self._shaper.shape(records, spans)
             dead = any(partition.dead for partition in seen.values())
             with explained(self._source.brokers):
                 letters = self._dead_letters(decoded) if dead else []
         finally:
             decoded.unpersist()
+        self._learn(size, count)
         return Reading(seen, rows, letters, refusals, size, staged)
 
-    def forget(self, reading: Reading) -> None:
-        if self._stages is not None:
-            self._stages.drop(staged.name for staged in reading.staged.values())
+    def _learn(self, size: int, records: int) -> None:
+        if records:
+            self._average = size / records
 
-    def cancel(self) -> None:
-        self._spark.sparkContext.cancelJobGroup(self._run)
-
-    def _load(self, spans: Sequence[Span]) -> DataFrame:
-        reader = self._spark.read.format("kafka").options(**KAFKA_OPTIONS)
-        return reader.options(
-            **{
-                **access.options(self._source.cluster),
-                # One id per run lets the executors reuse their consumers; nothing is ever committed to it.
-                "kafka.group.id": f"tallymark-{self._run}",
-                "assign": by_topic(spans, lambda parts: [span.partition.number for span in parts]),
-                "startingOffsets": by_topic(spans, lambda parts: {span.partition.number: span.start for span in parts}),
-                "endingOffsets": by_topic(spans, lambda parts: {span.partition.number: span.stop for span in parts}),
-            }
-        ).load()
-
-    def _shape(self, records: DataFrame, spans: Sequence[Span]) -> tuple[dict[str, pa.Table], list[Refusal]]:
-        """The rows of every table, and the records that a function failed on: these are in none of them."""
-        refusals: list[Refusal] = []
-        while True:
-            good = leave_out(records, [refusal.record for refusal in refusals])
-            try:
-                return {spec.name: self._rows(spec, function, good) for spec, function in self._tables}, refusals
-            except FunctionFailed as failure:
-                poison = self._poisonous(failure, good, spans)
-                if not poison:
-                    raise
-                refusals += poison
-
-    def _stage(self, records: DataFrame, batch: str) -> dict[str, Staged]:
-        """The rows of every table, written by the executors to tables that nobody sees."""
-        assert self._stages is not None
-        staged: dict[str, Staged] = {}
-        try:
-            for spec, function in self._tables:
-                with explained(self._source.brokers, spec.name):
-                    rows = _as_columns(self._apply(spec, function, records))
-                    staged[spec.name] = stage(self._stages, spec, rows, self.schemas()[spec.name], batch)
-        except (FunctionFailed, BatchTooLarge) as error:
-            self._stages.drop(table.name for table in staged.values())
-            # A task that could not reach the store looks like a function that failed.
-            _, unreachable, words = str(error).partition(f"{Unreachable.__module__}.{Unreachable.__name__}: ")
-            if unreachable:
-                raise Unreachable(f"an executor could not stage rows: {words}") from error
-            raise BatchTooLarge(str(error)) from error
-        return staged
-
-    def _no_rows(self) -> dict[str, pa.Table]:
-        return {name: schema.empty_table() for name, schema in self.schemas().items()}
-
-    def _rows(self, spec: TableSpec, function: TableFunction, records: DataFrame) -> pa.Table:
-        with explained(self._source.brokers, spec.name):
-            rows = _as_columns(self._apply(spec, function, records))
-            return collect(spec, rows, self._source.topic_names)
-
-    def _poisonous(self, failure: FunctionFailed, records: DataFrame, spans: Sequence[Span]) -> list[Refusal]:
-        spec, function = next(table for table in self._tables if table[0].name == failure.table)
-        if OFFSET not in self._apply(spec, function, records).columns:
-            return []
-
-        def attempt(span: Span) -> str | None:
-            try:
-                self._rows(spec, function, records.where(within(span)).coalesce(1))
-            except FunctionFailed as error:
-                return error.words
-            return None
-
-        found = poisonous(spans, attempt, MOST_POISON)
-        if len(found) > MOST_POISON:
-            raise TooManyDead(
-                f"table {spec.name}: its function failed on more than {MOST_POISON} records of a batch, "
-                f"one of them: {failure.words}; nothing moved: correct the function"
-            )
-        return [Refusal(*record, spec.name, words) for record, words in found.items()]
-
-    def _apply(self, spec: TableSpec, function: TableFunction, records: DataFrame) -> DataFrame:
-        """The function's rows with their hidden columns, as far as each comes from a single record."""
-        if spec.deletes is None:
-            return with_provenance(_call(spec, function, records), records)
-        try:
-            flagged = records.withColumn(DELETED, F.expr(spec.deletes).cast("boolean"))
-        except PySparkException as error:
-            raise BadInput(f"table {spec.name}: delete={spec.delete!r} can't be read: {first_line(error)}") from None
-        rows = with_provenance(_call(spec, function, flagged.drop(DELETED)), flagged)
-        if DELETED not in rows.columns:
-            raise BadInput(
-                f"table {spec.name}: delete= needs a function that makes each row of a single record, "
-                "and this one merges records"
-            )
-        return rows
-
-    def _schema(self, spec: TableSpec, function: TableFunction, records: DataFrame) -> pa.Schema:
-        result = self._apply(spec, function, records)
-        result = result.drop(*HIDDEN)
-        with explained(self._source.brokers, spec.name):
-            columns = to_arrow_schema(_as_columns(result).schema)
-        return pa.schema(
-            field.with_metadata({JSON_MARK: b"1"}) if isinstance(result.schema[field.name].dataType, NESTED) else field
-            for field in columns
-        )
+    def _fit_batches(self, average: float) -> None:
+        """How many rows to put into an Arrow batch, by the average size of a record."""
+        rows = max(1, min(10_000, int(ARROW_BATCH / max(1.0, average))))
+        if rows != self._rows_per_batch:
+            self._spark.conf.set(ROWS_PER_BATCH, rows)
+            self._rows_per_batch = rows
 
     def _dead_letters(self, batch: DataFrame) -> list[DeadLetter]:
-        dead = batch.where(F.col(RAW).isNotNull()).select(
-            "topic", "partition", "offset", "timestamp", "key", "headers", RAW
-        )
-        return [self._letter(row) for row in dead.toArrow().to_pylist()]
+        names = [F.col(RAW).alias("value") if name == "value" else F.col(name) for name in raw.SCHEMA.names]
+        dead = batch.where(F.col(RAW).isNotNull()).select(*names).toArrow()
+        values = dead["value"].to_pylist()
+        return raw.letters(dead, {at: formats.explain(self._source.value, value) for at, value in enumerate(values)})
 
-    def _letter(self, row: Mapping[str, Any]) -> DeadLetter:
-        return DeadLetter(
-            partition=Partition(row["topic"], row["partition"]),
-            offset=row["offset"],
-            record_time=row["timestamp"],
-            key=row["key"],
-            value=row[RAW],
-            headers=[(header["key"], header["value"]) for header in row["headers"] or ()],
-            table=None,
-            error=explain(self._source.value, row[RAW]),
-        )
+
+PLACE = ["topic", "partition", "offset"]
+
+
+def _place(row: Mapping[str, object]) -> tuple[object, ...]:
+    return tuple(row[name] for name in PLACE)
 
 
 def _count(batch: DataFrame) -> tuple[dict[Partition, Seen], int]:
@@ -262,40 +211,3 @@ def _count(batch: DataFrame) -> tuple[dict[Partition, Seen], int]:
     rows = counts.toArrow().to_pylist()
     seen = {Partition(row["topic"], row["partition"]): Seen(row["records"], row["dead"], row["last"]) for row in rows}
     return seen, sum(row["size"] for row in rows)
-
-
-def _rows_within(size: int, seen: Mapping[Partition, Seen]) -> int:
-    """How many rows to put into an Arrow batch, by the average size of a record."""
-    average = size / max(1, sum(partition.records for partition in seen.values()))
-    return max(1, min(10_000, int(ARROW_BATCH / max(1.0, average))))
-
-
-def _call(spec: TableSpec, function: TableFunction, records: DataFrame) -> DataFrame:
-    try:
-        result = function(records)
-    except TallymarkError:
-        raise
-    except Exception as error:
-        said = first_line(error)
-        raise BadInput(f"table {spec.name}: its function raised {type(error).__name__}: {said}") from error
-    if not isinstance(result, DataFrame):
-        raise BadInput(f"table {spec.name}: its function must return a DataFrame, not {type(result).__name__}")
-    _check_names(spec, result.columns)
-    return result
-
-
-def _check_names(spec: TableSpec, names: Sequence[str]) -> None:
-    twice = sorted({name for name in names if [n.lower() for n in names].count(name.lower()) > 1})
-    if twice:
-        raise BadInput(f"table {spec.name}: its function returns {' and '.join(twice)} more than once; rename one")
-    hidden = [name for name in names if name in HIDDEN]
-    if hidden or not names:
-        raise BadInput(f"table {spec.name}: its function must return columns, none of them called {' '.join(HIDDEN)}")
-
-
-def _as_columns(result: DataFrame) -> DataFrame:
-    """What databases have no type for goes as JSON text."""
-    nested = {field.name for field in result.schema if isinstance(field.dataType, NESTED)}
-    if not nested:
-        return result
-    return result.select(*(F.to_json(result[n]).alias(n) if n in nested else result[n] for n in result.columns))

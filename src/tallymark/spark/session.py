@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 DEFAULTS = {
     "spark.app.name": "tallymark",
     "spark.driver.memory": "2g",
-    "spark.driver.maxResultSize": "0",  # a batch is bounded by its limits
+    "spark.driver.maxResultSize": "1g",  # what is more would end the driver: the batch is read in smaller ones
     "spark.kafka.consumer.cache.capacity": "1024",  # above the number of partitions, or consumers are made anew
     "spark.sql.adaptive.enabled": "false",  # it replans every batch anew, which costs small ones more than it gains
     "spark.sql.inMemoryColumnarStorage.compressed": "false",  # a batch lives for a moment: packing it costs more

@@ -9,8 +9,8 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from tallymark.raw import hulls
 from tallymark.spans import Partition, Span
-from tallymark.spark.given import hulls
 
 
 def by_topic(spans: Sequence[Span], form: Callable[[list[Span]], Any]) -> str:

@@ -1,0 +1,134 @@
+"""Records as they came from Kafka, undecoded, in Arrow: what Spark's Kafka source has, whoever read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import methodcaller
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallymark.read import DeadLetter, Seen
+from tallymark.spans import Partition, Span
+from tallymark.times import LAST_MILLIS
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+TIMESTAMP = pa.timestamp("us", "UTC")
+SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", TIMESTAMP),
+        ("headers", HEADERS),
+    ]
+)
+"""The columns of Spark's Kafka source that readers use."""
+
+
+def of_letters(letters: Sequence[DeadLetter]) -> pa.Table:
+    """The records of dead letters, as they once came."""
+    return pa.Table.from_pylist([_record(letter) for letter in letters], SCHEMA)
+
+
+def of_messages(messages: Sequence[Any], names: Sequence[str] = SCHEMA.names) -> pa.Table:
+    """What librdkafka has read: all columns, or these."""
+    return pa.table(
+        {name: pa.array([_PARTS[name](message) for message in messages], SCHEMA.field(name).type) for name in names}
+    )
+
+
+def without(records: pa.Table, gone: Collection[tuple[Partition, int]]) -> pa.Table:
+    """All records but these."""
+    for span in hulls(gone):
+        offsets = pa.array([offset for partition, offset in gone if partition == span.partition], pa.int64())
+        of_topic = pc.equal(records["topic"], span.partition.topic)
+        here = pc.and_(of_topic, pc.equal(records["partition"], span.partition.number))
+        records = records.filter(pc.invert(pc.and_(here, pc.is_in(records["offset"], value_set=offsets))))
+    return records
+
+
+def leave_out(records: pa.Table, rows: Collection[int]) -> pa.Table:
+    """All but these rows."""
+    places = pa.array(range(records.num_rows), pa.int64())
+    return records.filter(pc.invert(pc.is_in(places, value_set=pa.array(rows, pa.int64()))))
+
+
+def size(records: pa.Table) -> int:
+    """The bytes of keys and values."""
+    return sum(pc.sum(pc.binary_length(records[name])).as_py() or 0 for name in ("key", "value"))
+
+
+def seen(records: pa.Table, dead: Iterable[int]) -> dict[Partition, Seen]:
+    """What each partition held, if these rows are dead. Records of a partition are in the order of their offsets."""
+    places = pa.table({name: records[name] for name in ("topic", "partition", "timestamp")})
+    # Only one thread keeps the order.
+    grouped = places.group_by(["topic", "partition"], use_threads=False)
+    counts = grouped.aggregate([([], "count_all"), ("timestamp", "last")]).to_pylist()
+    died: dict[Partition, int] = {}
+    for row in places.take(pa.array(dead, pa.int64())).to_pylist():
+        partition = Partition(row["topic"], row["partition"])
+        died[partition] = died.get(partition, 0) + 1
+    found = {}
+    for row in counts:
+        partition = Partition(row["topic"], row["partition"])
+        found[partition] = Seen(row["count_all"], died.get(partition, 0), row["timestamp_last"])
+    return found
+
+
+def letters(records: pa.Table, errors: Mapping[int, str]) -> list[DeadLetter]:
+    """What is kept of the rows that could not be decoded."""
+    rows = records.take(pa.array(errors, pa.int64())).to_pylist()
+    return [_letter(row, error) for row, error in zip(rows, errors.values(), strict=True)]
+
+
+def hulls(records: Iterable[tuple[Partition, int]]) -> list[Span]:
+    """For each partition one span with all of its records in it."""
+    offsets: dict[Partition, list[int]] = {}
+    for partition, offset in records:
+        offsets.setdefault(partition, []).append(offset)
+    return [Span(partition, min(found), max(found) + 1) for partition, found in sorted(offsets.items())]
+
+
+def _letter(row: Mapping[str, Any], error: str) -> DeadLetter:
+    return DeadLetter(
+        partition=Partition(row["topic"], row["partition"]),
+        offset=row["offset"],
+        record_time=row["timestamp"],
+        key=row["key"],
+        value=row["value"],
+        headers=[(header["key"], header["value"]) for header in row["headers"] or ()],
+        table=None,
+        error=error,
+    )
+
+
+def _record(letter: DeadLetter) -> dict[str, object]:
+    return {
+        "key": letter.key,
+        "value": letter.value,
+        "topic": letter.partition.topic,
+        "partition": letter.partition.number,
+        "offset": letter.offset,
+        "timestamp": letter.record_time,
+        "headers": [{"key": name, "value": value} for name, value in letter.headers] or None,
+    }
+
+
+def _micros(message: Any) -> int | None:
+    millis: int = message.timestamp()[1]
+    return millis * 1000 if 0 <= millis <= LAST_MILLIS else None
+
+
+_PARTS: dict[str, Callable[[Any], Any]] = {
+    "key": methodcaller("key"),
+    "value": methodcaller("value"),
+    "topic": methodcaller("topic"),
+    "partition": methodcaller("partition"),
+    "offset": methodcaller("offset"),
+    "timestamp": _micros,
+    "headers": methodcaller("headers"),
+}

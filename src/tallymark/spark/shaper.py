@@ -1,0 +1,137 @@
+"""Records into rows: the functions of all tables, on Spark's DataFrames or, where they only pick columns, on Arrow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from tallymark import raw
+from tallymark.errors import BatchTooLarge, TooManyDead, Unreachable
+from tallymark.shape import OFFSET, TIMESTAMP, Refusal, Staged, TableSpec
+from tallymark.source import Kafka
+from tallymark.spans import Span
+from tallymark.spark.decode import RECORD
+from tallymark.spark.failures import FunctionFailed, explained
+from tallymark.spark.plain import Pick, pick, picked
+from tallymark.spark.poison import poisonous
+from tallymark.spark.provenance import collect
+from tallymark.spark.shaping import TableFunction, apply, as_columns, schema_of
+from tallymark.spark.spans import leave_out, within
+from tallymark.spark.stage import stage
+from tallymark.stores.staging import Stages
+
+MOST_POISON = 100
+"""Records of one batch that a function may fail on: each is found by some twenty jobs."""
+Table = tuple[TableSpec, TableFunction]
+
+
+class Shaper:
+    """Applies the functions of a pipeline's tables. ``decoded`` has the columns that they get."""
+
+    def __init__(self, spark: SparkSession, source: Kafka, tables: Sequence[Table], decoded: DataFrame) -> None:
+        self.tables = tables
+        self._spark = spark
+        self._source = source
+        self._records = decoded.select(*RECORD).schema
+
+    @cached_property
+    def schemas(self) -> dict[str, pa.Schema]:
+        """The columns of every table."""
+        return {name: self._schema(name, rows) for name, (rows, _) in self._tried.items()}
+
+    def merging(self) -> list[str]:
+        """The tables whose functions merge records, so that no row has a single one."""
+        return [name for name, (rows, _) in self._tried.items() if OFFSET not in rows.columns]
+
+    @cached_property
+    def _tried(self) -> dict[str, tuple[DataFrame, Mapping[str, Pick] | None]]:
+        """What the functions make of no records, and from where they take their columns if that is all they do."""
+        records = self._spark.createDataFrame([], self._records)
+        found = {spec.name: apply(spec, function, records) for spec, function in self.tables}
+        return {name: (rows, picked(rows, records)) for name, rows in found.items()}
+
+    def _schema(self, name: str, rows: DataFrame) -> pa.Schema:
+        with explained(self._source.brokers, name):
+            return schema_of(rows)
+
+    def shape(
+        self, records: DataFrame, spans: Sequence[Span], tables: Sequence[Table] | None = None
+    ) -> tuple[dict[str, pa.Table], list[Refusal]]:
+        """The rows of these tables, or all, and the records that a function failed on: these are in none of them."""
+        tables = self.tables if tables is None else tables
+        refusals: list[Refusal] = []
+        while True:
+            good = leave_out(records, [refusal.record for refusal in refusals])
+            try:
+                return {spec.name: self._rows(spec, function, good) for spec, function in tables}, refusals
+            except FunctionFailed as failure:
+                poison = self._poisonous(failure, good, spans)
+                if not poison:
+                    raise
+                refusals += poison
+
+    def shape_arrow(self, records: pa.Table, spans: Sequence[Span]) -> tuple[dict[str, pa.Table], list[Refusal]]:
+        """The same for decoded records that are here; only functions that compute something are given to Spark."""
+        computing = [table for table in self.tables if self._tried[table[0].name][1] is None]
+        rows: dict[str, pa.Table] = {}
+        refusals: list[Refusal] = []
+        if computing and not records.num_rows:
+            return self.no_rows(), []
+        if computing:
+            with explained(self._source.brokers):
+                frame = self._spark.createDataFrame(records.select(RECORD), self._records)
+            rows, refusals = self.shape(frame, spans, computing)
+            records = raw.without(records, [refusal.record for refusal in refusals])
+        for spec, _ in self.tables:
+            if (picks := self._tried[spec.name][1]) is not None:
+                kept = {name: one for name, one in picks.items() if name != TIMESTAMP or spec.write != "append"}
+                rows[spec.name] = pick(records, kept)
+        return rows, refusals
+
+    def stage(self, stages: Stages, records: DataFrame, batch: str) -> dict[str, Staged]:
+        """The rows of every table, written by the executors to tables that nobody sees."""
+        staged: dict[str, Staged] = {}
+        try:
+            for spec, function in self.tables:
+                with explained(self._source.brokers, spec.name):
+                    rows = as_columns(apply(spec, function, records))
+                    staged[spec.name] = stage(stages, spec, rows, self.schemas[spec.name], batch)
+        except (FunctionFailed, BatchTooLarge) as error:
+            stages.drop(table.name for table in staged.values())
+            # A task that could not reach the store looks like a function that failed.
+            _, unreachable, words = str(error).partition(f"{Unreachable.__module__}.{Unreachable.__name__}: ")
+            if unreachable:
+                raise Unreachable(f"an executor could not stage rows: {words}") from error
+            raise BatchTooLarge(str(error)) from error
+        return staged
+
+    def no_rows(self) -> dict[str, pa.Table]:
+        return {name: schema.empty_table() for name, schema in self.schemas.items()}
+
+    def _rows(self, spec: TableSpec, function: TableFunction, records: DataFrame) -> pa.Table:
+        with explained(self._source.brokers, spec.name):
+            rows = as_columns(apply(spec, function, records))
+            return collect(spec, rows, self._source.topic_names)
+
+    def _poisonous(self, failure: FunctionFailed, records: DataFrame, spans: Sequence[Span]) -> list[Refusal]:
+        spec, function = next(table for table in self.tables if table[0].name == failure.table)
+        if OFFSET not in apply(spec, function, records).columns:
+            return []
+
+        def attempt(span: Span) -> str | None:
+            try:
+                self._rows(spec, function, records.where(within(span)).coalesce(1))
+            except FunctionFailed as error:
+                return error.words
+            return None
+
+        found = poisonous(spans, attempt, MOST_POISON)
+        if len(found) > MOST_POISON:
+            raise TooManyDead(
+                f"table {spec.name}: its function failed on more than {MOST_POISON} records of a batch, "
+                f"one of them: {failure.words}; nothing moved: correct the function"
+            )
+        return [Refusal(*record, spec.name, words) for record, words in found.items()]
