@@ -10,7 +10,7 @@ help:
 	@echo 'make test    all tests, on real servers'
 	@echo 'make check   lint and types'
 	@echo 'make faults  the long fault tests'
-	@echo 'make bench   rows per second into every store, beside Spark JDBC and loops by hand; writes docs/benchmarks.md'
+	@echo 'make bench   race every road against the limits and what people use today; writes docs/benchmarks.md (hours)'
 	@echo 'make format  put the code into shape'
 	@echo 'make lock    pin the newest dependencies'
 	@echo 'make clean   remove the environment and what tools left behind'
@@ -32,7 +32,12 @@ faults: $(READY)
 	@$(BIN)/pytest -q -m faults $(ARGS)
 
 bench: $(READY)
-	@$(BIN)/python bench/stores.py --write docs/benchmarks.md $(ARGS)
+	@$(BIN)/python bench/throughput.py --write docs/benchmarks.md $(ARGS)
+	@$(BIN)/python bench/latency.py --write docs/benchmarks.md
+	@$(BIN)/python bench/growth.py --write docs/benchmarks.md
+	@$(BIN)/python bench/cluster.py --write docs/benchmarks.md
+	@$(BIN)/python bench/profile.py --write docs/benchmarks.md
+	@$(BIN)/python bench/stores.py --write docs/benchmarks.md
 	@$(BIN)/python bench/consumers.py --write docs/benchmarks.md
 	@$(BIN)/python bench/producer.py --write docs/benchmarks.md
 
@@ -59,5 +64,5 @@ lock:
 	@rm -rf .venv-lock
 
 clean:
-	@rm -rf .venv .venv-lock .mypy_cache .ruff_cache .pytest_cache .hypothesis dist spark-warehouse
+	@rm -rf .venv .venv-lock .venv-quix .venv-quix.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis dist spark-warehouse
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

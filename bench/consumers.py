@@ -7,7 +7,6 @@ joining and starting count for nobody. What counts are the ratios. ``make bench`
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import tempfile
@@ -21,37 +20,30 @@ from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
 from rich.progress import Progress as Bar
 
 import tallymark as tm
-from by_hand import INSERT, PARTITIONS, TOPIC, Clock, Place, Run, hand_arrow, hand_batches, textbook
+from tallymark.bench.loops import Clock, Place, Run, hand_arrow, hand_batches, textbook
+from tallymark.bench.records import DDL, PARTITIONS, SCHEMA, fill, value
+from tallymark.bench.report import replace_section
+from tallymark.brokers import Brokers
+from tallymark.cluster import Cluster
 from tallymark.sandbox import Sandbox
 from tallymark.steps import Progress, Step
 
 IDLE = ("idle-by-hand", "idle-ours")
-JSON = tm.Json("id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP")
-AS_BY_HAND = tm.Json("id BIGINT, customer STRING, amount DOUBLE, at STRING")
+TOPIC = "orders"
+INSERT = f"INSERT INTO orders ({', '.join(SCHEMA.names)}) VALUES ({', '.join(f':{name}' for name in SCHEMA.names)})"
+JSON = tm.Json(DDL)
+AS_BY_HAND = tm.Json(DDL.replace("TIMESTAMP", "STRING"))
 """The time stays text, and the database parses it, as json.loads and a plain INSERT have it."""
 
 
-def value(number: int) -> bytes:
-    """About 140 bytes."""
-    at = f"2026-01-01 {number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}.{number % 1_000_000:06}"
-    name = f"customer-{number % 5000:05}, {'somewhere over the rainbow':>33}"
-    return json.dumps({"id": number, "customer": name, "amount": number % 10_000 / 100, "at": at}).encode()
-
-
 def produce(brokers: str, records: int) -> None:
-    topics = [NewTopic(name, PARTITIONS, 1) for name in (TOPIC, *IDLE)]
-    admin = AdminClient({"bootstrap.servers": brokers})
-    for future in admin.create_topics(topics).values():
-        future.result()
-    producer = Producer({"bootstrap.servers": brokers, "linger.ms": 20, "queue.buffering.max.messages": 2_000_000})
-    for number in range(records):
-        producer.produce(TOPIC, value(number), partition=number % PARTITIONS)
-    producer.flush()
+    fill(Cluster(brokers), TOPIC, records)
+    for topic in IDLE:
+        Brokers(brokers).create(topic, PARTITIONS)
 
 
 def our_batches(most: int) -> Run:
@@ -221,9 +213,7 @@ def main() -> None:
     said = "\n".join([facts(), "", *lines, "", f"Medians of {chosen.rounds} rounds, in turns."])
     print(said)
     if chosen.write:
-        before, _, rest = chosen.write.read_text().partition("<!-- consumers -->")
-        after = rest.partition("<!-- end of consumers -->")[2]
-        chosen.write.write_text(f"{before}<!-- consumers -->\n{said}\n<!-- end of consumers -->{after}")
+        replace_section(chosen.write, "consumers", said)
 
 
 if __name__ == "__main__":

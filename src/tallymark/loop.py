@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 
 Until = Literal["stopped", "caught-up"]
 
-POLL_SECONDS = 0.1
-"""How long an idle loop waits before it looks for new records."""
+FIRST_WAIT, LONGEST_WAIT = 0.01, 0.1
+"""Seconds that an idle loop waits before it looks for new records: the longer there are none, the longer."""
 
 
 class Loop:
@@ -156,15 +156,17 @@ class Loop:
 
     def _pump(self, background: Background, goals: Goals | None) -> Tally:
         """Commit batch after batch, each while the next one is being read."""
-        total = Tally()
+        total, pause = Tally(), FIRST_WAIT
         self._settle()
         ahead = background.submit(self._ahead.prepare)
         while True:
             prepared = self._wait(ahead)
             if prepared is not None:
                 self._cursor.pass_by(prepared.batch.plan.moves)
+                pause = FIRST_WAIT
             elif not self._finished(goals):
-                self._stop.wait(POLL_SECONDS)
+                self._stop.wait(pause)
+                pause = min(LONGEST_WAIT, pause * 1.5)
                 self._settle()
             finished = self._finished(goals)
             if not finished:

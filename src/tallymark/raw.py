@@ -27,6 +27,7 @@ SCHEMA = pa.schema(
     ]
 )
 """The columns of Spark's Kafka source that readers use."""
+ANY = pc.ScalarAggregateOptions(skip_nulls=False)
 
 
 def of_letters(letters: Sequence[DeadLetter]) -> pa.Table:
@@ -67,7 +68,7 @@ def seen(records: pa.Table, dead: Iterable[int]) -> dict[Partition, Seen]:
     places = pa.table({name: records[name] for name in ("topic", "partition", "timestamp")})
     # Only one thread keeps the order.
     grouped = places.group_by(["topic", "partition"], use_threads=False)
-    counts = grouped.aggregate([([], "count_all"), ("timestamp", "last")]).to_pylist()
+    counts = grouped.aggregate([([], "count_all"), ("timestamp", "last", ANY)]).to_pylist()
     died: dict[Partition, int] = {}
     for row in places.take(pa.array(dead, pa.int64())).to_pylist():
         partition = Partition(row["topic"], row["partition"])

@@ -72,6 +72,7 @@ class SparkReader:
         self._shaper = Shaper(spark, source, tables, self._decode(spark.createDataFrame([], RAW_RECORDS)))
         self._average: float | None = None
         self._slow = not self._decode_in_driver.in_bulk
+        self._small = SMALL
         self._rows_per_batch = 0
         # Whatever the session says: JSON timestamps without a zone are UTC, and so are those in the tables.
         self._spark.conf.set("spark.sql.session.timeZone", "UTC")
@@ -86,7 +87,7 @@ class SparkReader:
     def read(self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
         offsets = sum(map(len, spans))
         self._spark.sparkContext.setJobGroup(self._run, f"tallymark batch of {offsets} offsets")
-        small = offsets <= SMALL
+        small = offsets <= self._small
         if not small:
             self._direct.close()
         if self._average is None or offsets * self._average > self._memory or (self._slow and not small):
@@ -122,7 +123,7 @@ class SparkReader:
         """Decode and shape records that are here."""
         size = raw.size(found)
         decoded = self._decode_in_driver(found["value"])
-        if found.num_rows > SMALL:
+        if found.num_rows > self._small:
             self._slow = decoded.slow > SLOW_SHARE * found.num_rows
         values = found.schema.get_field_index("value")
         good = found.set_column(values, "value", decoded.values)

@@ -1,0 +1,138 @@
+"""Quix Streams with its PostgreSQL sink, in an environment and a process of its own: at least once.
+
+Its environment is made once from ``requirements/quix.txt``, in ``.venv-quix``; it needs Python 3.11. The sink inserts
+100 rows a statement, and no setting changes that. What can be set is how many records a commit takes: 10,000 here,
+which was not compared with other numbers. In a latency run every record is a commit.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy.engine import make_url
+
+from peers.watch import Check, watch
+from tallymark.bench import tables
+from tallymark.bench.race import Course, Lap
+from tallymark.cache import cache_dir, locked
+from tallymark.errors import TallymarkError
+from tallymark.stores.url import with_password
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = ROOT / ".venv-quix"
+REQUIREMENTS = ROOT / "requirements" / "quix.txt"
+APP = Path(__file__).with_name("quix_app.py")
+STOP_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Commits:
+    """When the application writes what it has: after so many records, or so many seconds."""
+
+    every: int
+    interval: float
+
+
+DEFAULT, TUNED, EAGER = Commits(0, 5.0), Commits(10_000, 5.0), Commits(1, 5.0)
+
+
+@dataclass
+class Quix:
+    """``tuned``: commits of 10,000 records and librdkafka's settings as ours. Otherwise all is as it comes."""
+
+    tuned: bool = True
+    share: float = 0.1
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        self.name = self.name or f"Quix Streams, {'tuned' if self.tuned else 'default'}"
+
+    def start(self, course: Course) -> None:
+        if course.kind != "postgresql":
+            raise TallymarkError(f"Quix Streams has no sink for {course.kind}: race it with PostgreSQL alone")
+        install()
+
+    def stop(self) -> None:
+        """Its process ends with each lap."""
+
+    def lap(self, course: Course) -> Lap:
+        tables.prepare(course)
+        with application(course, TUNED if self.tuned else DEFAULT, tuned=self.tuned) as check:
+            found = watch(course, "append", int(course.records * self.share), check)
+        # It went on until it was stopped, so only a whole topic ends at a number that is known.
+        return tables.lap(course, self.name, course.records, found.seconds) if self.share == 1 else found
+
+
+@contextmanager
+def running(course: Course) -> Iterator[None]:
+    """An application that writes each record at once to the table of the course."""
+    install()
+    with application(course, EAGER, tuned=True):
+        yield
+
+
+def install() -> None:
+    """Make its environment if that has not been done, or if the requirements have changed since."""
+    stamp = ENVIRONMENT / "installed.txt"
+    with locked(cache_dir() / "quix.lock"):
+        if stamp.exists() and stamp.read_bytes() == REQUIREMENTS.read_bytes():
+            return
+        python = ENVIRONMENT / "bin" / "python"
+        _run(sys.executable, "-m", "venv", ENVIRONMENT)
+        _run(python, "-m", "pip", "install", "--disable-pip-version-check", "--require-hashes", "-r", REQUIREMENTS)
+        stamp.write_bytes(REQUIREMENTS.read_bytes())
+
+
+def _run(*command: str | Path) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TallymarkError(f"Quix Streams could not be installed: {done.stderr.strip()[-600:]}")
+
+
+@contextmanager
+def application(course: Course, commits: Commits, *, tuned: bool) -> Iterator[Check]:
+    """The application at work; yields what raises if it has ended."""
+    with tempfile.TemporaryDirectory(prefix="bench-quix-") as directory, (Path(directory) / "log").open("w+b") as log:
+        command = [ENVIRONMENT / "bin" / "python", APP]
+        told = _told(course, commits, tuned=tuned)
+        process = subprocess.Popen(command, env=told, cwd=directory, stdout=log, stderr=log)
+
+        def check() -> None:
+            if process.poll() is not None:
+                log.seek(0)
+                said = log.read().decode(errors="replace")
+                raise TallymarkError(f"Quix Streams ended with status {process.returncode}: {said.strip()[-600:]}")
+
+        try:
+            yield check
+        finally:
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _told(course: Course, commits: Commits, *, tuned: bool) -> dict[str, str]:
+    """The application's environment: passwords are in no list of processes there."""
+    url = with_password(make_url(course.url))
+    return {
+        **os.environ,
+        "BENCH_BROKERS": course.brokers,
+        "BENCH_TOPIC": course.topic,
+        "BENCH_URL": url.render_as_string(hide_password=False),
+        "BENCH_TABLE": course.table,
+        "BENCH_GROUP": f"{course.topic}-{uuid.uuid4().hex[:8]}",
+        "BENCH_COMMIT_EVERY": str(commits.every),
+        "BENCH_COMMIT_INTERVAL": str(commits.interval),
+        "BENCH_TUNED": "1" if tuned else "0",
+    }

@@ -1,0 +1,248 @@
+"""Where the time of a batch goes: a pipeline on local[2] into PostgreSQL, seen from four sides.
+
+The named steps say which stage takes how long. py-spy, where it is installed, samples the driver's Python; Spark's
+event log has the tasks; pg_stat_statements and pg_stat_activity say what the database did and what it waited for. And
+/proc says whose CPU time it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_args
+
+from rich.console import Console
+from sqlalchemy import text
+
+import tallymark as tm
+from cluster import family, processes
+from evidence import (
+    EVENT_LOG,
+    LOOKS,
+    Frames,
+    Statement,
+    WatchedPostgreSQL,
+    Work,
+    sampled_database,
+    sampled_python,
+    statements,
+    works,
+)
+from tallymark.bench import tables
+from tallymark.bench.machine import database, machine, sentence, versions
+from tallymark.bench.ours import ALONE, JSON, new_group, plain
+from tallymark.bench.race import Course
+from tallymark.bench.report import replace_section, thousands
+from tallymark.bench.tables import Mode
+from tallymark.bench.venue import Venue
+from tallymark.errors import TallymarkError
+from tallymark.pipeline import Road
+from tallymark.sandbox import Sandbox
+from tallymark.sandbox.kafka import Kafka
+from tallymark.sandbox.server import Server
+from tallymark.spark.session import session
+from tallymark.steps import Progress, Step
+from tallymark.stores.opening import open_sql
+
+MODES: Sequence[Mode] = ("append", "upsert")
+BATCH = 250_000
+MOST = 8
+"""Lines of a table: what comes after them is small."""
+STEPS = (Step.PLANNED, Step.READ, Step.STAGED, Step.WRITTEN, Step.MOVED, Step.COMMITTED)
+
+
+@dataclass
+class Profile:
+    """What was seen of one run."""
+
+    mode: Mode
+    records: int
+    seconds: float = 0.0
+    began: float = 0.0
+    """By the clock that Spark writes to its log."""
+    stages: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    cpu: dict[str, float] = field(default_factory=dict)
+    frames: Frames = field(default_factory=Counter)
+    statements: list[Statement] = field(default_factory=list)
+    activity: Counter[str] = field(default_factory=Counter)
+    work: list[Work] = field(default_factory=list)
+
+
+class Stopwatch:
+    """How long each batch took to each of its steps. A batch that was read and waits for its turn is in no stage."""
+
+    def __init__(self, stages: dict[str, list[float]]) -> None:
+        self._stages = stages
+        self._last: dict[str, float] = {}
+
+    def __call__(self, step: Step, progress: Progress) -> None:
+        if step in STEPS:
+            now = time.monotonic()
+            began = max(self._last.get(progress.batch, 0.0), progress.since)
+            self._stages[step.name].append(now - began)
+            self._last[progress.batch] = now
+
+
+def spent(servers: Mapping[str, Server]) -> dict[str, float]:
+    """CPU seconds until now. In local mode the JVM is driver and executors in one."""
+    running, here = processes(), os.getpid()
+    below = family(running, [here]) - {here}
+    members = {"Python": {here}, "JVM": {pid for pid in below if running[pid].name == "java"}}
+    members |= {name: family(running, [server.pid]) for name, server in servers.items()}
+    return {name: sum(running[pid].seconds for pid in pids) for name, pids in members.items()}
+
+
+def run(profile: Profile, course: Course, road: Road) -> None:
+    """All that is in the topic, into a table of its mode: for an upsert it has a row for every key."""
+    pipeline = tm.Pipeline(
+        group=new_group(course),
+        source=tm.Kafka(course.brokers, course.topic, value=JSON),
+        store=course.url,
+        limits=tm.Limits(records=BATCH),
+        road=road,
+        membership=ALONE,
+    )
+    spec = tables.spec(course, profile.mode)
+    pipeline.table(spec.name, key=spec.key, write=spec.write)(plain)
+    profile.began, began = time.time(), time.perf_counter()
+    tally = pipeline.run("caught-up", on_step=Stopwatch(profile.stages))
+    profile.seconds = time.perf_counter() - began
+    if tally.applied != course.records:
+        raise TallymarkError(f"{tally.applied:,} of {course.records:,} records were applied")
+
+
+def profiled(mode: Mode, course: Course, road: Road, servers: Mapping[str, Server], program: str | None) -> Profile:
+    """The second run; the first one warms up."""
+    profile = Profile(mode, course.records)
+    with closing(open_sql(course.url)) as store:
+        tables.prepare(course, mode)
+        run(Profile(mode, course.records), course, road)
+        tables.prepare(course, mode)
+        with store.transaction() as connection:
+            connection.execute(text("CREATE EXTENSION IF NOT EXISTS pg_stat_statements"))
+            connection.execute(text("SELECT pg_stat_statements_reset()"))
+        before = spent(servers)
+        with sampled_python(program, profile.frames), sampled_database(store, profile.activity):
+            run(profile, course, road)
+            profile.cpu = {part: seconds - before[part] for part, seconds in spent(servers).items()}
+        with store.look() as connection:
+            profile.statements = statements(connection, MOST)
+    tables.lap(course, mode, course.records, profile.seconds)
+    return profile
+
+
+def as_json(profile: Profile) -> dict[str, Any]:
+    frames = [[*where, count] for where, count in profile.frames.most_common()]
+    return {**vars(profile), "frames": frames, "work": [vars(one) for one in profile.work]}
+
+
+def report(profile: Profile) -> Iterator[str]:
+    said = f"{profile.records:,} records, {BATCH:,} a batch, in {profile.seconds:.2f} s"
+    yield f"\n**{profile.mode}**: {said}, {thousands(profile.records / profile.seconds)} k records/s"
+    yield from _table("step|ms to it, median|share of the time", _stage_lines(profile))
+    yield from _table("CPU time of|seconds|cores", _cpu_lines(profile))
+    yield from _table("Python is in|and there in|share of its samples", _frame_lines(profile.frames))
+    yield from _table("Spark stage|tasks|task s|CPU s|GC s|around it s|cores", _work_lines(profile))
+    yield from _table("statement|calls|seconds|rows|WAL MB", _statement_lines(profile))
+    yield from _table("connections to PostgreSQL|share of the time", _activity_lines(profile.activity))
+
+
+def _table(head: str, lines: Iterator[Sequence[str]]) -> Iterator[str]:
+    names = head.split("|")
+    found = [f"| {' | '.join(line)} |" for line in lines]
+    if found:
+        yield from ["", f"| {' | '.join(names)} |", f"|---|{'---:|' * (len(names) - 1)}", *found]
+
+
+def _stage_lines(profile: Profile) -> Iterator[Sequence[str]]:
+    for name, times in profile.stages.items():
+        yield name, f"{statistics.median(times) * 1000:,.0f}", f"{sum(times) / profile.seconds:.0%}"
+
+
+def _cpu_lines(profile: Profile) -> Iterator[Sequence[str]]:
+    for part, seconds in profile.cpu.items():
+        yield part, f"{seconds:.2f}", f"{seconds / profile.seconds:.2f}"
+
+
+def _activity_lines(activity: Counter[str]) -> Iterator[Sequence[str]]:
+    for name, count in activity.most_common(MOST + 1):
+        if name != LOOKS:
+            yield name, f"{count / activity[LOOKS]:.0%}"
+
+
+def _frame_lines(frames: Frames) -> Iterator[Sequence[str]]:
+    total = sum(frames.values())
+    return ((caller, leaf, f"{count / total:.0%}") for (caller, leaf), count in frames.most_common(MOST))
+
+
+def _work_lines(profile: Profile) -> Iterator[Sequence[str]]:
+    for one in profile.work[:MOST]:
+        times = (one.run, one.cpu, one.gc, one.around)
+        yield one.stage, f"{one.tasks}", *(f"{t:.2f}" for t in times), f"{one.run / profile.seconds:.2f}"
+
+
+def _statement_lines(profile: Profile) -> Iterator[Sequence[str]]:
+    for query, calls, seconds, rows, wal in profile.statements:
+        cut = query if len(query) <= 70 else f"{query[:67]}..."
+        yield f"`{cut.replace('|', '/')}`", f"{calls:,}", f"{seconds:.2f}", f"{rows:,}", f"{wal / 1e6:.1f}"
+
+
+def measure(records: int, road: Road, program: str | None) -> tuple[dict[str, str], list[Profile]]:
+    told = Console(stderr=True, highlight=False)
+    with ExitStack() as stack:
+        box = stack.enter_context(Sandbox())
+        events = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tallymark-events-")))
+        # A broker that is compiled for throughput, and not for a quick start.
+        kafka = stack.enter_context(Kafka(box.directory / "broker", fast=False, temporary=True))
+        postgresql = stack.enter_context(WatchedPostgreSQL(box.directory / "watched", temporary=True))
+        spark = session({"spark.master": "local[2]", "spark.eventLog.dir": events.as_uri(), **EVENT_LOG})
+        course = stack.enter_context(Venue(kafka.brokers, postgresql.url, records, "small").course(lambda _: None))
+        profiles = []
+        for mode in MODES:
+            told.print(f"profile of {mode}")
+            servers = {"PostgreSQL": postgresql, "Kafka": kafka}
+            profiles.append(profiled(mode, course, road, servers, program))
+        spark.stop()
+        for profile in profiles:
+            profile.work = works(events, profile.began, profile.began + profile.seconds)
+        return {**machine(), **versions(), **database(postgresql.url)}, profiles
+
+
+def sampler() -> str | None:
+    """py-spy, on the PATH or beside this Python."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return shutil.which("py-spy") or (str(beside) if beside.exists() else None)
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--records", type=int, default=1_000_000)
+    options.add_argument("--road", default="auto", choices=get_args(Road))
+    options.add_argument("--py-spy", default=sampler(), help="The sampler of the driver's Python.")
+    options.add_argument("--write", type=Path, help="Put the tables into this page, between the profile marks.")
+    options.add_argument("--json", type=Path, help="Put all that was seen into this file.")
+    chosen = options.parse_args()
+    facts, profiles = measure(chosen.records, chosen.road, chosen.py_spy)
+    said = "\n".join([sentence(facts), *(line for profile in profiles for line in report(profile))])
+    print(said)
+    if chosen.write:
+        replace_section(chosen.write, "profile", said)
+    if chosen.json:
+        seen = [as_json(profile) for profile in profiles]
+        chosen.json.parent.mkdir(parents=True, exist_ok=True)
+        chosen.json.write_text(json.dumps({"facts": facts, "profiles": seen}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Kafka to a database as one writes it by hand: confluent-kafka, the driver, and the offsets in the transaction."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.json as pa_json
+from confluent_kafka import Consumer, TopicPartition
+from sqlalchemy import text
+
+from tallymark.bench import tables
+from tallymark.bench.race import Course, Lap
+from tallymark.bench.records import PARTITIONS, SCHEMA
+from tallymark.bench.tables import Idle, Mode
+from tallymark.cluster import Cluster
+from tallymark.errors import TallymarkError
+from tallymark.shape import TableSpec
+from tallymark.stores.opening import open_sql
+
+NAMES = ", ".join(SCHEMA.names)
+VALUES = ", ".join(f":{name}" for name in SCHEMA.names)
+TUNED = {
+    "fetch.wait.max.ms": 100,
+    "queued.min.messages": 100_000,
+    "fetch.message.max.bytes": 8 << 20,
+    "isolation.level": "read_committed",
+    "log_level": 0,
+}
+"""The settings of our own consumers."""
+
+
+@dataclass
+class Clock:
+    """When how many records were committed."""
+
+    records: int
+    commits: list[tuple[float, int]] = field(default_factory=list)
+
+    def committed(self, records: int) -> None:
+        before = self.commits[-1][1] if self.commits else 0
+        self.commits.append((time.perf_counter(), before + records))
+
+    @property
+    def total(self) -> int:
+        return self.commits[-1][1] if self.commits else 0
+
+    @property
+    def done(self) -> bool:
+        return self.total >= self.records
+
+    @property
+    def rate(self) -> float:
+        """Records per second between the first commit and the one that had them all."""
+        (began, first), (ended, last) = self.commits[0], next(one for one in self.commits if one[1] >= self.records)
+        return (last - first) / (ended - began)
+
+
+@dataclass
+class Place:
+    """Where records come from and rows go to."""
+
+    brokers: str
+    url: str
+    topic: str = "orders"
+    table: str = "orders"
+    settings: dict[str, Any] = field(default_factory=lambda: dict(TUNED))
+
+    def __post_init__(self) -> None:
+        self.store = open_sql(self.url)
+
+    @property
+    def offsets(self) -> str:
+        return f"{self.table}_offsets"
+
+    def clear(self) -> None:
+        """An empty table, and offsets that begin at zero."""
+        tables.drop(self.store, self.table)
+        self.store.create_tables([TableSpec(self.table)], {self.table: SCHEMA})
+        self.rewind()
+
+    def rewind(self) -> None:
+        with self.store.transaction() as connection:
+            connection.execute(text(f"DROP TABLE IF EXISTS {self.offsets}"))
+            connection.execute(
+                text(
+                    f"CREATE TABLE {self.offsets} (topic VARCHAR(100), partition_id INT, next_offset BIGINT, "
+                    "PRIMARY KEY (topic, partition_id))"
+                )
+            )
+            rows = [{"topic": self.topic, "number": number} for number in range(PARTITIONS)]
+            connection.execute(text(f"INSERT INTO {self.offsets} VALUES (:topic, :number, 0)"), rows)
+
+    def rows(self) -> int:
+        with self.store.look() as connection:
+            return int(connection.execute(text(f"SELECT COUNT(*) FROM {self.table}")).scalar_one())
+
+    @contextmanager
+    def by_hand(self) -> Iterator[tuple[Any, Any]]:
+        """A consumer at the stored offsets and the driver's own connection."""
+        own = {"group.id": f"{self.topic}-hand", "enable.auto.commit": False}
+        consumer = Consumer({**Cluster(self.brokers).settings(), **self.settings, **own})
+        with self.store.look() as connection:
+            found = connection.execute(text(f"SELECT topic, partition_id, next_offset FROM {self.offsets}")).all()
+        consumer.assign([TopicPartition(*one) for one in found])
+        borrowed = self.store.engine.raw_connection()
+        try:
+            yield consumer, borrowed.driver_connection
+        finally:
+            borrowed.close()
+            consumer.close()
+
+    def insert(self, mode: Mode = "append") -> str:
+        """The statement for a row, as this database and its driver have it."""
+        statement = f"INSERT INTO {self.table} ({NAMES}) VALUES ({VALUES})"
+        return self._sql(statement + (self._overwrite() if mode == "upsert" else ""))
+
+    def move(self) -> str:
+        """The statement that moves an offset, if it is where we left it."""
+        return self._sql(
+            f"UPDATE {self.offsets} SET next_offset = :stop "
+            "WHERE topic = :topic AND partition_id = :number AND next_offset = :at"
+        )
+
+    def _overwrite(self) -> str:
+        others = [name for name in SCHEMA.names if name != "id"]
+        if self.store.dialect.name == "mysql":
+            return f" ON DUPLICATE KEY UPDATE {', '.join(f'{name} = VALUES({name})' for name in others)}"
+        return f" ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = EXCLUDED.{name}' for name in others)}"
+
+    def _sql(self, statement: str) -> str:
+        return statement if self.url.startswith("sqlite") else re.sub(r":(\w+)", r"%(\1)s", statement)
+
+
+Run = Callable[[Place, Clock], None]
+
+
+@dataclass
+class ByHand(Idle):
+    """A loop by hand, from its start until it has committed its share of the records."""
+
+    name: str
+    run: Run
+    mode: Mode = "append"
+    share: float = 1.0
+
+    def lap(self, course: Course) -> Lap:
+        tables.prepare(course, self.mode)
+        place = Place(course.brokers, course.url, course.topic, course.table)
+        try:
+            place.rewind()
+            clock = Clock(max(1, int(course.records * self.share)))
+            began = time.perf_counter()
+            self.run(place, clock)
+            seconds = clock.commits[-1][0] - began
+            tables.drop(place.store, place.offsets)
+        finally:
+            place.store.close()
+        return tables.lap(course, self.name, clock.total, seconds)
+
+
+def textbook(place: Place, clock: Clock) -> None:
+    """A transaction for every record: the row and its offset."""
+    insert, move = place.insert(), place.move()
+    with place.by_hand() as (consumer, connection):
+        while not clock.done:
+            message = consumer.poll(0.1)
+            if message is None:
+                continue
+            cursor = connection.cursor()
+            cursor.execute(insert, json.loads(message.value()))
+            cursor.execute(move, _step(message.topic(), message.partition(), message.offset(), message.offset() + 1))
+            connection.commit()
+            clock.committed(1)
+
+
+def hand_batches(most: int, mode: Mode = "append") -> Run:
+    """What a good engineer writes: a batch, one executemany, and the offsets, in a transaction."""
+
+    def run(place: Place, clock: Clock) -> None:
+        insert = place.insert(mode)
+
+        def write(connection: Any, messages: Sequence[Any]) -> None:
+            connection.cursor().executemany(insert, [json.loads(message.value()) for message in messages])
+
+        _hand_loop(place, clock, most, write)
+
+    return run
+
+
+def hand_arrow(most: int) -> Run:
+    """The same with Arrow's parser and COPY, for PostgreSQL."""
+    plain = pa.schema([one if one.name != "at" else pa.field("at", pa.timestamp("us")) for one in SCHEMA])
+    parsing = pa_json.ParseOptions(explicit_schema=plain)
+    csv = pa_csv.WriteOptions(include_header=False)
+
+    def run(place: Place, clock: Clock) -> None:
+        def write(connection: Any, messages: Sequence[Any]) -> None:
+            lines = pa.BufferReader(b"\n".join([message.value() for message in messages]))
+            found = pa_json.read_json(lines, parse_options=parsing)
+            sink = pa.BufferOutputStream()
+            pa_csv.write_csv(found.select(SCHEMA.names), sink, csv)
+            with connection.cursor().copy(f"COPY {place.table} ({NAMES}) FROM STDIN (FORMAT csv)") as copy:
+                copy.write(memoryview(sink.getvalue()))
+
+        _hand_loop(place, clock, most, write)
+
+    return run
+
+
+def _hand_loop(place: Place, clock: Clock, most: int, write: Callable[[Any, Sequence[Any]], None]) -> None:
+    move = place.move()
+    with place.by_hand() as (consumer, connection):
+        while not clock.done:
+            messages = [message for message in consumer.consume(most, 0.1) if not message.error()]
+            if not messages:
+                continue
+            write(connection, messages)
+            spans: dict[tuple[str, int], list[int]] = {}
+            for message in messages:
+                spans.setdefault((message.topic(), message.partition()), []).append(message.offset())
+            cursor = connection.cursor()
+            cursor.executemany(move, [_step(*one, found[0], found[-1] + 1) for one, found in spans.items()])
+            if cursor.rowcount != len(spans):
+                raise TallymarkError("an offset had moved while a loop by hand was at work")
+            connection.commit()
+            clock.committed(len(messages))
+
+
+def _step(topic: str, number: int, at: int, stop: int) -> dict[str, Any]:
+    return {"topic": topic, "number": number, "at": at, "stop": stop}

@@ -1,0 +1,134 @@
+"""What we race: pipelines by either road, and the consumer road. Every lap is a group of its own."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tallymark.app import App
+from tallymark.bench import tables
+from tallymark.bench.race import Course, Lap
+from tallymark.bench.records import DDL
+from tallymark.bench.tables import Idle, Mode
+from tallymark.commit import Delivery
+from tallymark.errors import TallymarkError
+from tallymark.membership import Standalone
+from tallymark.pipeline import Pipeline, Road
+from tallymark.plan import Limits
+from tallymark.source import Json, Kafka
+from tallymark.stores.opening import open_sql
+from tallymark.stores.store import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+JSON = Json(DDL)
+ALONE = Standalone()
+"""No group is joined: a race is about records, and brokers may make a new group wait for seconds."""
+
+
+def plain(records: DataFrame) -> DataFrame:
+    """What most tables are filled with."""
+    return records.select("value.*")
+
+
+def general(records: DataFrame) -> DataFrame:
+    """A function that computes, and that only Spark understands."""
+    from pyspark.sql import functions as F  # noqa: N812
+
+    kept = records.select("value.*").where(F.col("amount") >= 0)
+    total = F.round(F.col("amount") * 1.19, 2).cast("double")
+    return kept.withColumn("customer", F.upper("customer")).withColumn("amount", total)
+
+
+@dataclass
+class OurPipeline(Idle):
+    """A pipeline that runs until it has caught up, in a session that is warm."""
+
+    name: str
+    mode: Mode = "append"
+    records: int = 250_000
+    road: Road = "auto"
+    delivery: Delivery = "exactly-once"
+    function: Callable[[DataFrame], DataFrame] = plain
+    memory: int = 128 << 20
+
+    def lap(self, course: Course) -> Lap:
+        tables.prepare(course, self.mode)
+        pipeline = self._pipeline(course)
+        try:
+            began = time.perf_counter()
+            tally = pipeline.run("caught-up")
+            seconds = time.perf_counter() - began
+        finally:
+            forget(course)
+        check_all(self.name, tally.applied, course)
+        return tables.lap(course, self.name, tally.applied, seconds)
+
+    def _pipeline(self, course: Course) -> Pipeline:
+        pipeline = Pipeline(
+            group=new_group(course),
+            source=Kafka(course.brokers, course.topic, value=JSON),
+            store=course.url,
+            limits=Limits(records=self.records, memory=self.memory),
+            road=self.road,
+            delivery=self.delivery,
+            membership=ALONE,
+        )
+        spec = tables.spec(course, self.mode)
+        pipeline.table(spec.name, key=spec.key, write=spec.write)(self.function)
+        return pipeline
+
+
+@dataclass
+class OurListener(Idle):
+    """The consumer road: a listener that hands Arrow batches to the store, without Spark."""
+
+    name: str
+    records: int = 10_000
+    delivery: Delivery = "exactly-once"
+
+    def lap(self, course: Course) -> Lap:
+        tables.prepare(course)
+        app = App(brokers=course.brokers, store=course.url, membership=ALONE, delivery=self.delivery)
+
+        @app.listen(course.topic, group=new_group(course), value=JSON, batch=True, max_records=self.records)
+        def handle(records: Any, db: Any) -> None:
+            db.write(course.table, records.values_to_arrow())
+
+        try:
+            began = time.perf_counter()
+            tally = app.run("caught-up")
+            seconds = time.perf_counter() - began
+        finally:
+            forget(course)
+        check_all(self.name, tally.applied, course)
+        return tables.lap(course, self.name, tally.applied, seconds)
+
+
+def new_group(course: Course) -> str:
+    return f"{course.topic}-{uuid.uuid4().hex[:8]}"
+
+
+def forget(course: Course) -> None:
+    """The groups of this race leave the ledger. A topic has one race, so its name is in their names."""
+    with closing(open_sql(course.url)) as store:
+        if store.has_ledger():
+            forget_groups(store, course.topic)
+
+
+def forget_groups(store: Store, topic: str) -> None:
+    books = store.books()
+    for group in [name for name in books.groups() if name.startswith(f"{topic}-")]:
+        books.delete(group, lambda _positions, _runs: None)
+        store.clear_stages(group)
+
+
+def check_all(name: str, applied: int, course: Course) -> None:
+    """Ctrl-C ends a run without an error."""
+    if applied != course.records:
+        raise TallymarkError(f"{name} was stopped after {applied:,} of {course.records:,} records")

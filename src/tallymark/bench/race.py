@@ -1,0 +1,102 @@
+"""A race: contenders take turns on one course, round after round, and what counts are the ratios within a round."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tallymark.errors import TallymarkError
+
+
+@dataclass(frozen=True)
+class Course:
+    """Where a race runs: a topic that holds so many records, and a store."""
+
+    brokers: str
+    topic: str
+    records: int
+    url: str
+    """The store, as tallymark takes it: ``postgresql://...``, ``mysql://...``, ``sqlite:///...``."""
+    kind: str
+    """postgresql, mariadb or sqlite."""
+    table: str = "bench_orders"
+
+
+@dataclass(frozen=True)
+class Lap:
+    """So many records were committed in so many seconds."""
+
+    records: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.records / self.seconds
+
+
+class Contender(Protocol):
+    """A way from a topic to a table, or a part of it.
+
+    ``start`` is called once, before the first round, ``stop`` once after the last, whatever happened. ``lap`` empties
+    the table itself, and raises if the rows are not all there in the end.
+    """
+
+    name: str
+
+    def start(self, course: Course) -> None: ...
+    def lap(self, course: Course) -> Lap: ...
+    def stop(self) -> None: ...
+
+
+@dataclass
+class Result:
+    """The laps of one contender, one for each round."""
+
+    name: str
+    laps: list[Lap] = field(default_factory=list)
+
+    @property
+    def rates(self) -> list[float]:
+        return [lap.rate for lap in self.laps]
+
+    @property
+    def median(self) -> float:
+        return statistics.median(self.rates)
+
+    def ratios(self, other: Result) -> list[float]:
+        """How many times as fast as the other one, round by round."""
+        return [mine / theirs for mine, theirs in zip(self.rates, other.rates, strict=True)]
+
+
+OnLap = Callable[[str, int], None]
+"""Told the contender whose turn it is, and the round; 0 warms up."""
+
+
+def race(
+    contenders: Sequence[Contender], course: Course, rounds: int, on_lap: OnLap | None = None
+) -> dict[str, Result]:
+    """All laps, by the contenders' names. The first round warms up and is not counted."""
+    results = {contender.name: Result(contender.name) for contender in contenders}
+    if len(results) < len(contenders):
+        raise TallymarkError("two contenders of a race have the same name")
+    with ExitStack() as stack:
+        for contender in contenders:
+            stack.callback(contender.stop)
+            contender.start(course)
+        for turn in range(rounds + 1):
+            for contender in contenders:
+                if on_lap:
+                    on_lap(contender.name, turn)
+                lap = contender.lap(course)
+                if turn:
+                    results[contender.name].laps.append(lap)
+    return results
+
+
+def spread(values: Iterable[float]) -> tuple[float, float, float]:
+    """Median, smallest and largest."""
+    found = list(values)
+    return statistics.median(found), min(found), max(found)

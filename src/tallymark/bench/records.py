@@ -1,0 +1,140 @@
+"""The records of a race: orders as JSON, in two sizes, and the rows that they become.
+
+The id of record ``n`` is ``n * 7919 % records``: every id once, in an order that is none, as keys come in life. Values
+are put together by Arrow, a hundred thousand at a time, so that making two million takes seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from confluent_kafka import Producer
+
+from tallymark.brokers import Brokers, connect
+from tallymark.cluster import Cluster
+from tallymark.errors import BadInput, TallymarkError
+
+Shape = Literal["small", "large"]
+
+PARTITIONS = 4
+DDL = "id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP, note STRING"
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("customer", pa.string()),
+        ("amount", pa.float64()),
+        ("at", pa.timestamp("us", "UTC")),
+        ("note", pa.string()),
+    ]
+)
+NOTES: dict[Shape, int] = {"small": 1, "large": 29}
+"""How often the note of an order repeats itself: values have about 140 bytes, or 1 KB."""
+STEP = 7919
+"""A prime. If it divides the number of records, ids repeat."""
+AT_ONCE = 100_000
+FIRST_MOMENT = 1_767_225_600_000_000
+"""2026 begins, in microseconds."""
+PRODUCER = {
+    "linger.ms": 50,
+    "batch.size": 1 << 20,
+    "queue.buffering.max.messages": 400_000,
+    "queue.buffering.max.kbytes": 1 << 20,
+    "acks": "all",
+    "enable.idempotence": True,
+    "log_level": 0,
+}
+
+Tell = Callable[[int], None]
+"""Told how many records were handed over."""
+
+
+def rows(start: int, stop: int, records: int, shape: Shape = "small") -> pa.Table:
+    """The orders ``start`` to ``stop`` of so many, as the table has them."""
+    number = pa.array(range(start, stop), pa.int64())
+    amount = pc.divide(_modulo(number, 10_000).cast(pa.float64()), 100.0)
+    micros = pc.add(pc.multiply(number, 1000), FIRST_MOMENT)
+    columns = [
+        _modulo(pc.multiply(number, STEP), records),
+        _joined("customer-", _modulo(number, 5000).cast(pa.string())),
+        amount,
+        micros.cast(pa.timestamp("us", "UTC")),
+        pc.binary_repeat(_note(number), NOTES[shape]),
+    ]
+    return pa.table(columns, schema=SCHEMA)
+
+
+def values(start: int, stop: int, records: int, shape: Shape = "small") -> list[bytes]:
+    """The same orders as JSON. A time is text without a zone, which is how databases take it too."""
+    made = rows(start, stop, records, shape)
+    text = [made[name].combine_chunks() for name in SCHEMA.names]
+    number, customer, amount, at, note = text
+    moment = at.cast(pa.timestamp("us")).cast(pa.string())
+    joined = _joined(
+        '{"id": ', number.cast(pa.string()), ', "customer": "', customer, '", "amount": ', amount.cast(pa.string()),
+        ', "at": "', moment, '", "note": "', note, '"}',
+    )  # fmt: skip
+    found: list[bytes] = joined.cast(pa.binary()).to_pylist()
+    return found
+
+
+def value(number: int, records: int = 1_000_000, shape: Shape = "small") -> bytes:
+    """A single order."""
+    return values(number, number + 1, records, shape)[0]
+
+
+def pieces(records: int, most: int = AT_ONCE) -> Iterator[tuple[int, int]]:
+    """The numbers of all orders, in ranges of at most so many."""
+    return ((start, min(start + most, records)) for start in range(0, records, most))
+
+
+def fill(cluster: Cluster, topic: str, records: int, shape: Shape = "small", tell: Tell = lambda _: None) -> int:
+    """Make the topic, and write so many orders to its partitions in turn. Returns how many are in it."""
+    if records % STEP == 0:
+        raise BadInput(f"{records} records would not have an id each; take one more, or one less")
+    Brokers(cluster).create(topic, PARTITIONS)
+    producer = connect(Producer, {**cluster.settings(), **PRODUCER})
+    failures: list[Any] = []
+
+    def report(error: Any, _: Any) -> None:
+        if error is not None:
+            failures.append(error)
+
+    for start, stop in pieces(records):
+        for number, one in enumerate(values(start, stop, records, shape), start):
+            _produce(producer, topic, one, number % PARTITIONS, report)
+        tell(stop)
+    left = producer.flush(60)
+    if failures or left:
+        raise TallymarkError(f"topic {topic} did not take all records: {failures[0] if failures else f'{left} wait'}")
+    return records
+
+
+def delete_topic(cluster: Cluster, topic: str) -> None:
+    Brokers(cluster).ask(lambda admin: admin.delete_topics([topic]), topic)
+
+
+def _produce(producer: Producer, topic: str, one: bytes, partition: int, report: Callable[[Any, Any], None]) -> None:
+    """Wait for room if there is none."""
+    while True:
+        try:
+            producer.produce(topic, one, partition=partition, on_delivery=report)
+            return
+        except BufferError:
+            producer.poll(0.1)
+
+
+def _note(number: pa.Array) -> pa.Array:
+    """Some thirty characters that look different in every order."""
+    mixed = _modulo(pc.multiply(number, 2_654_435_761), 1 << 32)
+    return _joined("leave it at door ", mixed.cast(pa.string()), ", please")
+
+
+def _joined(*parts: Any) -> pa.Array:
+    return pc.binary_join_element_wise(*(pa.scalar(one) if isinstance(one, str) else one for one in parts), "")
+
+
+def _modulo(numbers: pa.Array, by: int) -> pa.Array:
+    return pc.subtract(numbers, pc.multiply(pc.divide(numbers, by), by))

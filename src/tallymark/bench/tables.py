@@ -1,0 +1,92 @@
+"""The table of a lap: empty for those who append, full of old rows for those who upsert, and counted in the end."""
+
+from __future__ import annotations
+
+from contextlib import closing, suppress
+from typing import Literal
+
+import pyarrow as pa
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+
+from tallymark.bench.race import Course, Lap
+from tallymark.bench.records import SCHEMA, pieces, rows
+from tallymark.errors import TallymarkError
+from tallymark.shape import Changes, TableSpec
+from tallymark.stores.opening import open_sql
+from tallymark.stores.sql import SqlStore
+
+Mode = Literal["append", "upsert"]
+
+OLD = -1.0
+"""The amount of a row that nobody has overwritten: no order has it."""
+
+
+class Idle:
+    """A contender that needs nothing around its laps."""
+
+    def start(self, course: Course) -> None:
+        """Nothing is needed."""
+
+    def stop(self) -> None:
+        """Nothing was started."""
+
+
+def spec(course: Course, mode: Mode) -> TableSpec:
+    return TableSpec(course.table, ("id",), "upsert") if mode == "upsert" else TableSpec(course.table)
+
+
+def prepare(course: Course, mode: Mode = "append") -> None:
+    """A new table: an empty one without a key, or one that has an old row for every key."""
+    with closing(open_sql(course.url)) as store:
+        drop(store, course.table)
+        store.create_tables([spec(course, mode)], {course.table: SCHEMA})
+        if mode == "upsert":
+            for start, stop in pieces(course.records, 250_000):
+                put(store, course, mode, _old_rows(start, stop))
+        _tidy(store, course.table)
+
+
+def put(store: SqlStore, course: Course, mode: Mode, found: pa.Table) -> None:
+    """Rows into the table by the store's own bulk road, without a ledger."""
+    store.apply([Changes(spec(course, mode), found, found.slice(0, 0))], None)
+
+
+def written(course: Course) -> int:
+    """How many rows of this lap the table has."""
+    with closing(open_sql(course.url)) as store, store.look() as connection:
+        counted = connection.execute(text(f"SELECT COUNT(*) FROM {course.table} WHERE amount <> {OLD}"))
+        return int(counted.scalar_one())
+
+
+def lap(course: Course, name: str, records: int, seconds: float) -> Lap:
+    """What counts: so many records, if the table has them."""
+    found = written(course)
+    if found != records:
+        raise TallymarkError(f"{name} went through {records:,} records and left {found:,} rows in {course.table}")
+    return Lap(records, seconds)
+
+
+def drop(store: SqlStore, *tables: str) -> None:
+    with store.transaction() as connection:
+        for table in tables:
+            connection.execute(text(f"DROP TABLE IF EXISTS {table}"))
+
+
+def _old_rows(start: int, stop: int) -> pa.Table:
+    """Keys in their order, as a table has them that was filled long ago."""
+    found = rows(start, stop, stop)
+    keys = pa.array(range(start, stop), pa.int64())
+    amounts = pa.array([OLD] * found.num_rows, pa.float64())
+    return found.set_column(0, SCHEMA.field("id"), keys).set_column(2, SCHEMA.field("amount"), amounts)
+
+
+def _tidy(store: SqlStore, table: str) -> None:
+    """Let nobody pay for the lap before: what PostgreSQL would do later, it does now."""
+    if store.dialect.name != "postgresql":
+        return
+    with store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text(f"VACUUM ANALYZE {table}"))
+        # Only those who administer a server may ask for it.
+        with suppress(DBAPIError):
+            connection.execute(text("CHECKPOINT"))

@@ -1,0 +1,169 @@
+"""A batch is the same whichever road it takes: by Spark alone, through the driver, or read by the driver itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from tallymark import Json, Kafka
+from tallymark.errors import BatchTooLarge
+from tallymark.read import Reading
+from tallymark.shape import OFFSET, PARTITION, TableSpec
+from tallymark.spans import Partition, Span
+from tests.support.kafka import Topics
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tallymark.spark.reader import SparkReader
+
+Function = Callable[["DataFrame"], "DataFrame"]
+SCHEMA = "id BIGINT, name STRING, amount DOUBLE, at TIMESTAMP, place STRUCT<city: STRING, zip: INT>"
+FUNCTIONS: dict[str, Function] = {
+    "picks": lambda records: records.select("value.*").drop("place"),
+    "nested": lambda records: records.select("value.id", "value.place", "headers", "key"),
+    "renames": lambda records: records.select("value.place.city", "offset").withColumnRenamed("offset", "o"),
+    "computes": lambda records: records.where("value.id % 3 > 0").selectExpr("value.id + 1 AS id", "upper(value.name)"),
+    "explodes": lambda records: records.selectExpr("value.id", "explode(array(1, 2)) AS n"),
+    "merges": lambda records: records.groupBy("value.name").count(),
+    "fails": lambda records: records.selectExpr("value.id", "1 / (value.id - 7) AS x"),
+}
+ROADS = {"spark": (None, 0), "driver": (1.0, 0), "direct": (1.0, 10_000)}
+
+
+def values() -> list[Any]:
+    good = [
+        {"id": n, "name": f"n{n % 5}", "amount": n / 7, "at": f"2026-01-31T12:00:{n % 60:02}Z", "place": {"city": "é"}}
+        for n in range(400)
+    ]
+    odd = [
+        None,
+        b"broken",
+        b'{"id":"x"}',
+        b"[]",
+        b"{}",
+        b'  {"id":\n401}\n',
+        # Alive for Spark alone.
+        json.dumps({"id": 402, "at": "2026-01-31 12:00:00 Europe/Berlin"}),
+        b'{"id":403,"place":{"zip":1}}',
+        b'{"id":404,"name":"\xff"}',
+    ]
+    return [*good[:300], *odd, *good[300:]]
+
+
+@pytest.fixture(scope="module")
+def topic(topics: Topics) -> str:
+    name = topics.create(2)
+    topics.send(name, values(), partitions=2, key=b"k", headers=[("h", b"1")])
+    topics.send_in_transaction(name, {0: [{"id": 1000}]}, commit=False)
+    return name
+
+
+def reader(spark: SparkSession, brokers: str, topic: str, road: str, **tables: Function) -> SparkReader:
+    from tallymark.spark import reader as module
+
+    average, small = ROADS[road]
+    specs = [(TableSpec(name), function) for name, function in tables.items()]
+    made = module.SparkReader(spark, Kafka(brokers, topic, value=Json(SCHEMA)), specs, f"run-{road}", memory=1 << 30)
+    made._average, made._small = average, small
+    return made
+
+
+def everything(topic: str) -> list[Span]:
+    return [Span(Partition(topic, 0), 0, 207), Span(Partition(topic, 1), 0, 204)]
+
+
+def plainly(rows: pa.Table) -> list[Any]:
+    return sorted(map(repr, rows.select(sorted(rows.column_names)).to_pylist()))
+
+
+def in_words(reading: Reading) -> dict[str, Any]:
+    return {
+        "seen": reading.seen,
+        "rows": {name: plainly(rows) for name, rows in reading.rows.items()},
+        "letters": sorted(reading.dead_letters, key=lambda one: (one.partition, one.offset)),
+        "refusals": sorted((one.record, one.table) for one in reading.refusals),
+        "size": reading.size,
+    }
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("road", ["driver", "direct"])
+def test_every_road_gives_the_same(spark: SparkSession, brokers: str, topic: str, name: str, road: str) -> None:
+    tables = {name: FUNCTIONS[name], "plain": FUNCTIONS["picks"]}
+    by_spark, other = (reader(spark, brokers, topic, one, **tables) for one in ("spark", road))
+    expected, found = (one.read(everything(topic), "b") for one in (by_spark, other))
+    assert in_words(found) == in_words(expected)
+    assert sum(seen.records for seen in found.seen.values()) == len(values())
+    assert len(found.dead_letters) == 4
+    for table, rows in found.rows.items():
+        columns = [column for column in rows.schema if not column.name.startswith("_tallymark")]
+        assert [(c.name, c.type) for c in columns] == [(c.name, c.type) for c in other.schemas()[table]]
+
+
+@pytest.mark.parametrize("road", ["driver", "direct"])
+def test_records_that_are_not_wanted_are_as_if_they_were_not_there(
+    spark: SparkSession, brokers: str, topic: str, road: str
+) -> None:
+    gone = [(Partition(topic, 0), 2), (Partition(topic, 1), 150)]
+    found = reader(spark, brokers, topic, road, picks=FUNCTIONS["picks"]).read(everything(topic), "b", gone)
+    rows = found.rows["picks"]
+    places = set(zip(rows[PARTITION].to_pylist(), rows[OFFSET].to_pylist(), strict=True))
+    assert not places & {(0, 2), (1, 150)}
+    dead = sum(one.dead for one in found.seen.values())
+    assert (
+        len(places)
+        == rows.num_rows
+        == sum(one.records for one in found.seen.values()) - dead
+        == len(values()) - 2 - dead
+    )
+
+
+def test_functions_that_only_pick_columns_are_known_by_their_plan(
+    spark: SparkSession, brokers: str, topic: str
+) -> None:
+    from tallymark.spark.plain import picked
+
+    def is_plain(function: Function) -> bool:
+        records = spark.createDataFrame([], made._shaper._records)
+        return picked(function(records), records) is not None
+
+    made = reader(spark, brokers, topic, "spark", picks=FUNCTIONS["picks"])
+    assert is_plain(FUNCTIONS["picks"])
+    assert is_plain(FUNCTIONS["renames"])
+    assert is_plain(lambda records: spark.sql("SELECT value.id, offset FROM {r} AS x", r=records))
+    assert is_plain(lambda records: records.selectExpr("value.id", "value.name IS NULL AS nameless"))
+    for name in ("nested", "computes", "explodes", "merges", "fails"):
+        assert not is_plain(FUNCTIONS[name]), name
+    assert not is_plain(lambda records: records.select("value.id").limit(1))
+    assert not is_plain(lambda records: records.select("value.id").distinct())
+    assert not is_plain(lambda records: records.select("value.id").union(records.select("value.id")))
+    assert not is_plain(lambda records: records.selectExpr("CAST(value.id AS STRING)"))
+    assert not is_plain(lambda records: records.selectExpr("value.id", "1 AS one"))
+    assert not is_plain(lambda _: spark.range(3).toDF("id"))
+
+
+def test_records_that_have_grown_are_read_in_smaller_batches(
+    spark: SparkSession, brokers: str, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.errors import PySparkException
+
+    made, grown = topics.create(1), 0
+    topics.send(made, [{"id": n} for n in range(300)])
+    one = reader(spark, brokers, made, "driver", picks=FUNCTIONS["picks"])
+
+    def refuse(_: Any) -> pa.Table:
+        nonlocal grown
+        grown += 1
+        raise PySparkException("Total size of serialized results is bigger than spark.driver.maxResultSize")
+
+    monkeypatch.setattr(one._scan, "to_arrow", refuse)
+    with pytest.raises(BatchTooLarge):
+        one.read([Span(Partition(made, 0), 0, 300)], "b")
+    # What is read again is measured first, and not handed to the driver unseen.
+    assert one.read([Span(Partition(made, 0), 0, 150)], "b").rows["picks"].num_rows == 150
+    assert grown == 1

@@ -1,0 +1,197 @@
+"""Races are fair, and what they bring is told as it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tallymark.bench import lineup, records
+from tallymark.bench.chart import chart
+from tallymark.bench.loops import Clock
+from tallymark.bench.race import Course, Lap, Result, race, spread
+from tallymark.bench.report import Comparison, Outcome, markdown, rate_rows, ratio_rows, replace_section, thousands
+from tallymark.bench.streaming import has_jdbc, jdbc_options
+from tallymark.errors import BadInput, TallymarkError
+
+COURSE = Course("localhost:1", "bench-orders", 1000, "sqlite:///nowhere.db", "sqlite")
+
+
+class Runner:
+    """Takes as many seconds for each lap as it is told, and writes down whatever happens to it."""
+
+    def __init__(self, name: str, seconds: list[float], diary: list[str]) -> None:
+        self.name = name
+        self._seconds = iter(seconds)
+        self._diary = diary
+
+    def start(self, course: Course) -> None:
+        self._diary.append(f"{self.name} starts")
+
+    def lap(self, course: Course) -> Lap:
+        self._diary.append(self.name)
+        return Lap(course.records, next(self._seconds))
+
+    def stop(self) -> None:
+        self._diary.append(f"{self.name} stops")
+
+
+def outcome(**seconds: list[float]) -> Outcome:
+    results = {name: Result(name, [Lap(1000, one) for one in laps]) for name, laps in seconds.items()}
+    compared = [Comparison("ours", "peer", 1.5, 3.0), Comparison("ours", "absent", 2.0)]
+    return Outcome("a & b", "sqlite", 1000, results, compared)
+
+
+def test_contenders_take_turns_and_the_first_round_does_not_count() -> None:
+    diary: list[str] = []
+    runners = [Runner("a", [100.0, 1.0, 2.0], diary), Runner("b", [100.0, 4.0, 4.0], diary)]
+    results = race(runners, COURSE, rounds=2)
+    assert diary == ["a starts", "b starts", "a", "b", "a", "b", "a", "b", "b stops", "a stops"]
+    assert results["a"].rates == [1000.0, 500.0]
+    assert results["a"].ratios(results["b"]) == [4.0, 2.0]
+
+
+def test_everybody_is_stopped_when_one_fails() -> None:
+    diary: list[str] = []
+    with pytest.raises(StopIteration):
+        race([Runner("a", [1.0] * 3, diary), Runner("b", [1.0], diary)], COURSE, rounds=2)
+    assert diary[-2:] == ["b stops", "a stops"]
+
+
+def test_two_contenders_of_one_name_are_refused() -> None:
+    with pytest.raises(TallymarkError, match="same name"):
+        race([Runner("a", [], []), Runner("a", [], [])], COURSE, rounds=1)
+
+
+def test_medians_and_ratios_come_from_the_rounds() -> None:
+    found = outcome(ours=[1.0, 2.0, 1.0], peer=[4.0, 4.0, 1.0])
+    assert spread(found.results["ours"].rates) == (1000.0, 500.0, 1000.0)
+    (row,) = ratio_rows(found)
+    assert row == ("ours", "peer", "2.00x", "1.00-4.00", "1.5x, aim 3x", "met")
+
+
+@pytest.mark.parametrize(("ratio", "said"), [(1.4, "missed"), (1.5, "met"), (2.9, "met"), (3.0, "aim met")])
+def test_a_verdict_says_what_became_of_a_target(ratio: float, said: str) -> None:
+    assert Comparison("ours", "peer", 1.5, 3.0).verdict(ratio) == said
+    assert Comparison("ours", "peer").verdict(ratio) == ""
+
+
+def test_json_holds_all_that_tables_and_charts_are_made_of() -> None:
+    found = outcome(ours=[1.0, 2.0], peer=[4.0, 4.5])
+    again = Outcome.from_json(json.loads(json.dumps(found.as_json())))
+    assert markdown(again) == markdown(found)
+    assert chart(again, ["ours"]) == chart(found, ["ours"])
+
+
+def test_a_page_shows_every_contender_and_comparison() -> None:
+    said = markdown(outcome(ours=[1.0], peer=[2.0]))
+    assert "| ours | 1.0 | 1.0-1.0 |" in said
+    assert "| ours | peer | 2.00x | 2.00-2.00 | 1.5x, aim 3x | met |" in said
+    assert "absent" not in said
+
+
+def test_the_chart_is_svg_with_a_bar_for_each_contender_the_fastest_first() -> None:
+    drawn = ElementTree.fromstring(chart(outcome(peer=[2.0], ours=[1.0]), ["ours"], []))
+    space = "{http://www.w3.org/2000/svg}"
+    bars = drawn.findall(f"{space}rect")
+    assert [bar.get("class") for bar in bars] == ["ours", "bar"]
+    assert float(bars[0].get("width", 0)) == 2 * float(bars[1].get("width", 0))
+    assert "a & b" in "".join(drawn.itertext())
+
+
+@pytest.mark.parametrize(("rate", "said"), [(900.0, "0.9"), (43_210.0, "43.2"), (1_690_400.0, "1,690")])
+def test_rates_have_the_digits_that_mean_something(rate: float, said: str) -> None:
+    assert thousands(rate) == said
+
+
+def test_a_section_is_replaced_and_the_rest_of_the_page_stays(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- speed -->\nold\n<!-- end of speed -->\nafter\n")
+    replace_section(page, "speed", "new\n")
+    assert page.read_text() == "before\n<!-- speed -->\nnew\n<!-- end of speed -->\nafter\n"
+
+
+def test_a_page_without_the_marks_is_left_alone(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("before\n<!-- speed -->\nno end\n")
+    with pytest.raises(BadInput, match="end of speed"):
+        replace_section(page, "speed", "new")
+    assert page.read_text() == "before\n<!-- speed -->\nno end\n"
+
+
+@pytest.mark.parametrize(("shape", "least", "most"), [("small", 130, 150), ("large", 1000, 1150)])
+def test_values_are_the_rows_as_json(shape: records.Shape, least: int, most: int) -> None:
+    rows = records.rows(90_000, 90_010, 100_000, shape).to_pylist()
+    for value, row in zip(records.values(90_000, 90_010, 100_000, shape), rows, strict=True):
+        assert least <= len(value) <= most
+        found = json.loads(value)
+        assert found.pop("at") == f"{row.pop('at'):%Y-%m-%d %H:%M:%S.%f}"
+        assert found == row
+
+
+def test_every_record_has_an_id_of_its_own() -> None:
+    ids = records.rows(0, 10_000, 10_000)["id"].to_pylist()
+    assert sorted(ids) == list(range(10_000))
+    assert ids != sorted(ids)
+
+
+def test_a_number_of_records_whose_ids_would_repeat_is_refused() -> None:
+    with pytest.raises(BadInput, match="id each"):
+        records.fill(None, "orders", records.STEP * 2)  # type: ignore[arg-type]
+
+
+def test_a_clock_knows_when_all_is_committed() -> None:
+    clock = Clock(10)
+    clock.committed(6)
+    assert not clock.done
+    clock.committed(6)
+    assert clock.done
+    assert clock.total == 12
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb", "sqlite"])
+def test_what_is_compared_takes_part(kind: str) -> None:
+    """A target that names nobody would never be missed."""
+    jdbc = kind != "sqlite"
+    contenders = [
+        *lineup.scans(),
+        *lineup.appending(kind, 1000, "small", jdbc=jdbc),
+        *lineup.varieties(kind, 1000),
+        *lineup.slow(1000, quick=True),
+        *lineup.upserting(1000, "small", 1000, quick=True),
+        *lineup.in_millions(),
+    ]
+    names = {one.name for one in contenders} | {lineup.DEBEZIUM, lineup.DEBEZIUM_UPSERT, lineup.QUIX}
+    assert len(names) == len(contenders) + 3
+    if kind in lineup.TARGETS:
+        assert {name for one in lineup.TARGETS[kind] for name in (one.ours, one.peer)} <= names
+    assert all(one.least is None for one in lineup.comparisons(kind, targets=False))
+
+
+def test_spark_gets_the_password_as_an_option_and_only_the_tuned_one_rewrites() -> None:
+    course = Course("localhost:1", "t", 1, "postgresql://shop:se%40cret@db:5433/shop", "postgresql", "bench_orders")
+    plain, tuned = jdbc_options(course, tuned=False), jdbc_options(course, tuned=True)
+    assert plain["url"].startswith("jdbc:postgresql://db:5433/shop")
+    assert plain["password"] == "se@cret"
+    assert "se@cret" not in plain["url"]
+    assert "reWriteBatchedInserts" not in plain["url"]
+    assert "reWriteBatchedInserts=true" in tuned["url"]
+    assert tuned["batchsize"] == "10000"
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "has_one"),
+    [
+        ("postgresql://db/shop", "postgresql", True),
+        ("postgresql://db/shop?tls=verify", "postgresql", False),
+        ("sqlite:///shop.db", "sqlite", False),
+    ],
+)
+def test_spark_writes_where_it_gets_in(url: str, kind: str, has_one: bool) -> None:
+    assert has_jdbc(Course("localhost:1", "t", 1, url, kind)) is has_one
+
+
+def test_rows_of_rates_are_in_the_order_of_the_race() -> None:
+    assert [row[0] for row in rate_rows(outcome(peer=[2.0], ours=[1.0]))] == ["peer", "ours"]
