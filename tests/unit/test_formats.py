@@ -133,7 +133,7 @@ def test_a_dead_value_says_why_in_the_words_of_its_letter(value: bytes, words: s
 
 
 def test_a_long_batch_of_large_values_is_no_more_than_arrow_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tallymark.formats.MOST_BYTES", 50_000)
+    monkeypatch.setattr("tallymark.formats.PIECE_BYTES", 50_000)
     decoded = Decoder(ORDERS)([order(number) for number in range(2000)])
     assert decoded.values.num_chunks == 4
     assert [row["id"] for row in decoded.values.to_pylist()] == list(range(2000))

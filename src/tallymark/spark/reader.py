@@ -182,7 +182,7 @@ class SparkReader:
 
     def _fit_batches(self, average: float) -> None:
         """How many rows to put into an Arrow batch, by the average size of a record."""
-        rows = max(1, min(10_000, int(ARROW_BATCH / max(1.0, average))))
+        rows = max(1, min(32_768, int(ARROW_BATCH / max(1.0, average))))
         if rows != self._rows_per_batch:
             self._spark.conf.set(ROWS_PER_BATCH, rows)
             self._rows_per_batch = rows
