@@ -16,10 +16,13 @@ from tallymark.fetch import Fetcher, OutOfRange
 from tallymark.source import Kafka
 from tallymark.spans import Partition, Span
 
-AHEAD = {"queued.min.messages": 1000, "queued.max.messages.kbytes": 16 << 10}
-"""More than this would be fetched in vain when the next batch is a large one, which Spark reads."""
-MOST = 10_000
-"""Messages to take at a time."""
+AHEAD = {"queued.max.messages.kbytes": 16 << 10, "fetch.message.max.bytes": 256 << 10, "fetch.queue.backoff.ms": 10}
+"""More than this would be fetched in vain when the next batch is a large one, which Spark reads.
+
+A bound on queued.min.messages is none: with it, librdkafka fetches one partition to its end before the next.
+"""
+AT_A_TIME = 2000
+"""Messages to take at least: those of one partition may stand before those of the others."""
 
 
 class Direct:
@@ -75,7 +78,7 @@ class Direct:
     def _fetch_until(self, stops: dict[Partition, int]) -> None:
         deadline, cursor = time.monotonic() + TIMEOUT, self._fetcher.cursor
         while left := sum(max(0, stop - cursor[partition]) for partition, stop in stops.items()):
-            fetched = self._fetcher.fetch(min(MOST, left), 0.1)
+            fetched = self._fetcher.fetch(max(AT_A_TIME, left), 0.1)
             if fetched:
                 deadline = time.monotonic() + TIMEOUT
             elif self._cancelled.is_set() or time.monotonic() > deadline:

@@ -11,6 +11,7 @@ executor or a speculative task only recomputes its part of the same spans.
 from __future__ import annotations
 
 import logging
+import math
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
@@ -20,6 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from tallymark import formats, raw
+from tallymark.arrived import Arrived
 from tallymark.brokers import Brokers
 from tallymark.direct import Direct
 from tallymark.errors import BatchTooLarge
@@ -39,11 +41,14 @@ from tallymark.stores.staging import Stages
 log = logging.getLogger(__name__)
 
 REDACTION = "spark.sql.redaction.options.regex"
+LOCAL_RELATION = "spark.sql.execution.arrow.localRelationThreshold"
 ROWS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 ARROW_BATCH = 16 << 20
 """Bytes of records that travel in one Arrow batch, which a task holds in memory."""
 SMALL = 10_000
 """Offsets that the driver has read before Spark has started a job."""
+SAMPLE = 10
+"""Records of a span, and spans, that are enough to guess the size of others."""
 SLOW_SHARE = 0.05
 """Of a batch, values that Arrow's parser leaves to Python: if it is more, Spark decodes faster."""
 
@@ -77,6 +82,8 @@ class SparkReader:
         # Whatever the session says: JSON timestamps without a zone are UTC, and so are those in the tables.
         self._spark.conf.set("spark.sql.session.timeZone", "UTC")
         access.keep_quiet()
+        # As a relation of its own a batch would be turned into rows by the driver alone.
+        self._spark.conf.set(LOCAL_RELATION, 0)
         hidden = self._spark.conf.get(REDACTION, "") or ""
         if access.REDACTED not in hidden:
             self._spark.conf.set(REDACTION, "|".join(filter(None, (hidden, access.REDACTED))))
@@ -86,20 +93,29 @@ class SparkReader:
 
     def read(self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
         offsets = sum(map(len, spans))
-        self._spark.sparkContext.setJobGroup(self._run, f"tallymark batch of {offsets} offsets")
+        self._scan.name_jobs(offsets)
         small = offsets <= self._small
+        if self._average is None:
+            self._sample(spans)
         if not small:
             self._direct.close()
-        if self._average is None or offsets * self._average > self._memory or (self._slow and not small):
+        if self._too_large(offsets * (self._average or 0), spans) or (self._slow and not small):
             return self._by_spark(leave_out(self._scan.frame(spans), without), spans, batch)
         found = raw.of_messages(self._direct.read(spans)) if small else self._scanned(spans)
-        return self._by_arrow(raw.without(found, without), spans, batch, "direct" if small else "driver")
+        arrived = Arrived.of(raw.without(found, without), self._decode_in_driver)
+        self._learn(arrived.size, arrived.found.num_rows)
+        if self._too_large(arrived.size, spans):
+            # They are larger than those before: the average has changed.
+            return self.read(spans, batch, without)
+        if not small:
+            self._slow = arrived.slow > SLOW_SHARE * arrived.found.num_rows
+        return self._by_arrow(arrived, spans, batch, "direct" if small else "driver")
 
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
         """The same for records that are given, and not asked for in Kafka."""
-        self._spark.sparkContext.setJobGroup(self._run, f"tallymark replay of {len(letters)} dead letters")
+        self._scan.name_jobs(len(letters))
         spans = raw.hulls((letter.partition, letter.offset) for letter in letters)
-        return self._by_arrow(raw.of_letters(letters), spans, batch, "given")
+        return self._by_arrow(Arrived.of(raw.of_letters(letters), self._decode_in_driver), spans, batch, "given")
 
     def forget(self, reading: Reading) -> None:
         if self._stages is not None:
@@ -109,33 +125,33 @@ class SparkReader:
         self._direct.cancel()
         self._spark.sparkContext.cancelJobGroup(self._run)
 
+    def _sample(self, spans: Sequence[Span]) -> None:
+        """Learn about how large records are from the first ones of some spans."""
+        first = [Span(span.partition, span.start, min(span.stop, span.start + SAMPLE)) for span in spans[:SAMPLE]]
+        found = raw.of_messages(self._direct.read(first))
+        self._learn(raw.size(found), found.num_rows)
+
     def _scanned(self, spans: Sequence[Span]) -> pa.Table:
         self._fit_batches(self._average or 1.0)
         try:
             with explained(self._source.brokers):
                 return self._scan.to_arrow(spans)
         except BatchTooLarge:
-            # Records have grown: the next try has to find out by how much.
-            self._average = None
+            # Records have grown, and by how much is for Spark to find out.
+            self._average = math.inf
             raise
 
-    def _by_arrow(self, found: pa.Table, spans: Sequence[Span], batch: str, road: str) -> Reading:
-        """Decode and shape records that are here."""
-        size = raw.size(found)
-        decoded = self._decode_in_driver(found["value"])
-        if found.num_rows > self._small:
-            self._slow = decoded.slow > SLOW_SHARE * found.num_rows
-        values = found.schema.get_field_index("value")
-        good = found.set_column(values, "value", decoded.values)
-        errors = dict(decoded.errors)
+    def _by_arrow(self, arrived: Arrived, spans: Sequence[Span], batch: str, road: str) -> Reading:
+        """Shape records that are here."""
+        found, good, errors = arrived.found, arrived.records, dict(arrived.errors)
         if errors:
             good = raw.leave_out(good, errors)
             saved = self._second_opinion(found, errors)
             good = pa.concat_tables([good, saved.cast(good.schema)])
-        log.info("batch=%s bytes=%d road=%s", batch, size, road)
+        log.info("batch=%s bytes=%d road=%s", batch, arrived.size, road)
         rows, refusals = self._shaper.shape_arrow(good, spans)
-        self._learn(size, found.num_rows)
-        return Reading(raw.seen(found, errors), rows, raw.letters(found, errors), refusals, size)
+        letters = raw.letters(found, errors)
+        return Reading(raw.seen(found, errors), rows, letters, refusals, arrived.size)
 
     def _second_opinion(self, found: pa.Table, errors: dict[int, str]) -> pa.Table:
         """Of the records that Arrow can't decode those that Spark can, which are no errors then.
@@ -158,8 +174,7 @@ class SparkReader:
         try:
             with explained(self._source.brokers):
                 seen, size = _count(decoded)
-            # One record of each partition is what a batch holds at least.
-            large = size > self._memory and sum(map(len, spans)) > len(spans)
+            large = self._too_large(size, spans)
             if large and self._stages is None:
                 raise BatchTooLarge(f"{size:,} bytes are more than limits.memory={self._memory:,}")
             count = sum(partition.records for partition in seen.values())
@@ -175,6 +190,10 @@ class SparkReader:
             decoded.unpersist()
         self._learn(size, count)
         return Reading(seen, rows, letters, refusals, size, staged)
+
+    def _too_large(self, size: float, spans: Sequence[Span]) -> bool:
+        # One record of each partition is what a batch holds at least.
+        return size > self._memory and sum(map(len, spans)) > len(spans)
 
     def _learn(self, size: int, records: int) -> None:
         if records:

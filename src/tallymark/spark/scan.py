@@ -24,6 +24,7 @@ KAFKA_OPTIONS = {
     # A reader that knows where its span ends must not wait for more to come.
     "kafka.fetch.max.wait.ms": "20",
 }
+FIRST_INTERFACE = "spark.sql.sources.useV1SourceList"
 RAW_RECORDS = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
@@ -35,12 +36,17 @@ class Scan:
 
     def __init__(self, spark: SparkSession, source: Kafka, run: str) -> None:
         self._spark = spark
+        self._run = run
         self._options = {
             **KAFKA_OPTIONS,
             **access.options(source.cluster),
             # One id per run lets the executors reuse their consumers; nothing is ever committed to it.
             "kafka.group.id": f"tallymark-{run}",
         }
+        # By its first interface the Kafka source turns every record into a row of Java's and back again.
+        first = (spark.conf.get(FIRST_INTERFACE, "") or "").split(",")
+        if "kafka" in first:
+            spark.conf.set(FIRST_INTERFACE, ",".join(name for name in first if name != "kafka"))
         names = source.topic_names
         self._topic = names[0] if len(names) == 1 and not is_pattern(names[0]) else None
 
@@ -52,6 +58,10 @@ class Scan:
             "endingOffsets": by_topic(spans, lambda parts: {span.partition.number: span.stop for span in parts}),
         }
         return self._spark.read.format("kafka").options(**self._options, **offsets).load()
+
+    def name_jobs(self, offsets: int) -> None:
+        """So that the jobs of this thread can be told from others, and cancelled."""
+        self._spark.sparkContext.setJobGroup(self._run, f"tallymark batch of {offsets} offsets")
 
     def to_arrow(self, spans: Sequence[Span]) -> pa.Table:
         """The records, in the driver's memory."""
