@@ -6,10 +6,12 @@ smaller and smaller pieces, and the last ones are looked at one by one (``fields
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +40,7 @@ CONSTANT = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
 """What Arrow takes for a number and JSON does not."""
 PIECE_BYTES = 4 << 20
 """For Arrow to parse at once: more would not be faster."""
+_THREADS = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "tallymark-decode")
 PIECES = 8
 FEW = 100
 """Values that are about as quickly looked at one by one."""
@@ -77,11 +80,15 @@ class Decoder:
         if self._objects is None:
             return Decoded(given, {})
         dead: list[int] = []
-        present = given.drop_null() if given.null_count else given
-        chunks = list(_chunks(present))
-        firsts = accumulate((len(chunk) for chunk in chunks[:-1]), initial=0)
-        pieces = (self._objects.decode(chunk, first, dead) for first, chunk in zip(firsts, chunks, strict=False))
-        found = pa.chunked_array(chain.from_iterable(pieces), self.type)
+        chunks = list(_chunks(given.drop_null() if given.null_count else given))
+        firsts = list(accumulate((len(chunk) for chunk in chunks), initial=0))
+        # Arrow's parser leaves Python alone while it works.
+        each = _THREADS.map if len(chunks) > 1 else map
+        pieces: list[pa.Array] = []
+        for found_pieces, found_dead in each(self._objects.decoded, chunks, firsts):
+            pieces += found_pieces
+            dead += found_dead
+        found = pa.chunked_array(pieces, self.type)
         slow = sum(len(piece) for piece in found.chunks if not self._objects.bulk or len(piece) <= FEW)
         if given.null_count:
             places = pc.indices_nonzero(given.is_valid())
@@ -126,6 +133,11 @@ class _Objects:
             explicit_schema=pa.schema(pa.field(f.name, pa.string()) if _is_time(f.type) else f for f in schema),
             unexpected_field_behavior="ignore",
         )
+
+    def decoded(self, values: pa.Array, first: int) -> tuple[list[pa.Array], list[int]]:
+        """The values in pieces, and the places of those that are dead, counted from ``first``."""
+        dead: list[int] = []
+        return list(self.decode(values, first, dead)), dead
 
     def decode(self, values: pa.Array, first: int, dead: list[int]) -> Iterator[pa.Array]:
         """The values in pieces; ``dead`` gets the places, counted from ``first``, of those that do not fit."""
