@@ -36,7 +36,7 @@ bench: $(READY)
 	@$(BIN)/python bench/latency.py --write docs/benchmarks.md
 	@$(BIN)/python bench/growth.py --write docs/benchmarks.md
 	@$(BIN)/python bench/cluster.py --write docs/benchmarks.md
-	@$(BIN)/python bench/profile.py --write docs/benchmarks.md
+	@$(BIN)/python bench/profiling.py --write docs/benchmarks.md
 	@$(BIN)/python bench/stores.py --write docs/benchmarks.md
 	@$(BIN)/python bench/consumers.py --write docs/benchmarks.md
 	@$(BIN)/python bench/producer.py --write docs/benchmarks.md
