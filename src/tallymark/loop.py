@@ -125,6 +125,7 @@ class Loop:
         self._cursor.add({one: self._share.claims[one].position.next_offset for one in settled.gained})
         if settled.gone:
             self._cursor.turn += 1
+            self._reader.let_go(settled.gone)
         if settled.gained:
             self._check_gained(settled.gained)
             self._clear_stages()

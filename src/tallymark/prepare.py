@@ -131,8 +131,10 @@ class Preparation:
         lag = sum(max(0, logs[move.partition].stop - move.read_span.start) for move in planned.moves)
         try:
             batch = self._shaped(planned, lag, began)
-        except TallymarkError:
+        except TallymarkError as error:
             self._look_again(planned)
+            if isinstance(error, UnknownTopic) and self._share.tolerant:
+                return None
             raise
         return Prepared(batch, lag - batch.plan.offsets, time.monotonic() - began, turn)
 
@@ -163,6 +165,8 @@ class Preparation:
         except BatchTooLarge as error:
             self._on_step(Step.DROPPED, replace(progress, error=error))
             half = planned.half()
+            if half == planned:
+                raise
             log.info("reading half: %s group=%s batch=%s offsets=%d", error, self._job.group, name, half.offsets)
             self._limit = max(1, half.offsets)
         except Exception as error:

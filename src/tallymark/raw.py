@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
 from tallymark.read import DeadLetter, Seen
 from tallymark.spans import Partition, Span
@@ -120,8 +121,8 @@ def _record(letter: DeadLetter) -> dict[str, object]:
 
 
 def _micros(message: Any) -> int | None:
-    millis: int = message.timestamp()[1]
-    return millis * 1000 if 0 <= millis <= LAST_MILLIS else None
+    kind, millis = message.timestamp()
+    return millis * 1000 if kind != TIMESTAMP_NOT_AVAILABLE and 0 <= millis <= LAST_MILLIS else None
 
 
 _PARTS: dict[str, Callable[[Any], Any]] = {

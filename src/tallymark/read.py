@@ -110,5 +110,8 @@ class Reader(Protocol):
     def forget(self, reading: Reading) -> None:
         """The reading was committed, or will never be: what was staged for it can go."""
 
+    def let_go(self, partitions: Collection[Partition]) -> None:
+        """These partitions are not ours any more: what was fetched of them ahead is void."""
+
     def cancel(self) -> None:
         """Give up a read that is under way; its answer is not wanted any more."""

@@ -12,7 +12,7 @@ import pytest
 from tallymark import Kafka
 from tallymark.brokers import Brokers
 from tallymark.direct import Direct
-from tallymark.errors import Unreachable
+from tallymark.errors import BatchTooLarge, Unreachable
 from tallymark.spans import Partition, Span
 from tests.support.kafka import Topics
 
@@ -98,3 +98,22 @@ def test_a_reading_is_given_up_at_once(direct: Direct, brokers: str, topic: str)
         read(direct, Span(Partition(topic, 0), stop, stop + 3))
     assert time.monotonic() - began < 5
     timer.join()
+
+
+def test_partitions_that_are_not_ours_any_more_are_read_anew(
+    direct: Direct, brokers: str, topics: Topics, topic: str
+) -> None:
+    one = Partition(topic, 0)
+    stop = ends(brokers, topic)[one]
+    read(direct, Span(one, 0, 4))
+    direct.let_go([one, Partition(topic, 1)])
+    # A new client, which has nothing of what the old one had fetched.
+    before = direct._fetcher._client
+    assert read(direct, Span(one, 4, stop)) == expected(topics, topic, Span(one, 4, stop))
+    assert direct._fetcher._client is not before
+
+
+def test_what_is_more_than_the_memory_takes_is_given_up(direct: Direct, brokers: str, topic: str) -> None:
+    one = Partition(topic, 0)
+    with pytest.raises(BatchTooLarge):
+        direct.read([Span(one, 0, ends(brokers, topic)[one])], most_bytes=20)

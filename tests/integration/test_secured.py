@@ -170,7 +170,7 @@ def test_who_lacks_a_permission_is_told_which(kafka: TokenKafka, tmp_path: Path,
         consumed(cluster, url, membership=tm.Standalone())
     pipeline = tm.Pipeline(group="pipeline", source=source(cluster), store=url, membership=tm.Standalone())
     pipeline.table("orders")(copied)
-    with pytest.raises(AccessDenied, match=r"refused Spark's client: .*orders"):
+    with pytest.raises(AccessDenied, match=r"refused limited for topic orders: .*authorization failed"):
         pipeline.run("caught-up")
     allow(kafka, LIMITED, "topic", "orders", "read")
     with pytest.raises(AccessDenied, match=r"group consumer: the brokers refused: .*check the ACLs"):

@@ -167,3 +167,19 @@ def test_records_that_have_grown_are_read_in_smaller_batches(
     # What is read again is measured first, and not handed to the driver unseen.
     assert one.read([Span(Partition(made, 0), 0, 150)], "b").rows["picks"].num_rows == 150
     assert grown == 1
+
+
+def test_a_function_is_taken_for_plain_only_if_it_is(spark: SparkSession, brokers: str, topic: str) -> None:
+    """What it does when there are records counts, and what it does by other names."""
+
+    def careful(records: DataFrame) -> DataFrame:
+        if records.isEmpty():
+            return records.select("value.id")
+        return records.where("value.id % 3 > 0").select("value.id")
+
+    checkpointed: Function = lambda records: records.where("value.id % 3 > 0").localCheckpoint().select("value.id")  # noqa: E731
+    shouting: Function = lambda records: records.select("value.ID", "VALUE.Name")  # noqa: E731
+    tables = {"careful": careful, "checkpointed": checkpointed, "shouting": shouting}
+    by_spark, direct = (reader(spark, brokers, topic, one, **tables) for one in ("spark", "direct"))
+    assert [name for name in tables if direct._shaper._tried[name][1] is not None] == ["shouting"]
+    assert in_words(direct.read(everything(topic), "b")) == in_words(by_spark.read(everything(topic), "b"))

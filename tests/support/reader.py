@@ -142,6 +142,9 @@ class PlainReader:
     def forget(self, reading: Reading) -> None:
         pass
 
+    def let_go(self, partitions: Collection[Partition]) -> None:
+        pass
+
     def cancel(self) -> None:
         pass
 

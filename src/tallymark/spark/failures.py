@@ -56,11 +56,11 @@ def explained(brokers: str, table: str | None = None) -> Iterator[None]:
 
 def _explain(error: Exception, brokers: str, table: str | None) -> TallymarkError:
     everything = f"{error}\n{_root_cause(error)}"
-    if _TOO_MUCH in everything:
-        return BatchTooLarge(f"the batch is more than Spark hands to a driver: {_root_cause(error)}")
     if table is not None and (_TRACEBACK in everything or _BAD_VALUE in everything):
         # Such errors quote values, and a value may say anything, the words below among them.
         return FunctionFailed(table, _user_words(error))
+    if _TOO_MUCH in everything:
+        return BatchTooLarge(f"the batch is more than Spark hands to a driver: {_root_cause(error)}")
     if any(mark in everything for mark in _DENIED_MARKS):
         return AccessDenied(f"the brokers at {brokers} refused Spark's client: {_root_cause(error)}")
     if any(mark in everything for mark in _BROKER_MARKS):

@@ -37,7 +37,7 @@ def picked(rows: DataFrame, records: DataFrame) -> Mapping[str, Pick] | None:
         # These become JSON text on the way.
         return None
     plan: Any = without_names(rows)
-    found = _outputs(plan, _ids(records._jdf.queryExecution().analyzed())) or {}
+    found = _outputs(plan, records._jdf.queryExecution().analyzed()) or {}
     picks = [found.get(attribute) for attribute in _ids(plan)]
     if not all(picks):
         return None
@@ -49,11 +49,13 @@ def pick(records: pa.Table, picks: Mapping[str, Pick]) -> pa.Table:
     return pa.table({name: one.of(records) for name, one in picks.items()})
 
 
-def _outputs(plan: Any, records: list[int]) -> dict[int, Pick] | None:
+def _outputs(plan: Any, records: Any) -> dict[int, Pick] | None:
     """What a plan gives, by the ids that Spark has for its columns; None if it does more than pick."""
     if plan.children().isEmpty():
-        columns = {attribute.exprId().id(): Pick(attribute.name()) for attribute in _listed(plan.output())}
-        return columns if list(columns) == records else None
+        # The ids of its columns are not enough: a checkpoint of other rows has the same.
+        if not plan.fastEquals(records):
+            return None
+        return {attribute.exprId().id(): Pick(attribute.name()) for attribute in _listed(plan.output())}
     below = _outputs(plan.child(), records) if plan.nodeName() == "Project" else None
     if below is None:
         return None
@@ -71,7 +73,9 @@ def _pick(expression: Any, below: Mapping[int, Pick]) -> Pick | None:
     if found is None or (found.is_null and kind in ("GetStructField", "IsNull")):
         return None
     if kind == "GetStructField":
-        return replace(found, fields=(*found.fields, expression.extractFieldName()))
+        # The name that it has: the function may have spelled it in capitals.
+        name = expression.child().dataType().fields()[expression.ordinal()].name()
+        return replace(found, fields=(*found.fields, name))
     if kind == "Cast" and not expression.dataType().equals(expression.child().dataType()):
         return None
     return replace(found, is_null=True) if kind == "IsNull" else found

@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -49,8 +50,8 @@ SMALL = 10_000
 """Offsets that the driver has read before Spark has started a job."""
 SAMPLE = 10
 """Records of a span, and spans, that are enough to guess the size of others."""
-SLOW_SHARE = 0.05
-"""Of a batch, values that Arrow's parser leaves to Python: if it is more, Spark decodes faster."""
+SLOW_SHARE, SLOW_BATCHES = 0.05, 20
+"""Of a batch, values that Arrow's parser leaves to Python: if it is more, Spark decodes some batches faster."""
 
 
 class SparkReader:
@@ -76,7 +77,7 @@ class SparkReader:
         self._direct = Direct(source, Brokers(source.cluster))
         self._shaper = Shaper(spark, source, tables, self._decode(spark.createDataFrame([], RAW_RECORDS)))
         self._average: float | None = None
-        self._slow = not self._decode_in_driver.in_bulk
+        self._by_spark_for = 0
         self._small = SMALL
         self._rows_per_batch = 0
         # Whatever the session says: JSON timestamps without a zone are UTC, and so are those in the tables.
@@ -99,16 +100,16 @@ class SparkReader:
             self._sample(spans)
         if not small:
             self._direct.close()
-        if self._too_large(offsets * (self._average or 0), spans) or (self._slow and not small):
+        if self._too_large(offsets * (self._average or 0), spans) or not (small or self._arrow_is_faster()):
             return self._by_spark(leave_out(self._scan.frame(spans), without), spans, batch)
-        found = raw.of_messages(self._direct.read(spans)) if small else self._scanned(spans)
+        found = self._fetched(spans) if small else self._scanned(spans)
         arrived = Arrived.of(raw.without(found, without), self._decode_in_driver)
         self._learn(arrived.size, arrived.found.num_rows)
         if self._too_large(arrived.size, spans):
             # They are larger than those before: the average has changed.
             return self.read(spans, batch, without)
-        if not small:
-            self._slow = arrived.slow > SLOW_SHARE * arrived.found.num_rows
+        if not small and arrived.slow > SLOW_SHARE * arrived.found.num_rows:
+            self._by_spark_for = SLOW_BATCHES
         return self._by_arrow(arrived, spans, batch, "direct" if small else "driver")
 
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
@@ -121,9 +122,17 @@ class SparkReader:
         if self._stages is not None:
             self._stages.drop(staged.name for staged in reading.staged.values())
 
+    def let_go(self, partitions: Collection[Partition]) -> None:
+        self._direct.let_go(partitions)
+
     def cancel(self) -> None:
         self._direct.cancel()
         self._spark.sparkContext.cancelJobGroup(self._run)
+
+    def _arrow_is_faster(self) -> bool:
+        """Unless many values of a batch before were nothing for its parser; it gets another try after some more."""
+        self._by_spark_for = max(0, self._by_spark_for - 1)
+        return self._decode_in_driver.in_bulk and not self._by_spark_for
 
     def _sample(self, spans: Sequence[Span]) -> None:
         """Learn about how large records are from the first ones of some spans."""
@@ -131,13 +140,22 @@ class SparkReader:
         found = raw.of_messages(self._direct.read(first))
         self._learn(raw.size(found), found.num_rows)
 
+    def _fetched(self, spans: Sequence[Span]) -> pa.Table:
+        least = sum(map(len, spans)) == len(spans)
+        with self._growing():
+            return raw.of_messages(self._direct.read(spans, sys.maxsize if least else self._memory))
+
     def _scanned(self, spans: Sequence[Span]) -> pa.Table:
         self._fit_batches(self._average or 1.0)
+        with self._growing(), explained(self._source.brokers):
+            return self._scan.to_arrow(spans)
+
+    @contextmanager
+    def _growing(self) -> Iterator[None]:
+        """Where records turn out to have grown, Spark is to find out by how much."""
         try:
-            with explained(self._source.brokers):
-                return self._scan.to_arrow(spans)
+            yield
         except BatchTooLarge:
-            # Records have grown, and by how much is for Spark to find out.
             self._average = math.inf
             raise
 

@@ -44,7 +44,7 @@ class Scan:
             "kafka.group.id": f"tallymark-{run}",
         }
         # By its first interface the Kafka source turns every record into a row of Java's and back again.
-        first = (spark.conf.get(FIRST_INTERFACE, "") or "").split(",")
+        first = (spark.conf.get(FIRST_INTERFACE) or "").split(",")
         if "kafka" in first:
             spark.conf.set(FIRST_INTERFACE, ",".join(name for name in first if name != "kafka"))
         names = source.topic_names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from importlib.resources import files
@@ -25,7 +26,8 @@ DEFAULTS = {
 }
 COLLECTOR = "-XX:+UseParallelGC"
 """Java's default collector keeps pauses short, which nobody waits for here, and takes a tenth of the throughput."""
-ADDED = {"spark.driver.extraJavaOptions": " ", "spark.jars": ","}
+JAVA = "spark.driver.extraJavaOptions"
+ADDED = {JAVA: " ", "spark.jars": ","}
 LOCAL = {
     "spark.master": "local[*]",
     "spark.driver.host": "127.0.0.1",
@@ -61,7 +63,11 @@ def _merged(defaults: Mapping[str, str], settings: Mapping[str, str]) -> dict[st
         for name, glue in ADDED.items()
         if {name} <= settings.keys() & defaults.keys()
     }
-    return {**defaults, **settings, **added}
+    merged = {**defaults, **settings, **added}
+    # Two collectors would keep Java from starting. Where we add nothing, the cluster's own settings stand.
+    if JAVA in defaults and not re.search(r"-XX:\+Use\w+GC\b", merged[JAVA]):
+        merged[JAVA] += f" {COLLECTOR}"
+    return merged
 
 
 def _defaults() -> dict[str, str]:
@@ -77,7 +83,7 @@ def _defaults() -> dict[str, str]:
         DEFAULTS
         | LOCAL
         | {
-            "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{log4j} {COLLECTOR}",
+            JAVA: f"-Dlog4j2.configurationFile=file:{log4j}",
             "spark.jars": ",".join(str(jar) for jar in fetch("spark-kafka")),
         }
     )

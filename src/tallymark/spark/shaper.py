@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 
 import pyarrow as pa
@@ -49,9 +50,20 @@ class Shaper:
     @cached_property
     def _tried(self) -> dict[str, tuple[DataFrame, Mapping[str, Pick] | None]]:
         """What the functions make of no records, and from where they take their columns if that is all they do."""
-        records = self._spark.createDataFrame([], self._records)
-        found = {spec.name: apply(spec, function, records) for spec, function in self.tables}
-        return {name: (rows, picked(rows, records)) for name, rows in found.items()}
+        nothing = self._spark.createDataFrame([], self._records)
+        found = {}
+        for spec, function in self.tables:
+            rows = apply(spec, function, nothing)
+            picks = picked(rows, nothing)
+            found[spec.name] = rows, picks if picks == self._picks_of_one(spec, function) else None
+        return found
+
+    def _picks_of_one(self, spec: TableSpec, function: TableFunction) -> Mapping[str, Pick] | None:
+        """The same of a record of NULLs: a function may do something else where there is none at all."""
+        one = self._spark.createDataFrame([tuple(None for _ in self._records)], self._records)
+        with suppress(Exception):
+            return picked(apply(spec, function, one), one)
+        return None
 
     def _schema(self, name: str, rows: DataFrame) -> pa.Schema:
         with explained(self._source.brokers, name):
@@ -78,11 +90,9 @@ class Shaper:
         computing = [table for table in self.tables if self._tried[table[0].name][1] is None]
         rows: dict[str, pa.Table] = {}
         refusals: list[Refusal] = []
-        if computing and not records.num_rows:
-            return self.no_rows(), []
         if computing:
             with explained(self._source.brokers):
-                frame = self._spark.createDataFrame(records.select(RECORD), self._records)
+                frame = self._spark.createDataFrame(records.select(RECORD).combine_chunks(), self._records)
             rows, refusals = self.shape(frame, spans, computing)
             records = raw.without(records, [refusal.record for refusal in refusals])
         for spec, _ in self.tables:
