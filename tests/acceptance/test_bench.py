@@ -57,7 +57,7 @@ def test_a_race_that_is_ended_leaves_nothing_behind(brokers: str, database: Call
     process = started("bench", "--brokers", brokers, "--store", store, "--records", "3000", "--only", "limit: bulk")
     wait_until(lambda: bool(query(store, TABLES["postgresql"])) or process.poll() is not None, "it has a table")
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=240)
     assert process.returncode != 0, said
     assert query(store, TABLES["postgresql"]) == []
     wait_until(lambda: not topics(brokers), "the topic is gone")

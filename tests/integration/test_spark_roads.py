@@ -106,6 +106,15 @@ def test_every_road_gives_the_same(spark: SparkSession, brokers: str, topic: str
 
 
 @pytest.mark.parametrize("road", ["driver", "direct"])
+def test_a_batch_without_a_living_record(spark: SparkSession, brokers: str, topic: str, road: str) -> None:
+    dead, tables = [Span(Partition(topic, 1), 150, 151)], {name: FUNCTIONS[name] for name in ("picks", "computes")}
+    tables["counts"] = lambda records: records.groupBy().count()
+    expected, found = (reader(spark, brokers, topic, one, **tables).read(dead, "b") for one in ("spark", road))
+    assert in_words(found) == in_words(expected)
+    assert [len(found.dead_letters), found.rows["counts"].num_rows] == [1, 1]
+
+
+@pytest.mark.parametrize("road", ["driver", "direct"])
 def test_records_that_are_not_wanted_are_as_if_they_were_not_there(
     spark: SparkSession, brokers: str, topic: str, road: str
 ) -> None:

@@ -16,7 +16,7 @@ from tallymark.errors import TallymarkError
 
 BINARY = Path(sys.executable).with_name("tallymark")
 REPOSITORY = Path(__file__).parents[2]
-DEADLINE = 120.0
+DEADLINE = 240.0
 
 
 def tallymark(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -92,7 +93,9 @@ class Shaper:
         refusals: list[Refusal] = []
         if computing:
             with explained(self._source.brokers):
-                frame = self._spark.createDataFrame(records.select(RECORD).combine_chunks(), self._records)
+                # pyspark can't make a frame of columns without a chunk.
+                given: Any = records.select(RECORD).combine_chunks() if records.num_rows else []
+                frame = self._spark.createDataFrame(given, self._records)
             rows, refusals = self.shape(frame, spans, computing)
             records = raw.without(records, [refusal.record for refusal in refusals])
         for spec, _ in self.tables:
