@@ -103,7 +103,7 @@ class Staged:
 
     name: str
     columns: tuple[str, ...]
-    attempts: tuple[str, ...]
+    attempts: tuple[int, ...]
     rows: int
 
 

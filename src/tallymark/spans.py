@@ -6,7 +6,7 @@ Nothing here knows Kafka, Spark or a database.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 
@@ -42,6 +42,18 @@ class Span:
 
     def __str__(self) -> str:
         return f"{self.partition} {self.start}..{self.stop}"
+
+
+def split(spans: Sequence[Span], parts: int) -> list[list[Span]]:
+    """The spans in so many parts, each with its share of every one, in the order of their offsets."""
+    found = []
+    for part in range(parts):
+        shares = (
+            Span(one.partition, one.start + len(one) * part // parts, one.start + len(one) * (part + 1) // parts)
+            for one in spans
+        )
+        found.append([share for share in shares if len(share)])
+    return [part for part in found if part]
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
@@ -49,21 +51,31 @@ def parse_schema(source: Json) -> T.StructType:
 class Decoder:
     """Turns Kafka's columns into RECORD, and RAW beside it where a value could not be decoded.
 
-    The columns are put together once: building them costs more than decoding a small batch.
+    The columns are put together once: building them costs more than decoding a small batch. Where Arrow does it all,
+    they never are.
     """
 
     def __init__(self, source: Json | Bytes) -> None:
+        self._schema = parse_schema(source) if isinstance(source, Json) else None
+
+    def records(self, raw: DataFrame) -> DataFrame:
+        """The columns that RECORD has, for what a function makes of them; values are not decoded as they have to be."""
+        if self._schema is None:
+            return raw.select(*RECORD)
+        return raw.withColumn("value", F.from_json(F.col("value").cast("string"), self._schema)).select(*RECORD)
+
+    @cached_property
+    def _steps(self) -> list[list[Column]]:
         passed = [F.col(name) for name in RECORD]
         came = [_time() if name == "timestamp" else F.col(name) for name in RECORD]
-        if isinstance(source, Bytes):
-            self._steps = [[*came, F.lit(None).cast("binary").alias(RAW), _size()]]
-            return
-        schema = parse_schema(source)
+        schema = self._schema
+        if schema is None:
+            return [[*came, F.lit(None).cast("binary").alias(RAW), _size()]]
         others = [F.col(name) for name in RECORD if name != "value"]
         casts = [_text(field).try_cast(field.dataType).alias(_cast_name(field)) for field in schema if _is_time(field)]
         value = F.struct(*(_field(field).alias(field.name) for field in schema))
         # One projection after the other, so that nothing that costs is computed for every mention of it.
-        self._steps = [
+        return [
             [*came, _parsed_json(schema)],
             [*passed, F.col(PARSED), *casts],
             [*passed, value.alias(FIELDS), _fits(schema).alias(FITS)],

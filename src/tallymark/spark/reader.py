@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark import StorageLevel
@@ -29,14 +30,16 @@ from tallymark.errors import BatchTooLarge
 from tallymark.read import DeadLetter, Reading, Seen
 from tallymark.shape import TableSpec
 from tallymark.source import Kafka
-from tallymark.spans import Partition, Span
+from tallymark.spans import Partition, Span, split
 from tallymark.spark import access
 from tallymark.spark.decode import RAW, RECORD, SIZE, Decoder
-from tallymark.spark.failures import explained
+from tallymark.spark.failures import FunctionFailed, explained
+from tallymark.spark.onepass import OnePass, targets
 from tallymark.spark.scan import RAW_RECORDS, Scan
 from tallymark.spark.shaper import Shaper
 from tallymark.spark.shaping import TableFunction
 from tallymark.spark.spans import leave_out
+from tallymark.spark.stage import check_reached
 from tallymark.stores.staging import Stages
 
 log = logging.getLogger(__name__)
@@ -44,8 +47,11 @@ log = logging.getLogger(__name__)
 REDACTION = "spark.sql.redaction.options.regex"
 LOCAL_RELATION = "spark.sql.execution.arrow.localRelationThreshold"
 ROWS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
+BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 ARROW_BATCH = 16 << 20
 """Bytes of records that travel in one Arrow batch, which a task holds in memory."""
+PART = 40 << 20
+"""Bytes of records that are worth a scan of their own: more at once only wait in the JVM, and make it collect."""
 SMALL = 10_000
 """Offsets that the driver has read before Spark has started a job."""
 SAMPLE = 10
@@ -75,7 +81,8 @@ class SparkReader:
         self._decode_in_driver = formats.Decoder(source.value)
         self._scan = Scan(spark, source, run)
         self._direct = Direct(source, Brokers(source.cluster))
-        self._shaper = Shaper(spark, source, tables, self._decode(spark.createDataFrame([], RAW_RECORDS)))
+        records = self._decode.records(spark.createDataFrame([], RAW_RECORDS))
+        self._shaper = Shaper(spark, source, tables, records.schema)
         self._average: float | None = None
         self._by_spark_for = 0
         self._small = SMALL
@@ -85,6 +92,8 @@ class SparkReader:
         access.keep_quiet()
         # As a relation of its own a batch would be turned into rows by the driver alone.
         self._spark.conf.set(LOCAL_RELATION, 0)
+        # Rows are counted to fit. For bytes Spark would add up all columns again after every single row.
+        self._spark.conf.set(BYTES_PER_BATCH, 2**31 - 1)
         hidden = self._spark.conf.get(REDACTION, "") or ""
         if access.REDACTED not in hidden:
             self._spark.conf.set(REDACTION, "|".join(filter(None, (hidden, access.REDACTED))))
@@ -100,7 +109,11 @@ class SparkReader:
             self._sample(spans)
         if not small:
             self._direct.close()
-        if self._too_large(offsets * (self._average or 0), spans) or not (small or self._arrow_is_faster()):
+        large = self._too_large(offsets * (self._average or 0), spans)
+        arrow = small or self._arrow_is_faster()
+        if large and arrow and (reading := self._in_one_pass(spans, batch, without)):
+            return reading
+        if large or not arrow:
             return self._by_spark(leave_out(self._scan.frame(spans), without), spans, batch)
         found = self._fetched(spans) if small else self._scanned(spans)
         arrived = Arrived.of(raw.without(found, without), self._decode_in_driver)
@@ -108,8 +121,8 @@ class SparkReader:
         if self._too_large(arrived.size, spans):
             # They are larger than those before: the average has changed.
             return self.read(spans, batch, without)
-        if not small and arrived.slow > SLOW_SHARE * arrived.found.num_rows:
-            self._by_spark_for = SLOW_BATCHES
+        if not small:
+            self._judge(arrived.slow, arrived.found.num_rows)
         return self._by_arrow(arrived, spans, batch, "direct" if small else "driver")
 
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
@@ -134,6 +147,10 @@ class SparkReader:
         self._by_spark_for = max(0, self._by_spark_for - 1)
         return self._decode_in_driver.in_bulk and not self._by_spark_for
 
+    def _judge(self, slow: int, records: int) -> None:
+        if slow > SLOW_SHARE * records:
+            self._by_spark_for = SLOW_BATCHES
+
     def _sample(self, spans: Sequence[Span]) -> None:
         """Learn about how large records are from the first ones of some spans."""
         first = [Span(span.partition, span.start, min(span.stop, span.start + SAMPLE)) for span in spans[:SAMPLE]]
@@ -146,9 +163,11 @@ class SparkReader:
             return raw.of_messages(self._direct.read(spans, sys.maxsize if least else self._memory))
 
     def _scanned(self, spans: Sequence[Span]) -> pa.Table:
-        self._fit_batches(self._average or 1.0)
+        average = self._average or 1.0
+        self._fit_batches(average)
+        parts = max(1, math.ceil(sum(map(len, spans)) * average / PART))
         with self._growing(), explained(self._source.brokers):
-            return self._scan.to_arrow(spans)
+            return pa.concat_tables([self._scan.to_arrow(part) for part in split(spans, parts)])
 
     @contextmanager
     def _growing(self) -> Iterator[None]:
@@ -208,6 +227,40 @@ class SparkReader:
             decoded.unpersist()
         self._learn(size, count)
         return Reading(seen, rows, letters, refusals, size, staged)
+
+    def _in_one_pass(
+        self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]]
+    ) -> Reading | None:
+        """Have the tasks that read also decode and stage; None where that can't be, or is not worth it."""
+        tables, stages = self._shaper.picking, self._stages
+        if tables is None or stages is None or self._average in (None, math.inf):
+            return None
+        self._fit_batches(self._average or 1.0)
+        made = targets(stages, tables, self.schemas())
+        outcome = None
+        try:
+            with explained(self._source.brokers, tables[0][0].name):
+                work = OnePass(self._source.value, self._scan.topic, batch, without, made)
+                outcome = work.run(self._scan.columns(spans))
+        except FunctionFailed as error:
+            check_reached(error)
+            log.warning("executors could not stage batch=%s error=%s", batch, error.words)
+        finally:
+            if outcome is None:
+                stages.drop(target.loader.name for target in made)
+        if outcome is None:
+            self._by_spark_for = SLOW_BATCHES
+            return None
+        count = sum(one.records for one in outcome.seen.values())
+        self._learn(outcome.size, count)
+        self._judge(outcome.slow, count)
+        log.info("batch=%s bytes=%d road=%s", batch, outcome.size, "executors")
+        rest = self._by_arrow(Arrived.of(outcome.doubtful, self._decode_in_driver), spans, batch, "given")
+        seen = {
+            one: replace(found, dead=rest.seen[one].dead if one in rest.seen else 0)
+            for one, found in outcome.seen.items()
+        }
+        return replace(rest, seen=seen, size=outcome.size, staged=outcome.staged)
 
     def _too_large(self, size: float, spans: Sequence[Span]) -> bool:
         # One record of each partition is what a batch holds at least.

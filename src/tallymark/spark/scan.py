@@ -48,7 +48,8 @@ class Scan:
         if "kafka" in first:
             spark.conf.set(FIRST_INTERFACE, ",".join(name for name in first if name != "kafka"))
         names = source.topic_names
-        self._topic = names[0] if len(names) == 1 and not is_pattern(names[0]) else None
+        self.topic = names[0] if len(names) == 1 and not is_pattern(names[0]) else None
+        """The only one. Its name would take as long on the way as a column of the user's."""
 
     def frame(self, spans: Sequence[Span]) -> DataFrame:
         """The records, with the columns of RAW_RECORDS and some more."""
@@ -63,18 +64,23 @@ class Scan:
         """So that the jobs of this thread can be told from others, and cancelled."""
         self._spark.sparkContext.setJobGroup(self._run, f"tallymark batch of {offsets} offsets")
 
+    def columns(self, spans: Sequence[Span]) -> DataFrame:
+        """The records with the columns that travel; ``complete`` adds what does not."""
+        return self.frame(spans).select(*(name for name in raw.SCHEMA.names if name != "topic" or self.topic is None))
+
     def to_arrow(self, spans: Sequence[Span]) -> pa.Table:
         """The records, in the driver's memory."""
-        # The name of the only topic would take as long on the way as a column of the user's.
-        names = [name for name in raw.SCHEMA.names if name != "topic" or self._topic is None]
-        found = self.frame(spans).select(*names).toArrow()
-        if self._topic is not None:
-            found = found.append_column("topic", pa.repeat(self._topic, found.num_rows))
-        return _within_calendars(found.select(raw.SCHEMA.names).cast(raw.SCHEMA))
+        return complete(self.columns(spans).toArrow(), self.topic)
+
+
+def complete(found: pa.Table, topic: str | None) -> pa.Table:
+    """Records as they came from Spark, with all columns, and NULL in place of times that no calendar has."""
+    if topic is not None:
+        found = found.append_column("topic", pa.repeat(topic, found.num_rows))
+    return _within_calendars(found.select(raw.SCHEMA.names).cast(raw.SCHEMA))
 
 
 def _within_calendars(found: pa.Table) -> pa.Table:
-    """NULL in place of times that no calendar has, or that say that there is none."""
     at = found.schema.get_field_index("timestamp")
     micros = found["timestamp"].cast(pa.int64())
     ends = pc.min_max(micros).as_py()

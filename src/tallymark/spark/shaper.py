@@ -9,9 +9,10 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from tallymark import raw
-from tallymark.errors import BatchTooLarge, TooManyDead, Unreachable
+from tallymark.errors import BatchTooLarge, TooManyDead
 from tallymark.shape import OFFSET, TIMESTAMP, Refusal, Staged, TableSpec
 from tallymark.source import Kafka
 from tallymark.spans import Span
@@ -22,7 +23,7 @@ from tallymark.spark.poison import poisonous
 from tallymark.spark.provenance import collect
 from tallymark.spark.shaping import TableFunction, apply, as_columns, schema_of
 from tallymark.spark.spans import leave_out, within
-from tallymark.spark.stage import stage
+from tallymark.spark.stage import check_reached, stage
 from tallymark.stores.staging import Stages
 
 MOST_POISON = 100
@@ -31,13 +32,13 @@ Table = tuple[TableSpec, TableFunction]
 
 
 class Shaper:
-    """Applies the functions of a pipeline's tables. ``decoded`` has the columns that they get."""
+    """Applies the functions of a pipeline's tables. ``records`` are the columns that they get."""
 
-    def __init__(self, spark: SparkSession, source: Kafka, tables: Sequence[Table], decoded: DataFrame) -> None:
+    def __init__(self, spark: SparkSession, source: Kafka, tables: Sequence[Table], records: StructType) -> None:
         self.tables = tables
         self._spark = spark
         self._source = source
-        self._records = decoded.select(*RECORD).schema
+        self._records = records
 
     @cached_property
     def schemas(self) -> dict[str, pa.Schema]:
@@ -66,6 +67,12 @@ class Shaper:
             return picked(apply(spec, function, one), one)
         return None
 
+    def _picks(self, spec: TableSpec) -> dict[str, Pick] | None:
+        picks = self._tried[spec.name][1]
+        if picks is None:
+            return None
+        return {name: one for name, one in picks.items() if name != TIMESTAMP or spec.write != "append"}
+
     def _schema(self, name: str, rows: DataFrame) -> pa.Schema:
         with explained(self._source.brokers, name):
             return schema_of(rows)
@@ -88,7 +95,7 @@ class Shaper:
 
     def shape_arrow(self, records: pa.Table, spans: Sequence[Span]) -> tuple[dict[str, pa.Table], list[Refusal]]:
         """The same for decoded records that are here; only functions that compute something are given to Spark."""
-        computing = [table for table in self.tables if self._tried[table[0].name][1] is None]
+        computing = [table for table in self.tables if self._picks(table[0]) is None]
         rows: dict[str, pa.Table] = {}
         refusals: list[Refusal] = []
         if computing:
@@ -99,9 +106,8 @@ class Shaper:
             rows, refusals = self.shape(frame, spans, computing)
             records = raw.without(records, [refusal.record for refusal in refusals])
         for spec, _ in self.tables:
-            if (picks := self._tried[spec.name][1]) is not None:
-                kept = {name: one for name, one in picks.items() if name != TIMESTAMP or spec.write != "append"}
-                rows[spec.name] = pick(records, kept)
+            if (picks := self._picks(spec)) is not None:
+                rows[spec.name] = pick(records, picks)
         return rows, refusals
 
     def stage(self, stages: Stages, records: DataFrame, batch: str) -> dict[str, Staged]:
@@ -114,12 +120,16 @@ class Shaper:
                     staged[spec.name] = stage(stages, spec, rows, self.schemas[spec.name], batch)
         except (FunctionFailed, BatchTooLarge) as error:
             stages.drop(table.name for table in staged.values())
-            # A task that could not reach the store looks like a function that failed.
-            _, unreachable, words = str(error).partition(f"{Unreachable.__module__}.{Unreachable.__name__}: ")
-            if unreachable:
-                raise Unreachable(f"an executor could not stage rows: {words}") from error
+            check_reached(error)
             raise BatchTooLarge(str(error)) from error
         return staged
+
+    @cached_property
+    def picking(self) -> Sequence[tuple[TableSpec, Mapping[str, Pick]]] | None:
+        """The tables with what they pick, if all of them do nothing else, and none has keys to look at."""
+        found = [(spec, self._picks(spec)) for spec, _ in self.tables if spec.write == "append"]
+        picking = [(spec, picks) for spec, picks in found if picks is not None]
+        return picking if len(picking) == len(self.tables) else None
 
     def no_rows(self) -> dict[str, pa.Table]:
         return {name: schema.empty_table() for name, schema in self.schemas.items()}

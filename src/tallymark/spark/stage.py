@@ -9,11 +9,11 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from tallymark.errors import BatchTooLarge
+from tallymark.errors import BatchTooLarge, Unreachable
 from tallymark.shape import OFFSET, PARTITION, PROVENANCE, TIMESTAMP, TOPIC, Staged, TableSpec, table_schema
 from tallymark.stores.staging import Stages
 
-REPORT = "attempt STRING, rows BIGINT, refused STRING"
+REPORT = "attempt BIGINT, rows BIGINT, refused STRING"
 
 
 def can_stage() -> bool:
@@ -34,10 +34,17 @@ def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, b
     loader = replace(stages.open(wanted), key=spec.key)
     reports = rows.select(*(F.col(f"`{name}`") for name in wanted.names)).mapInArrow(loader, REPORT)
     try:
-        return loader.staged(reports.toArrow())
+        return loader.staged(reports.toArrow().to_pylist())
     except Exception:
         stages.drop([loader.name])
         raise
+
+
+def check_reached(error: Exception) -> None:
+    """A task that could not reach the store looks like a function that failed: raise it as what it is."""
+    _, unreachable, words = str(error).partition(f"{Unreachable.__module__}.{Unreachable.__name__}: ")
+    if unreachable:
+        raise Unreachable(f"an executor could not stage rows: {words}") from error
 
 
 def one_per_key(spec: TableSpec, rows: DataFrame) -> DataFrame:

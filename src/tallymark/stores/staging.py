@@ -8,21 +8,24 @@ whose it is: the next owner of the group drops what a crashed run has left.
 from __future__ import annotations
 
 import logging
-import uuid
+import secrets
 import zlib
-from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-from sqlalchemy import Column, Connection, Engine, MetaData, Select, String, Table, func, inspect, select
+from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, Select, Table, func, inspect, select
 from sqlalchemy.exc import DBAPIError
 
 from tallymark.errors import BatchTooLarge, DataRefused
 from tallymark.shape import Staged, TableSpec
 from tallymark.stores.columns import columns_for
 from tallymark.stores.failures import translated
+
+if TYPE_CHECKING:
+    from tallymark.stores.dialects import Dialect
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +34,7 @@ ATTEMPT = "tallymark_attempt"
 ROWS = TableSpec("stage")
 PIECE = 16 << 20
 """Bytes that an executor holds and sends at once."""
-REPORT = pa.schema([("attempt", pa.string()), ("rows", pa.int64()), ("refused", pa.string())])
+REPORT = pa.schema([("attempt", pa.int64()), ("rows", pa.int64()), ("refused", pa.string())])
 """What a task tells the driver: its attempt, how many rows it wrote, or why the database refused one."""
 
 
@@ -48,7 +51,7 @@ class Loader:
     key: tuple[str, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        attempt, refused = uuid.uuid4().hex, None
+        attempt, refused = new_attempt(), None
         rows = 0
         try:
             rows = self._load(batches, attempt)
@@ -56,32 +59,37 @@ class Loader:
             refused = str(error)
         yield pa.RecordBatch.from_pylist([{"attempt": attempt, "rows": rows, "refused": refused}], REPORT)
 
-    def _load(self, batches: Iterable[pa.RecordBatch], attempt: str) -> int:
+    def _load(self, batches: Iterable[pa.RecordBatch], attempt: int) -> int:
         from tallymark.stores.opening import open_sql
 
-        rows, table = 0, stage_table(self.name, columns_for(self.schema, ()))
-        store = open_sql(self.url)
-        try:
-            with store.transaction() as connection:
-                for piece in _pieces(batches):
-                    self._check_keys(piece)
-                    named = piece.cast(self.schema).append_column(ATTEMPT, pa.repeat(attempt, piece.num_rows))
-                    store.dialect.put(connection, table, ROWS, named)
-                    rows += piece.num_rows
-        finally:
-            store.close()
+        rows = 0
+        with closing(open_sql(self.url)) as store, store.transaction() as connection:
+            for piece in pieces(batches):
+                self.put(store.dialect, connection, piece, attempt)
+                rows += piece.num_rows
         return rows
+
+    def put(self, dialect: Dialect, connection: Connection, rows: pa.Table, attempt: int) -> None:
+        """Write rows of an attempt."""
+        self._check_keys(rows)
+        table = stage_table(self.name, columns_for(self.schema, ()))
+        named = rows.cast(self.schema).append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), rows.num_rows))
+        dialect.put(connection, table, ROWS, named)
 
     def _check_keys(self, rows: pa.Table) -> None:
         for name in self.key:
             if rows[name].null_count:
                 raise DataRefused(f"key column {name} is NULL")
 
-    def staged(self, reports: pa.Table) -> Staged:
+    def staged(self, reports: Iterable[Mapping[str, Any]]) -> Staged:
         """The rows of all attempts that were reported."""
-        for refused in reports["refused"].drop_null().to_pylist():
-            raise BatchTooLarge(f"a staged row was refused ({refused}), which is found in smaller batches")
-        written = {row["attempt"]: row["rows"] for row in reports.to_pylist() if row["rows"]}
+        written = {}
+        for report in reports:
+            if report["refused"] is not None:
+                said = f"a staged row was refused ({report['refused']}), which is found in smaller batches"
+                raise BatchTooLarge(said)
+            if report["rows"]:
+                written[report["attempt"]] = report["rows"]
         return Staged(self.name, tuple(self.schema.names), tuple(written), sum(written.values()))
 
 
@@ -154,8 +162,13 @@ def staged_rows(connection: Connection, staged: Staged, like: Table) -> Select[A
     return select(*(source.c[name] for name in staged.columns)).where(ours)
 
 
+def new_attempt() -> int:
+    """An id that no other attempt has. If one had it, their rows would be counted, and be too many."""
+    return secrets.randbits(63)
+
+
 def stage_table(name: str, columns: Iterable[Column[Any]], prefixes: Iterable[str] = ()) -> Table:
-    attempt: Column[str] = Column(ATTEMPT, String(32), nullable=False)
+    attempt: Column[int] = Column(ATTEMPT, BigInteger, nullable=False)
     options: dict[str, Any] = {"mysql_engine": "InnoDB", "mysql_charset": "utf8mb4", "prefixes": list(prefixes)}
     return Table(name, MetaData(), *columns, attempt, **options)
 
@@ -169,7 +182,7 @@ def _run_prefix(run: str) -> str:
     return f"{run.replace('-', '_')}_"
 
 
-def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Batches put together to pieces that are worth a statement, and small enough to hold."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
