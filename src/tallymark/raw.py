@@ -55,8 +55,16 @@ def without(records: pa.Table, gone: Collection[tuple[Partition, int]]) -> pa.Ta
 
 def leave_out(records: pa.Table, rows: Collection[int]) -> pa.Table:
     """All but these rows."""
-    places = pa.array(range(records.num_rows), pa.int64())
-    return records.filter(pc.invert(pc.is_in(places, value_set=pa.array(rows, pa.int64()))))
+    return records.filter(pc.invert(_among(records, rows))) if rows else records
+
+
+def only(records: pa.Table, rows: Collection[int]) -> pa.Table:
+    """These rows, in the order that they have. Arrow's ``take`` would put all chunks together first."""
+    return records.filter(_among(records, rows)) if rows else records.slice(0, 0)
+
+
+def _among(records: pa.Table, rows: Collection[int]) -> pa.Array:
+    return pc.is_in(pa.arange(0, records.num_rows), value_set=pa.array(rows, pa.int64()))
 
 
 def size(records: pa.Table) -> int:
@@ -64,14 +72,14 @@ def size(records: pa.Table) -> int:
     return sum(pc.sum(pc.binary_length(records[name])).as_py() or 0 for name in ("key", "value"))
 
 
-def seen(records: pa.Table, dead: Iterable[int]) -> dict[Partition, Seen]:
+def seen(records: pa.Table, dead: Collection[int]) -> dict[Partition, Seen]:
     """What each partition held, if these rows are dead. Records of a partition are in the order of their offsets."""
     places = pa.table({name: records[name] for name in ("topic", "partition", "timestamp")})
     # Only one thread keeps the order.
     grouped = places.group_by(["topic", "partition"], use_threads=False)
     counts = grouped.aggregate([([], "count_all"), ("timestamp", "last", ANY)]).to_pylist()
     died: dict[Partition, int] = {}
-    for row in places.take(pa.array(dead, pa.int64())).to_pylist():
+    for row in only(places, dead).to_pylist():
         partition = Partition(row["topic"], row["partition"])
         died[partition] = died.get(partition, 0) + 1
     found = {}
@@ -83,8 +91,8 @@ def seen(records: pa.Table, dead: Iterable[int]) -> dict[Partition, Seen]:
 
 def letters(records: pa.Table, errors: Mapping[int, str]) -> list[DeadLetter]:
     """What is kept of the rows that could not be decoded."""
-    rows = records.take(pa.array(errors, pa.int64())).to_pylist()
-    return [_letter(row, error) for row, error in zip(rows, errors.values(), strict=True)]
+    rows = only(records, errors.keys()).to_pylist()
+    return [_letter(row, errors[at]) for at, row in zip(sorted(errors), rows, strict=True)]
 
 
 def hulls(records: Iterable[tuple[Partition, int]]) -> list[Span]:

@@ -92,7 +92,7 @@ class _Report:
         self.rows += arrived.found.num_rows - len(arrived.errors)
         self.seen = merged(self.seen, raw.seen(arrived.found, ()))
         if arrived.errors:
-            self.doubtful.append(arrived.found.take(pa.array(arrived.errors, pa.int64())))
+            self.doubtful.append(raw.only(arrived.found, arrived.errors.keys()))
         if sum(table.num_rows for table in self.doubtful) > MOST_DOUBTFUL:
             raise _GivenUp
 
@@ -133,7 +133,7 @@ class OnePass:
             for piece in pieces(batches):
                 arrived = Arrived.of(raw.without(complete(piece, self.topic), self.without), decode)
                 report.add(arrived)
-                good = raw.leave_out(arrived.records, arrived.errors) if arrived.errors else arrived.records
+                good = raw.leave_out(arrived.records, arrived.errors.keys())
                 for target in self.targets:
                     rows = visible(finish(target.spec, pick(good, target.picks), self.batch).puts)
                     target.loader.put(store.dialect, connection, rows, report.attempt)

@@ -195,12 +195,12 @@ class SparkReader:
 
         Spark knows more spellings, and what is dead must not depend on the size of a batch.
         """
-        doubtful = found.take(pa.array(errors, pa.int64()))
+        doubtful = raw.only(found, errors.keys())
         with explained(self._source.brokers):
             decoded = self._decode(self._spark.createDataFrame(doubtful, RAW_RECORDS))
             saved = decoded.where(F.col(RAW).isNull()).select(*RECORD).toArrow()
         places = {_place(row) for row in saved.select(PLACE).to_pylist()}
-        for at, row in zip(list(errors), doubtful.select(PLACE).to_pylist(), strict=True):
+        for at, row in zip(sorted(errors), doubtful.select(PLACE).to_pylist(), strict=True):
             if _place(row) in places:
                 del errors[at]
         return saved.select(raw.SCHEMA.names)
