@@ -2,7 +2,8 @@
 
 Each contender is a context manager that keeps something running between a topic and a table. They take turns, one at a
 time, each turn with a topic, a table and a group of its own. The row is asked for every millisecond, by its id, and the
-gaps between records are random, the same ones for all, so that no one's rhythm of polling is favoured.
+gaps between records are random, the same ones for all, so that no one's rhythm of polling is favoured. Who sends
+records and looks for rows is a process of its own: within a contender's it would be in the way.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import argparse
 import importlib
 import itertools
 import json
+import multiprocessing
 import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -175,24 +177,30 @@ CONTENDERS: Mapping[str, Running] = {
 }
 
 
-def turn(course: Course, running: Running, records: int) -> list[float]:
+def turn(course: Course, running: Running, records: int, pool: Executor) -> list[float]:
     """The milliseconds of every record, after some that warm up."""
-    made = values(0, records + WARM, IDS)
+    with running(course):
+        times = pool.submit(observed, course, records + WARM).result()
+    found = tables.written(course)
+    if found != len(times):
+        raise RuntimeError(f"{len(times)} records became {found} rows")
+    return times[WARM:]
+
+
+def observed(course: Course, records: int) -> list[float]:
+    """Send one record after the other, each after the row of the one before was seen."""
     gaps = random.Random(records)
     producer = Producer({"bootstrap.servers": course.brokers, "linger.ms": 0})
     times = []
-    with psycopg.connect(course.url, autocommit=True) as looking, running(course):
-        for number, one in enumerate(made):
+    with psycopg.connect(course.url, autocommit=True) as looking:
+        for number, one in enumerate(values(0, records, IDS)):
             time.sleep(gaps.uniform(*GAPS))
             began = time.perf_counter()
             producer.produce(course.topic, one, partition=number % PARTITIONS)
             seen = _seen(looking, course.table, number * STEP % IDS)
             times.append((seen - began) * 1000)
         producer.flush()
-    found = tables.written(course)
-    if found != len(made):
-        raise RuntimeError(f"{len(made)} records became {found} rows")
-    return times[WARM:]
+    return times
 
 
 def _seen(connection: psycopg.Connection[Any], table: str, number: int) -> float:
@@ -228,14 +236,15 @@ class Times:
 
 def measure(brokers: str, url: str, chosen: Mapping[str, Running], records: int, rounds: int) -> Times:
     times, numbers = Times(), itertools.count(1)
-    with Bar(console=Console(stderr=True)) as bar:
+    apart = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+    with apart as pool, Bar(console=Console(stderr=True)) as bar:
         task = bar.add_task("latency", total=rounds * len(chosen))
         for _, (name, running) in itertools.product(range(rounds), chosen.items()):
             bar.update(task, description=name)
             if name not in times.skipped:
                 with fresh(brokers, url, next(numbers)) as course:
                     try:
-                        found = turn(course, running, records)
+                        found = turn(course, running, records, pool)
                     except Absent as error:
                         times.skipped[name] = str(error)
                     else:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -77,7 +78,12 @@ class Decoder:
         self.in_bulk = self._objects is None or self._objects.bulk
 
     def __call__(self, values: Sequence[bytes | None] | pa.Array | pa.ChunkedArray) -> Decoded:
-        given = values if isinstance(values, (pa.Array, pa.ChunkedArray)) else pa.array(values, pa.binary())
+        if isinstance(values, (pa.Array, pa.ChunkedArray)):
+            given = values
+        elif self._objects is not None and len(values) <= FEW:
+            return self._few(self._objects, values)
+        else:
+            given = pa.array(values, pa.binary())
         if self._objects is None:
             return Decoded(given, {})
         dead: list[int] = []
@@ -96,6 +102,11 @@ class Decoder:
             dead = [places[at].as_py() for at in dead]
             found = _spread(found, given.is_valid())
         return Decoded(found, {at: self._why(given[at].as_py()) for at in dead}, slow)
+
+    def _few(self, objects: _Objects, values: Sequence[bytes | None]) -> Decoded:
+        dead: list[int] = []
+        found = objects.one_by_one(values, 0, dead)
+        return Decoded(found, {at: self._why(values[at] or b"") for at in dead}, len(values))
 
     def _why(self, value: bytes) -> str:
         return "nested too deeply" if _is_deep(value) else explain(self._source, value)
@@ -143,7 +154,7 @@ class _Objects:
     def decode(self, values: pa.Array, first: int, dead: list[int]) -> Iterator[pa.Array]:
         """The values in pieces; ``dead`` gets the places, counted from ``first``, of those that do not fit."""
         if not self.bulk or len(values) <= FEW:
-            yield self._one_by_one(values.to_pylist(), first, dead)
+            yield self.one_by_one(values.to_pylist(), first, dead)
             return
         try:
             yield self._at_once(values)
@@ -152,9 +163,12 @@ class _Objects:
             for at in range(0, len(values), step):
                 yield from self.decode(values[at : at + step], first + at, dead)
 
-    def _one_by_one(self, values: list[bytes], first: int, dead: list[int]) -> pa.Array:
-        found = []
+    def one_by_one(self, values: Sequence[bytes | None], first: int, dead: list[int]) -> pa.Array:
+        found: list[Any] = []
         for at, value in enumerate(values, first):
+            if value is None:
+                found.append(None)
+                continue
             try:
                 if _is_deep(value) or _has_long_number(value):
                     raise fields.Unfit

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Update, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, Update, bindparam, delete, func, insert, select, update
 
 from tallymark.errors import CommitRefused
 from tallymark.fence import Advance, Entry, Note, explain_refusal, explain_settled, explain_unfillable
@@ -39,6 +39,17 @@ def check_fence(connection: Connection, entry: Entry) -> None:
         or explain_settled(states, applied)
     ):
         raise error
+
+
+def write_entry(connection: Connection, entry: Entry, written: Callable[[], None]) -> None:
+    """All that the entry says, the positions last; ``written`` is called before they move."""
+    if connection.dialect.name == "postgresql" and _is_plain(entry):
+        written()
+        _record_and_advance(connection, entry)
+    else:
+        record(connection, entry)
+        written()
+        advance(connection, entry)
 
 
 def record(connection: Connection, entry: Entry) -> None:
@@ -80,6 +91,31 @@ def _advance_statement() -> Update:
 
 _ADVANCE = _advance_statement()
 """Made once: SQLAlchemy takes longer to put it together than the database to run it."""
+
+
+def _record_and_advance_statement() -> Select[Any]:
+    moved = _ADVANCE.returning(positions.c.partition_id).cte("moved")
+    line: dict[str, Any] = {
+        column.name: bindparam(f"_line_{column.name}") for column in batches.c if not column.primary_key
+    }
+    return select(func.count()).select_from(moved).add_cte(insert(batches).values(line).cte("noted"))
+
+
+_RECORD_AND_ADVANCE = _record_and_advance_statement()
+"""Both in one statement, which PostgreSQL alone can do: a small commit takes as long as it has statements."""
+
+
+def _is_plain(entry: Entry) -> bool:
+    """One position moves, and a line of history is all that there is to say."""
+    more = (entry.dead_letters, entry.journal, entry.fills, entry.replays)
+    return len(entry.advances) == 1 and not any(more) and entry.pause is None
+
+
+def _record_and_advance(connection: Connection, entry: Entry) -> None:
+    line = {f"_line_{name}": value for name, value in _batch(entry).items()}
+    (step,) = entry.advances
+    if not connection.scalar(_RECORD_AND_ADVANCE, _advance_parameters(entry, step) | line):
+        raise CommitRefused(f"group {entry.group}: 1 of 1 positions had moved")
 
 
 def _advance(connection: Connection, entry: Entry) -> None:

@@ -27,7 +27,7 @@ from tallymark.errors import (
 )
 from tallymark.fence import Claim, Decide, Entry, Rebalance, Skip, explain_refusal
 from tallymark.ledger.claim import claim, reclaim, release
-from tallymark.ledger.commit import advance, check_fence, prune_batches, record
+from tallymark.ledger.commit import check_fence, prune_batches, write_entry
 from tallymark.ledger.create import create_ledger, ledger_version
 from tallymark.ledger.groups import read_state, recent_tally, write_state
 from tallymark.ledger.read import read_group, read_positions
@@ -250,12 +250,15 @@ class SqlStore(Store):
         for change in changes:
             write(self.dialect, connection, self._tables[change.spec.name], change)
         self.dialect.check_constraints(connection)
-        if entry is not None:
-            record(connection, entry)
-        if changes:
-            on_step(Step.WRITTEN)
-        if entry is not None:
-            advance(connection, entry)
+
+        def written() -> None:
+            if changes:
+                on_step(Step.WRITTEN)
+
+        if entry is None:
+            written()
+        else:
+            write_entry(connection, entry, written)
             on_step(Step.MOVED)
 
     def _explained(self, entry: Entry) -> CommitRefused | None:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from tallymark.errors import BadInput, TableChanged, Unreachable
 from tallymark.fence import Entry
-from tallymark.ledger.commit import advance, record
+from tallymark.ledger.commit import write_entry
 from tallymark.shape import Write
 from tallymark.steps import Step
 from tallymark.stores import rows as bulk
@@ -157,11 +157,10 @@ class SqlTransaction(Transaction):
             return
         connection = self._open
         self._check_whole()
-        if entry is not None:
-            record(connection, entry)
-        on_step(Step.WRITTEN)
-        if entry is not None:
-            advance(connection, entry)
+        if entry is None:
+            on_step(Step.WRITTEN)
+        else:
+            write_entry(connection, entry, lambda: on_step(Step.WRITTEN))
             on_step(Step.MOVED)
         self._over = True
 
