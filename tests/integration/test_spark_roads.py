@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from sqlalchemy import bindparam, inspect, text
 
 from tallymark import Json, Kafka
 from tallymark.errors import BatchTooLarge
 from tallymark.read import Reading
-from tallymark.shape import OFFSET, PARTITION, TableSpec
+from tallymark.shape import OFFSET, PARTITION, Staged, TableSpec, finish, visible
 from tallymark.spans import Partition, Span
+from tallymark.stores.opening import open_sql
+from tallymark.stores.sql import SqlStore
 from tests.support.kafka import Topics
 
 if TYPE_CHECKING:
@@ -130,6 +136,80 @@ def test_records_that_are_not_wanted_are_as_if_they_were_not_there(
         == sum(one.records for one in found.seen.values()) - dead
         == len(values()) - 2 - dead
     )
+
+
+@contextmanager
+def staging(spark: SparkSession, brokers: str, topic: str, url: str) -> Iterator[tuple[SparkReader, SqlStore]]:
+    """A reader whose executors stage whatever they read."""
+    from tallymark.spark.reader import SparkReader
+
+    specs = [
+        (TableSpec("picks"), FUNCTIONS["picks"]),
+        (TableSpec("renames", provenance=True), FUNCTIONS["renames"]),
+    ]
+    with closing(open_sql(url)) as store:
+        source, stages = Kafka(brokers, topic, value=Json(SCHEMA)), store.stages("group", "4711-abc")
+        yield SparkReader(spark, source, specs, "run-staging", 0, stages), store
+
+
+def all_rows(store: SqlStore, reading: Reading, batch: str, name: str) -> list[Any]:
+    """What is staged and what is not, as the table will have it."""
+    staged, here = reading.staged[name], reading.rows[name]
+    with store.look() as connection:
+        found = connection.execute(
+            text(
+                f"SELECT {', '.join(staged.columns)} FROM {staged.name} WHERE tallymark_attempt IN :attempts"
+            ).bindparams(bindparam("attempts", staged.attempts, expanding=True))
+        )
+        rows = [tuple(_utc(one) for one in row) for row in found]
+    assert len(rows) == staged.rows
+    changes = finish(TableSpec(name, provenance=name == "renames"), here, batch)
+    rest = [tuple(row[column] for column in staged.columns) for row in visible(changes.puts).to_pylist()]
+    return sorted(map(repr, [*rows, *([tuple(map(_utc, one)) for one in rest])]))
+
+
+def tables_of(store: SqlStore) -> list[str]:
+    with store.look() as connection:
+        return sorted(inspect(connection).get_table_names())
+
+
+def _utc(value: Any) -> Any:
+    return value.replace(tzinfo=None) if isinstance(value, datetime) else value
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_tasks_stage_in_one_pass_what_the_driver_would_read(
+    spark: SparkSession, brokers: str, topic: str, kind: str, database: Callable[[str], str]
+) -> None:
+    gone = [(Partition(topic, 0), 2)]
+    with staging(spark, brokers, topic, database(kind)) as (tasks, store):
+        tables = {name: FUNCTIONS[name] for name in ("picks", "renames")}
+        expected = reader(spark, brokers, topic, "driver", **tables).read(everything(topic), "b", gone)
+        found = tasks.read(everything(topic), "b", gone)
+
+        assert (found.seen, found.size) == (expected.seen, expected.size)
+        assert in_words(found)["letters"] == in_words(expected)["letters"]
+        for name in tables:
+            here = replace(expected, staged={name: Staged(found.staged[name].name, found.staged[name].columns, (), 0)})
+            assert all_rows(store, found, "b", name) == all_rows(store, here, "b", name)
+        # What Spark alone can decode is the one row that did not go that way.
+        assert [found.rows["picks"].num_rows, found.staged["picks"].rows] == [1, len(values()) - 1 - 4 - 1]
+        tasks.forget(found)
+        assert tables_of(store) == []
+
+
+def test_what_is_nothing_for_arrow_is_left_to_spark_and_nothing_stays_staged(
+    spark: SparkSession, brokers: str, topics: Topics, database: Callable[[str], str]
+) -> None:
+    made = topics.create(1)
+    topics.send(made, [b"broken"] * 1_100 + [{"id": n} for n in range(50)])
+    with staging(spark, brokers, made, database("postgresql")) as (tasks, store):
+        found = tasks.read([Span(Partition(made, 0), 0, 1_150)], "b")
+        assert found.seen[Partition(made, 0)] == replace(found.seen[Partition(made, 0)], records=1_150, dead=1_100)
+        assert (len(found.dead_letters), found.staged["picks"].rows) == (1_100, 50)
+        assert tables_of(store) == sorted(one.name for one in found.staged.values())
+        # The next one is Spark's from the start.
+        assert not tasks._arrow_is_faster()
 
 
 def test_functions_that_only_pick_columns_are_known_by_their_plan(

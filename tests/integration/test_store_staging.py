@@ -37,7 +37,7 @@ def opened_stage(store: SqlStore) -> Loader:
 def promote(store: SqlStore, loader: Loader, reports: pa.Table, spec: TableSpec = ROWS) -> None:
     empty = PLAIN.empty_table()
     store.create_tables([spec], {"things": PLAIN})
-    store.apply([Changes(spec, empty, empty, loader.staged(reports))], None)
+    store.apply([Changes(spec, empty, empty, loader.staged(reports.to_pylist()))], None)
 
 
 def test_an_attempt_that_was_not_reported_adds_nothing(store: SqlStore) -> None:
