@@ -20,8 +20,9 @@ def test_a_lost_executor_and_speculative_tasks_change_nothing(
     topics: Topics, brokers: str, group: str, database: Callable[[str], str]
 ) -> None:
     topic, url = topics.create(4), database("sqlite")
-    topics.send(topic, [b"dead" if n % 10 == 3 else {"id": n} for n in range(3000)], partitions=4)
-    settings = {"brokers": brokers, "topic": topic, "store": url, "group": group, "batch": 1000}
+    # More in a batch than the driver would read by itself.
+    topics.send(topic, [b"dead" if n % 100 == 3 else {"id": n} for n in range(36_000)], partitions=4)
+    settings = {"brokers": brokers, "topic": topic, "store": url, "group": group, "batch": 12_000}
 
     run = subprocess.run(
         [sys.executable, "-m", "tests.support.executors", json.dumps(settings)],
@@ -38,8 +39,8 @@ def test_a_lost_executor_and_speculative_tasks_change_nothing(
     committed = set(topics.committed(topic))
     rows = query(url, "SELECT partition_id, record_offset FROM orders")
     letters = query(url, "SELECT partition_id, record_offset FROM tallymark_dead_letters")
-    assert (len(rows), len(letters)) == (2700, 300)
+    assert (len(rows), len(letters)) == (35_640, 360)
     assert {*rows, *letters} == committed
     assert query(url, "SELECT sum(applied), sum(dead), sum(absent), min(balanced) FROM tallymark_status") == [
-        (2700, 300, 0, 1)
+        (35_640, 360, 0, 1)
     ]
