@@ -201,7 +201,8 @@ class _Objects:
 def _chunks(values: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
     """In pieces of a size that the caches of a processor can hold."""
     for chunk in values.chunks if isinstance(values, pa.ChunkedArray) else [values]:
-        step = max(1, len(chunk) * PIECE_BYTES // max(1, chunk.nbytes))
+        # No fewer than Arrow gets to parse: those of a small piece would be looked at one by one.
+        step = max(FEW + 1, len(chunk) * PIECE_BYTES // max(1, chunk.nbytes))
         yield from (chunk[at : at + step] for at in range(0, len(chunk), step))
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tallymark.backfill import backfill, check_order
@@ -161,10 +163,9 @@ class Pipeline:
         with self.setup.destination() as destination, leaving_on_signals(stop.set):
             job, brokers = self._job(), self._brokers(destination)
             check_order(job.tables, overwrite=overwrite)
-            reader = self._reader(destination, job.owner, stages=False)
-            return backfill(
-                job, brokers, destination, reader, on_step, stop, topic=topic, partition=partition, overwrite=overwrite
-            )
+            with self._reading(destination, job.owner) as reader:
+                filled = partial(backfill, topic=topic, partition=partition, overwrite=overwrite)
+                return filled(job, brokers, destination, reader, on_step, stop)
 
     def replay(self, letters: LetterQuery | None = None, *, overwrite: bool = False, on_step: OnStep = ignore) -> Tally:
         """Try open dead letters again with the present functions, all or those chosen, while the group goes on.
@@ -180,8 +181,18 @@ class Pipeline:
             found = OpenLetters(job.group, destination.ledger, job.topics, letters or LetterQuery())
             if not len(found):
                 return Tally()
-            brokers, reader = Brokers(self.setup.source.cluster), self._reader(destination, job.owner, stages=False)
-            return replay(job, brokers, destination, reader, found, on_step, stop, overwrite=overwrite)
+            brokers = Brokers(self.setup.source.cluster)
+            with self._reading(destination, job.owner) as reader:
+                return replay(job, brokers, destination, reader, found, on_step, stop, overwrite=overwrite)
+
+    @contextmanager
+    def _reading(self, destination: Destination, owner: Owner) -> Iterator[SparkReader]:
+        """A reader that stages nothing, for one piece of work."""
+        reader = self._reader(destination, owner, stages=False)
+        try:
+            yield reader
+        finally:
+            reader.cancel()
 
     def _loop(self, destination: Destination, on_step: OnStep, owner: Owner | None = None) -> Loop:
         job, brokers = self._job(owner), self._brokers(destination)

@@ -77,11 +77,11 @@ def try_pipeline(pipeline: Pipeline, rows: int = 10) -> Trial:
     with _destination(setup) as destination:
         job, brokers = pipeline._job(), _brokers(setup, destination)
         starts = _starts(setup, brokers, destination.ledger)
-        reader = pipeline._reader(destination, job.owner, stages=False)
-        schemas = reader.schemas()
-        destination.rows.check_tables(job.tables, schemas)
         sample = _sample(starts, setup)
-        reading = reader.read(sample.spans, "check") if sample else None
+        with pipeline._reading(destination, job.owner) as reader:
+            schemas = reader.schemas()
+            destination.rows.check_tables(job.tables, schemas)
+            reading = reader.read(sample.spans, "check") if sample else None
         if reading is None:
             tables = [_sampled(destination.rows, spec, schemas, None, rows) for spec in job.tables]
             return Trial(setup.group, starts, tables=tables)

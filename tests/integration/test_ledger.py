@@ -15,7 +15,7 @@ from sqlalchemy import insert
 
 from tallymark.errors import BadInput, CommitRefused, Fenced, PositionMoved
 from tallymark.fence import Advance, Claim, Note, Restart, Wish
-from tallymark.ledger.commit import advance
+from tallymark.ledger.commit import write_entry
 from tallymark.ledger.read import read_positions
 from tallymark.ledger.tables import VERSION, schema
 from tallymark.spans import GroupState, Partition, Position, Span, Tally
@@ -321,7 +321,7 @@ def test_one_wrong_step_refuses_all(wrong: str, partitions: int, store: SqlStore
         else Advance(last.partition, 1, 5, last.epoch, last.tally, None)
     )
     with pytest.raises(CommitRefused, match=f"1 of {partitions} positions"), store.transaction() as connection:
-        advance(connection, dataclasses.replace(entry, advances=[*steps, bad]))
+        write_entry(connection, dataclasses.replace(entry, advances=[*steps, bad]), lambda: None)
     assert all(position(store, group, partition).next_offset == 0 for partition in claims)
 
 
@@ -454,7 +454,7 @@ def test_looking_waits_for_no_writer(store: SqlStore, store_url: str, group: str
     held = take(store, group, "a", [ZERO])
     looking = open_sql(store_url)
     with store.transaction() as connection:
-        advance(connection, work(group, "a", held, 0, 5).entry)
+        write_entry(connection, work(group, "a", held, 0, 5).entry, lambda: None)
         with looking.look() as other:
             assert read_positions(other, group, [ZERO])[ZERO].next_offset == 0
     looking.close()

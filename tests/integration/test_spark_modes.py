@@ -160,6 +160,36 @@ def test_executors_stage_what_one_transaction_promotes(
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_executors_stage_in_one_pass_what_only_picks_columns(
+    kind: str,
+    brokers: str,
+    topics: Topics,
+    group: str,
+    database: Callable[[str], str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "tallymark")
+    topic, url = topics.create(3), database(kind)
+    topics.send(topic, [{"id": n, "name": f"n{n}", "v": n} for n in range(120)], partitions=2)
+    # A partition of garbage alone, a value that only Spark can read, and a name that PostgreSQL can't hold.
+    topics.send_to(topic, 2, [b"garbage", b"[]"])
+    topics.send_to(topic, 0, [b'{"id": 1000, "v": 007}', b'{"id": 1001, "name": "a\\u0000b"}'])
+    topics.send_to(topic, 0, [b'\xef\xbb\xbf{"id": 1002, "name": "n"}'])
+    pipeline = make(brokers, topic, group, url, 200, road="executors")
+    pipeline.table("orders")(lambda records: records.select("value.id", "value.name"))
+    pipeline.table("log", provenance=True)(lambda records: records.select("value.id"))
+    tally = pipeline.run("caught-up")
+    print(tally, names(url).keys() - set(range(120)))
+    assert tally.total == 125
+    assert "road=executors" in caplog.text
+    assert "could not stage" not in caplog.text
+    assert databases.query(url, "SELECT count(*), count(DISTINCT id) FROM orders") == [(tally.applied, tally.applied)]
+    assert databases.query(url, "SELECT count(*), count(DISTINCT id) FROM log") == [(tally.applied, tally.applied)]
+    assert databases.query(url, UNBALANCED) == []
+    assert not stages(url)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_staged_row_that_is_refused_is_found_in_smaller_batches(
     kind: str,
     brokers: str,

@@ -14,7 +14,7 @@ import pytest
 from sqlalchemy import bindparam, inspect, text
 
 from tallymark import Json, Kafka
-from tallymark.errors import BatchTooLarge
+from tallymark.errors import BatchTooLarge, ReadFailed, TallymarkError
 from tallymark.read import Reading
 from tallymark.shape import OFFSET, PARTITION, Staged, TableSpec, finish, visible
 from tallymark.spans import Partition, Span
@@ -199,7 +199,7 @@ def test_tasks_stage_in_one_pass_what_the_driver_would_read(
 
 
 def test_what_is_nothing_for_arrow_is_left_to_spark_and_nothing_stays_staged(
-    spark: SparkSession, brokers: str, topics: Topics, database: Callable[[str], str]
+    spark: SparkSession, brokers: str, topics: Topics, database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = topics.create(1)
     topics.send(made, [b"broken"] * 1_100 + [{"id": n} for n in range(50)])
@@ -209,7 +209,66 @@ def test_what_is_nothing_for_arrow_is_left_to_spark_and_nothing_stays_staged(
         assert (len(found.dead_letters), found.staged["picks"].rows) == (1_100, 50)
         assert tables_of(store) == sorted(one.name for one in found.staged.values())
         # The next one is Spark's from the start.
-        assert not tasks._arrow_is_faster()
+        monkeypatch.setattr(tasks, "_in_one_pass", lambda *_: pytest.fail("it was tried again"))
+        assert tasks.read([Span(Partition(made, 0), 1_000, 1_150)], "c").staged["picks"].rows == 50
+
+
+def test_a_batch_that_is_cancelled_is_not_read_by_another_road(
+    spark: SparkSession, brokers: str, topic: str, database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.errors import PySparkException
+
+    with staging(spark, brokers, topic, database("postgresql")) as (tasks, store):
+
+        def cancelled(_: Any) -> DataFrame:
+            tasks.cancel()
+            raise PySparkException("Job 7 cancelled part of cancelled job group run-staging")
+
+        monkeypatch.setattr(tasks._scan, "columns", cancelled)
+        monkeypatch.setattr(tasks, "_by_spark", lambda *_: pytest.fail("it was read again"))
+        with pytest.raises(TallymarkError, match="cancelled"):
+            tasks.read(everything(topic), "b")
+        assert tables_of(store) == []
+        with pytest.raises(ReadFailed, match="the run is over"):
+            tasks.read(everything(topic), "b")
+
+
+def test_what_tasks_have_staged_goes_when_the_rest_of_a_batch_fails(
+    spark: SparkSession, brokers: str, topic: str, database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with staging(spark, brokers, topic, database("postgresql")) as (tasks, store):
+
+        def fails(*_: Any) -> Reading:
+            assert len(tables_of(store)) == 2
+            raise ReadFailed("no second opinion")
+
+        monkeypatch.setattr(tasks, "_by_arrow", fails)
+        with pytest.raises(ReadFailed, match="no second opinion"):
+            tasks.read(everything(topic), "b")
+        assert tables_of(store) == []
+
+
+def test_records_that_grow_from_part_to_part_are_not_all_taken(
+    spark: SparkSession, brokers: str, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tallymark.spark import reader as module
+
+    made = topics.create(1)
+    topics.send(made, [{"id": n, "name": "x" * (10 if n < 100 else 5_000)} for n in range(400)])
+    one = reader(spark, brokers, made, "driver", picks=FUNCTIONS["picks"])
+    one._memory, one._average = 50_000, 100.0
+    monkeypatch.setattr(module, "PART", 10_000)
+    taken: list[int] = []
+    to_arrow = one._scan.to_arrow
+
+    def counted(spans: list[Span]) -> pa.Table:
+        taken.append(sum(map(len, spans)))
+        return to_arrow(spans)
+
+    monkeypatch.setattr(one._scan, "to_arrow", counted)
+    with pytest.raises(BatchTooLarge):
+        one.read([Span(Partition(made, 0), 0, 400)], "b")
+    assert taken == [100, 100]
 
 
 def test_functions_that_only_pick_columns_are_known_by_their_plan(

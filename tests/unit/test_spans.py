@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.spans import OUTCOMES, Owner, Partition, Span, Tally
+from tallymark.spans import OUTCOMES, Owner, Partition, Span, Tally, split
 from tests.unit import strategies as draw
 
 PARTITION = Partition("orders", 3)
@@ -23,6 +23,19 @@ def test_a_span_is_a_half_open_range_or_nothing(start: int, stop: int) -> None:
     else:
         with pytest.raises(ValueError, match="not a span"):
             Span(PARTITION, start, stop)
+
+
+@given(st.lists(st.tuples(st.integers(0, 50), st.integers(1, 50)), max_size=4), st.integers(1, 12))
+def test_parts_of_spans_are_all_of_them_in_order(given: list[tuple[int, int]], parts: int) -> None:
+    spans = [Span(Partition("orders", at), start, start + length) for at, (start, length) in enumerate(given)]
+    found = split(spans, parts)
+    assert len(found) <= parts
+    assert all(found)
+    for span in spans:
+        shares = [share for part in found for share in part if share.partition == span.partition]
+        offsets = [offset for share in shares for offset in range(share.start, share.stop)]
+        assert offsets == list(range(span.start, span.stop))
+        assert max(map(len, shares)) <= -(-len(span) // parts)
 
 
 @given(tallies, tallies, tallies)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 
+import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
+from tallymark import raw
 from tallymark.errors import BadInput
 from tallymark.formats import explain as explain
+from tallymark.read import Seen
 from tallymark.source import Bytes, Json
+from tallymark.spans import Partition
+from tallymark.spark.scan import RAW_RECORDS
 
 RAW = "_tallymark_raw"
 """The undecodable value, and NULL for every record that is fine."""
@@ -34,6 +40,7 @@ FIRST_MOMENT, LAST_MOMENT = "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"
 SIZE = "_tallymark_size"
 """The bytes of key and value, before decoding."""
 
+PLACE = ["topic", "partition", "offset"]
 RECORD = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """The columns that a table's function sees."""
 
@@ -175,3 +182,35 @@ def _unfit(field: T.StructField) -> Column | None:
 
 def _in_years(time: Column, kind: T.DataType, first: str = FIRST_MOMENT) -> Column:
     return time.between(*(F.lit(moment).cast(kind) for moment in (first, LAST_MOMENT)))
+
+
+def second_opinion(spark: SparkSession, decode: Decoder, found: pa.Table, errors: dict[int, str]) -> pa.Table:
+    """Of the records that Arrow can't decode those that Spark can, which are no errors then.
+
+    Spark knows more spellings, and what is dead must not depend on the size of a batch.
+    """
+    doubtful = raw.only(found, errors.keys())
+    decoded = decode(spark.createDataFrame(doubtful, RAW_RECORDS))
+    saved = decoded.where(F.col(RAW).isNull()).select(*RECORD).toArrow()
+    places = {_place(row) for row in saved.select(PLACE).to_pylist()}
+    for at, row in zip(sorted(errors), doubtful.select(PLACE).to_pylist(), strict=True):
+        if _place(row) in places:
+            del errors[at]
+    return saved.select(raw.SCHEMA.names)
+
+
+def _place(row: Mapping[str, object]) -> tuple[object, ...]:
+    return tuple(row[name] for name in PLACE)
+
+
+def count(batch: DataFrame) -> tuple[dict[Partition, Seen], int]:
+    """Records and dead ones of each partition, the time of the last record, and the bytes of all."""
+    counts = batch.groupBy("topic", "partition").agg(
+        F.count("*").alias("records"),
+        F.count(RAW).alias("dead"),
+        F.max_by("timestamp", "offset").alias("last"),
+        F.sum(SIZE).alias("size"),
+    )
+    rows = counts.toArrow().to_pylist()
+    seen = {Partition(row["topic"], row["partition"]): Seen(row["records"], row["dead"], row["last"]) for row in rows}
+    return seen, sum(row["size"] for row in rows)

@@ -1,7 +1,7 @@
 """A large batch in one pass: the tasks that read Kafka decode, pick columns and stage them, and report what they saw.
 
-That goes where Arrow can decode and all that the tables' functions do is to pick columns. What its parser can't decode
-comes to the driver as it is, and Spark has the last word on it.
+That goes where all tables append, and all that their functions do is to pick columns. What Arrow can't decode comes to
+the driver as it is, and Spark has the last word on it.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class OnePass:
                 arrived = Arrived.of(raw.without(complete(piece, self.topic), self.without), decode)
                 report.add(arrived)
                 good = raw.leave_out(arrived.records, arrived.errors.keys())
-                for target in self.targets:
+                for target in self.targets if good.num_rows else ():
                     rows = visible(finish(target.spec, pick(good, target.picks), self.batch).puts)
                     target.loader.put(store.dialect, connection, rows, report.attempt)
 

@@ -3,9 +3,10 @@
 A batch that fits the driver's memory comes there as it is, read by Spark or, if it is small, by the driver itself.
 Arrow decodes it, and where a function only picks columns, Spark has no more to do with it.
 
-What is too large for that, or nothing for Arrow's parser, is decoded by Spark, and cached for the moment it takes to
-count it, run the tables' functions and pick out the dead letters, so that all three see the same records. A lost
-executor or a speculative task only recomputes its part of the same spans.
+What is too large for that is decoded and staged by the tasks that read it, where functions only pick columns. All else,
+and what is nothing for Arrow's parser, is decoded by Spark, and cached for the moment it takes to count it, run the
+tables' functions and pick out the dead letters, so that all three see the same records. A lost executor or a
+speculative task only does its part of the same spans again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import pyarrow as pa
@@ -26,20 +27,20 @@ from tallymark import formats, raw
 from tallymark.arrived import Arrived
 from tallymark.brokers import Brokers
 from tallymark.direct import Direct
-from tallymark.errors import BatchTooLarge
-from tallymark.read import DeadLetter, Reading, Seen
-from tallymark.shape import TableSpec
+from tallymark.errors import BatchTooLarge, ReadFailed
+from tallymark.read import DeadLetter, Reading
+from tallymark.shape import Staged, TableSpec
 from tallymark.source import Kafka
 from tallymark.spans import Partition, Span, split
 from tallymark.spark import access
-from tallymark.spark.decode import RAW, RECORD, SIZE, Decoder
+from tallymark.spark.decode import RAW, RECORD, Decoder, count, second_opinion
 from tallymark.spark.failures import FunctionFailed, explained
-from tallymark.spark.onepass import OnePass, targets
+from tallymark.spark.onepass import OnePass, Outcome, targets
 from tallymark.spark.scan import RAW_RECORDS, Scan
 from tallymark.spark.shaper import Shaper
 from tallymark.spark.shaping import TableFunction
 from tallymark.spark.spans import leave_out
-from tallymark.spark.stage import check_reached
+from tallymark.spark.stage import check_reached, counting_rows
 from tallymark.stores.staging import Stages
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,6 @@ log = logging.getLogger(__name__)
 REDACTION = "spark.sql.redaction.options.regex"
 LOCAL_RELATION = "spark.sql.execution.arrow.localRelationThreshold"
 ROWS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
-BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 ARROW_BATCH = 16 << 20
 """Bytes of records that travel in one Arrow batch, which a task holds in memory."""
 PART = 40 << 20
@@ -87,13 +87,12 @@ class SparkReader:
         self._by_spark_for = 0
         self._small = SMALL
         self._rows_per_batch = 0
+        self._cancelled = False
         # Whatever the session says: JSON timestamps without a zone are UTC, and so are those in the tables.
         self._spark.conf.set("spark.sql.session.timeZone", "UTC")
         access.keep_quiet()
         # As a relation of its own a batch would be turned into rows by the driver alone.
         self._spark.conf.set(LOCAL_RELATION, 0)
-        # Rows are counted to fit. For bytes Spark would add up all columns again after every single row.
-        self._spark.conf.set(BYTES_PER_BATCH, 2**31 - 1)
         hidden = self._spark.conf.get(REDACTION, "") or ""
         if access.REDACTED not in hidden:
             self._spark.conf.set(REDACTION, "|".join(filter(None, (hidden, access.REDACTED))))
@@ -102,6 +101,8 @@ class SparkReader:
         return self._shaper.schemas
 
     def read(self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
+        if self._cancelled:
+            raise ReadFailed("a batch was not read: the run is over")
         offsets = sum(map(len, spans))
         self._scan.name_jobs(offsets)
         small = offsets <= self._small
@@ -110,10 +111,10 @@ class SparkReader:
         if not small:
             self._direct.close()
         large = self._too_large(offsets * (self._average or 0), spans)
-        arrow = small or self._arrow_is_faster()
+        arrow = self._arrow_is_faster()
         if large and arrow and (reading := self._in_one_pass(spans, batch, without)):
             return reading
-        if large or not arrow:
+        if large or not (small or arrow):
             return self._by_spark(leave_out(self._scan.frame(spans), without), spans, batch)
         found = self._fetched(spans) if small else self._scanned(spans)
         arrived = Arrived.of(raw.without(found, without), self._decode_in_driver)
@@ -139,6 +140,7 @@ class SparkReader:
         self._direct.let_go(partitions)
 
     def cancel(self) -> None:
+        self._cancelled = True
         self._direct.cancel()
         self._spark.sparkContext.cancelJobGroup(self._run)
 
@@ -165,9 +167,14 @@ class SparkReader:
     def _scanned(self, spans: Sequence[Span]) -> pa.Table:
         average = self._average or 1.0
         self._fit_batches(average)
-        parts = max(1, math.ceil(sum(map(len, spans)) * average / PART))
+        parts, found, size = max(1, math.ceil(sum(map(len, spans)) * average / PART)), [], 0
         with self._growing(), explained(self._source.brokers):
-            return pa.concat_tables([self._scan.to_arrow(part) for part in split(spans, parts)])
+            for part in split(spans, parts):
+                found.append(self._scan.to_arrow(part))
+                size += raw.size(found[-1])
+                if self._too_large(size / 2, spans):
+                    raise BatchTooLarge(f"records of {size:,} bytes are more than limits.memory={self._memory:,}")
+        return pa.concat_tables(found)
 
     @contextmanager
     def _growing(self) -> Iterator[None]:
@@ -183,49 +190,39 @@ class SparkReader:
         found, good, errors = arrived.found, arrived.records, dict(arrived.errors)
         if errors:
             good = raw.leave_out(good, errors)
-            saved = self._second_opinion(found, errors)
+            with explained(self._source.brokers):
+                saved = second_opinion(self._spark, self._decode, found, errors)
             good = pa.concat_tables([good, saved.cast(good.schema)])
         log.info("batch=%s bytes=%d road=%s", batch, arrived.size, road)
         rows, refusals = self._shaper.shape_arrow(good, spans)
         letters = raw.letters(found, errors)
         return Reading(raw.seen(found, errors), rows, letters, refusals, arrived.size)
 
-    def _second_opinion(self, found: pa.Table, errors: dict[int, str]) -> pa.Table:
-        """Of the records that Arrow can't decode those that Spark can, which are no errors then.
-
-        Spark knows more spellings, and what is dead must not depend on the size of a batch.
-        """
-        doubtful = raw.only(found, errors.keys())
-        with explained(self._source.brokers):
-            decoded = self._decode(self._spark.createDataFrame(doubtful, RAW_RECORDS))
-            saved = decoded.where(F.col(RAW).isNull()).select(*RECORD).toArrow()
-        places = {_place(row) for row in saved.select(PLACE).to_pylist()}
-        for at, row in zip(sorted(errors), doubtful.select(PLACE).to_pylist(), strict=True):
-            if _place(row) in places:
-                del errors[at]
-        return saved.select(raw.SCHEMA.names)
-
     def _by_spark(self, found: DataFrame, spans: Sequence[Span], batch: str) -> Reading:
         """Decode and shape records without having seen them."""
         decoded = self._decode(found).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with explained(self._source.brokers):
-                seen, size = _count(decoded)
+                seen, size = count(decoded)
             large = self._too_large(size, spans)
             if large and self._stages is None:
                 raise BatchTooLarge(f"{size:,} bytes are more than limits.memory={self._memory:,}")
-            count = sum(partition.records for partition in seen.values())
-            self._fit_batches(size / max(1, count))
+            records_seen = sum(partition.records for partition in seen.values())
+            self._fit_batches(size / max(1, records_seen))
             records = decoded.where(F.col(RAW).isNull()).select(*RECORD)
             log.info("batch=%s bytes=%d road=%s", batch, size, "executors" if large else "spark")
-            staged = self._shaper.stage(self._stages, records, batch) if large and self._stages else {}
-            rows, refusals = (self._shaper.no_rows(), []) if large else self._shaper.shape(records, spans)
-            dead = any(partition.dead for partition in seen.values())
-            with explained(self._source.brokers):
-                letters = self._dead_letters(decoded) if dead else []
+            staged: dict[str, Staged] = {}
+            if large and self._stages:
+                with counting_rows(self._spark):
+                    staged = self._shaper.stage(self._stages, records, batch)
+            with self._stages.kept(one.name for one in staged.values()) if self._stages else nullcontext():
+                rows, refusals = (self._shaper.no_rows(), []) if large else self._shaper.shape(records, spans)
+                dead = any(partition.dead for partition in seen.values())
+                with explained(self._source.brokers):
+                    letters = self._dead_letters(decoded) if dead else []
         finally:
             decoded.unpersist()
-        self._learn(size, count)
+        self._learn(size, records_seen)
         return Reading(seen, rows, letters, refusals, size, staged)
 
     def _in_one_pass(
@@ -237,29 +234,34 @@ class SparkReader:
             return None
         self._fit_batches(self._average or 1.0)
         made = targets(stages, tables, self.schemas())
-        outcome = None
-        try:
-            with explained(self._source.brokers, tables[0][0].name):
-                work = OnePass(self._source.value, self._scan.topic, batch, without, made)
-                outcome = work.run(self._scan.columns(spans))
-        except FunctionFailed as error:
-            check_reached(error)
-            log.warning("executors could not stage batch=%s error=%s", batch, error.words)
-        finally:
-            if outcome is None:
-                stages.drop(target.loader.name for target in made)
-        if outcome is None:
-            self._by_spark_for = SLOW_BATCHES
-            return None
+        with stages.kept(target.loader.name for target in made):
+            outcome = None
+            try:
+                with explained(self._source.brokers, tables[0][0].name), counting_rows(self._spark):
+                    work = OnePass(self._source.value, self._scan.topic, batch, without, made)
+                    outcome = work.run(self._scan.columns(spans))
+            except FunctionFailed as error:
+                check_reached(error)
+                if self._cancelled:
+                    raise
+                log.warning("executors could not stage batch=%s error=%s", batch, error.words)
+            if outcome is not None:
+                return self._staged(outcome, spans, batch)
+        stages.drop(target.loader.name for target in made)
+        self._by_spark_for = SLOW_BATCHES
+        return None
+
+    def _staged(self, outcome: Outcome, spans: Sequence[Span], batch: str) -> Reading:
+        """What the tasks have staged, and what they have left to us."""
         count = sum(one.records for one in outcome.seen.values())
         self._learn(outcome.size, count)
         self._judge(outcome.slow, count)
         log.info("batch=%s bytes=%d road=%s", batch, outcome.size, "executors")
-        rest = self._by_arrow(Arrived.of(outcome.doubtful, self._decode_in_driver), spans, batch, "given")
-        seen = {
-            one: replace(found, dead=rest.seen[one].dead if one in rest.seen else 0)
-            for one, found in outcome.seen.items()
-        }
+        if not outcome.doubtful.num_rows:
+            return Reading(outcome.seen, self._shaper.no_rows(), [], [], outcome.size, outcome.staged)
+        rest = self._by_arrow(Arrived.of(outcome.doubtful, self._decode_in_driver), spans, batch, "doubtful")
+        dead = {partition: found.dead for partition, found in rest.seen.items()}
+        seen = {partition: replace(found, dead=dead.get(partition, 0)) for partition, found in outcome.seen.items()}
         return replace(rest, seen=seen, size=outcome.size, staged=outcome.staged)
 
     def _too_large(self, size: float, spans: Sequence[Span]) -> bool:
@@ -282,23 +284,3 @@ class SparkReader:
         dead = batch.where(F.col(RAW).isNotNull()).select(*names).toArrow()
         values = dead["value"].to_pylist()
         return raw.letters(dead, {at: formats.explain(self._source.value, value) for at, value in enumerate(values)})
-
-
-PLACE = ["topic", "partition", "offset"]
-
-
-def _place(row: Mapping[str, object]) -> tuple[object, ...]:
-    return tuple(row[name] for name in PLACE)
-
-
-def _count(batch: DataFrame) -> tuple[dict[Partition, Seen], int]:
-    """Records and dead ones of each partition, the time of the last record, and the bytes of all."""
-    counts = batch.groupBy("topic", "partition").agg(
-        F.count("*").alias("records"),
-        F.count(RAW).alias("dead"),
-        F.max_by("timestamp", "offset").alias("last"),
-        F.sum(SIZE).alias("size"),
-    )
-    rows = counts.toArrow().to_pylist()
-    seen = {Partition(row["topic"], row["partition"]): Seen(row["records"], row["dead"], row["last"]) for row in rows}
-    return seen, sum(row["size"] for row in rows)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from tallymark.errors import BatchTooLarge, Unreachable
 from tallymark.shape import OFFSET, PARTITION, PROVENANCE, TIMESTAMP, TOPIC, Staged, TableSpec, table_schema
 from tallymark.stores.staging import Stages
 
+BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 REPORT = "attempt BIGINT, rows BIGINT, refused STRING"
 
 
@@ -38,6 +41,23 @@ def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, b
     except Exception:
         stages.drop([loader.name])
         raise
+
+
+@contextmanager
+def counting_rows(spark: SparkSession) -> Iterator[None]:
+    """Batches for Python fit by the number of their rows alone.
+
+    To keep to a number of bytes, too, Spark adds up all columns again after every single row.
+    """
+    before = spark.conf.get(BYTES_PER_BATCH, None)
+    spark.conf.set(BYTES_PER_BATCH, 2**31 - 1)
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(BYTES_PER_BATCH)
+        else:
+            spark.conf.set(BYTES_PER_BATCH, before)
 
 
 def check_reached(error: Exception) -> None:

@@ -115,6 +115,16 @@ class Stages:
     def drop(self, names: Iterable[str]) -> None:
         drop_tables(self._engine, names)
 
+    @contextmanager
+    def kept(self, names: Iterable[str]) -> Iterator[None]:
+        """These tables stay, unless the block fails."""
+        made = list(names)
+        try:
+            yield
+        except BaseException:
+            self.drop(made)
+            raise
+
 
 def clear_stages(engine: Engine, group: str, of: str | None, keep: Collection[str]) -> None:
     """Drop the staging tables of this run of the group, or those of all but the runs to keep."""
