@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -78,16 +79,21 @@ OnLap = Callable[[str, int], None]
 def race(
     contenders: Sequence[Contender], course: Course, rounds: int, on_lap: OnLap | None = None
 ) -> dict[str, Result]:
-    """All laps, by the contenders' names. The first round warms up and is not counted."""
+    """All laps, by the contenders' names. The first round warms up and is not counted.
+
+    Every other round has an order of its own: what a contender leaves behind (a busy compiler, a large heap) is not
+    always felt by the same one.
+    """
     results = {contender.name: Result(contender.name) for contender in contenders}
     if len(results) < len(contenders):
         raise TallymarkError("two contenders of a race have the same name")
+    dice = random.Random(rounds)
     with ExitStack() as stack:
         for contender in contenders:
             stack.callback(contender.stop)
             contender.start(course)
         for turn in range(rounds + 1):
-            for contender in contenders:
+            for contender in dice.sample(contenders, len(contenders)) if turn else contenders:
                 if on_lap:
                     on_lap(contender.name, turn)
                 lap = contender.lap(course)
