@@ -56,7 +56,10 @@ def main() -> None:
     settings = Settings(**json.load(sys.stdin))
 
     def tell(step: Step, progress: Progress) -> None:
-        print(json.dumps({"step": step.value, "batch": progress.batch, **asdict(progress.tally)}), flush=True)
+        # In one piece, which print would not: the reading thread has steps of its own.
+        line = json.dumps({"step": step.value, "batch": progress.batch, **asdict(progress.tally)})
+        sys.stdout.write(f"{line}\n")
+        sys.stdout.flush()
 
     try:
         pipeline(settings).run("caught-up", on_step=tell)
