@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
@@ -57,6 +57,8 @@ from tallymark.stores.opening import open_sql
 
 MODES: Sequence[Mode] = ("append", "upsert")
 BATCH = 250_000
+WARM = 4
+COMPILING = "of the JVM's, compiling"
 MOST = 8
 """Lines of a table: what comes after them is small."""
 STEPS = (Step.PLANNED, Step.READ, Step.STAGED, Step.WRITTEN, Step.MOVED, Step.COMMITTED)
@@ -100,7 +102,19 @@ def spent(servers: Mapping[str, Server]) -> dict[str, float]:
     below = family(running, [here]) - {here}
     members = {"Python": {here}, "JVM": {pid for pid in below if running[pid].name == "java"}}
     members |= {name: family(running, [server.pid]) for name, server in servers.items()}
-    return {name: sum(running[pid].seconds for pid in pids) for name, pids in members.items()}
+    found = {name: sum(running[pid].seconds for pid in pids) for name, pids in members.items()}
+    return found | {COMPILING: sum(map(compiling, members["JVM"]))}
+
+
+def compiling(pid: int) -> float:
+    """CPU seconds of the threads that compile what the others run."""
+    found, tick = 0.0, os.sysconf("SC_CLK_TCK")
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):
+            head, _, tail = path.read_text().rpartition(")")
+            if "CompilerThre" in head:
+                found += sum(map(int, tail.split()[11:13])) / tick
+    return found
 
 
 def run(profile: Profile, course: Course, road: Road) -> None:
@@ -123,11 +137,12 @@ def run(profile: Profile, course: Course, road: Road) -> None:
 
 
 def profiled(mode: Mode, course: Course, road: Road, servers: Mapping[str, Server], program: str | None) -> Profile:
-    """The second run; the first one warms up."""
+    """One run, after some that warm up."""
     profile = Profile(mode, course.records)
     with closing(open_sql(course.url)) as store:
-        tables.prepare(course, mode)
-        run(Profile(mode, course.records), course, road)
+        for _ in range(WARM):
+            tables.prepare(course, mode)
+            run(Profile(mode, course.records), course, road)
         tables.prepare(course, mode)
         with store.transaction() as connection:
             connection.execute(text("CREATE EXTENSION IF NOT EXISTS pg_stat_statements"))

@@ -171,7 +171,7 @@ def test_executors_stage_in_one_pass_what_only_picks_columns(
     caplog.set_level("INFO", "tallymark")
     topic, url = topics.create(3), database(kind)
     topics.send(topic, [{"id": n, "name": f"n{n}", "v": n} for n in range(120)], partitions=2)
-    # A partition of garbage alone, a value that only Spark can read, and a name that PostgreSQL can't hold.
+    # A partition of garbage alone, a name that PostgreSQL can't hold, and what looks like JSON and is none.
     topics.send_to(topic, 2, [b"garbage", b"[]"])
     topics.send_to(topic, 0, [b'{"id": 1000, "v": 007}', b'{"id": 1001, "name": "a\\u0000b"}'])
     topics.send_to(topic, 0, [b'\xef\xbb\xbf{"id": 1002, "name": "n"}'])
@@ -179,8 +179,7 @@ def test_executors_stage_in_one_pass_what_only_picks_columns(
     pipeline.table("orders")(lambda records: records.select("value.id", "value.name"))
     pipeline.table("log", provenance=True)(lambda records: records.select("value.id"))
     tally = pipeline.run("caught-up")
-    print(tally, names(url).keys() - set(range(120)))
-    assert tally.total == 125
+    assert tally == (Tally(applied=120, dead=5) if kind == "postgresql" else Tally(applied=121, dead=4))
     assert "road=executors" in caplog.text
     assert "could not stage" not in caplog.text
     assert databases.query(url, "SELECT count(*), count(DISTINCT id) FROM orders") == [(tally.applied, tally.applied)]
