@@ -157,12 +157,9 @@ def targets(
 ) -> list[Target]:
     """A staging table for each of the tables."""
     made: list[Target] = []
-    try:
+    with stages.kept(target.loader.name for target in made):
         for spec, picks in tables:
             made.append(Target(spec, picks, stages.open(table_schema(spec, schemas[spec.name]))))
-    except BaseException:
-        stages.drop(target.loader.name for target in made)
-        raise
     return made
 
 

@@ -36,11 +36,8 @@ def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, b
     wanted = table_schema(spec, schema)
     loader = replace(stages.open(wanted), key=spec.key)
     reports = rows.select(*(F.col(f"`{name}`") for name in wanted.names)).mapInArrow(loader, REPORT)
-    try:
+    with stages.kept([loader.name]):
         return loader.staged(reports.toArrow().to_pylist())
-    except Exception:
-        stages.drop([loader.name])
-        raise
 
 
 @contextmanager

@@ -117,12 +117,11 @@ class Stages:
 
     @contextmanager
     def kept(self, names: Iterable[str]) -> Iterator[None]:
-        """These tables stay, unless the block fails."""
-        made = list(names)
+        """These tables stay, unless the block fails: then they go, with those that it has added to what is iterated."""
         try:
             yield
         except BaseException:
-            self.drop(made)
+            self.drop(names)
             raise
 
 
