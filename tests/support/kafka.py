@@ -20,9 +20,8 @@ class Topics:
     def __init__(self, brokers: str) -> None:
         self.brokers = brokers
         self._admin = AdminClient({"bootstrap.servers": brokers})
-        # One request at a time: what is sent again, because a new topic has no leader yet, stays in its place.
-        settings = {"bootstrap.servers": brokers, "linger.ms": 5, "max.in.flight.requests.per.connection": 1}
-        self._producer = Producer(settings)
+        # What is sent again, because a new topic has no leader yet, stays in its place only if the brokers number it.
+        self._producer = Producer({"bootstrap.servers": brokers, "linger.ms": 5, "enable.idempotence": True})
 
     def create(self, partitions: int = 4, *, name: str | None = None, **config: str) -> str:
         topic = name or f"topic-{uuid.uuid4().hex[:8]}"
