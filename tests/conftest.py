@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import hypothesis
 import pytest
 
 from tallymark.sandbox import Sandbox
@@ -86,6 +87,9 @@ LONG = {
     "test_a_row_of_several_records_has_no_single_one": "exceptAll",
 }
 """Tests, or those of their cases, that are much like others and take long: ``make faults`` runs them."""
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.load_profile("same")
+"""A run that fails says something about the change, not about its luck: CONTRIBUTING tells how to try other examples."""
 _box: Sandbox | None = None
 
 
