@@ -87,9 +87,9 @@ LONG = {
     "test_a_row_of_several_records_has_no_single_one": "exceptAll",
 }
 """Tests, or those of their cases, that are much like others and take long: ``make faults`` runs them."""
+# A run that fails says something about the change, not about its luck. CONTRIBUTING tells how to try other examples.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")
-"""A run that fails says something about the change, not about its luck: CONTRIBUTING tells how to try other examples."""
 _box: Sandbox | None = None
 
 
