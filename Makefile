@@ -34,7 +34,7 @@ faults: $(READY)
 bench: $(READY)
 	@$(BIN)/python bench/throughput.py --write docs/benchmarks.md $(ARGS)
 	@$(BIN)/python bench/latency.py --write docs/benchmarks.md
-	@$(BIN)/python bench/growth.py --write docs/benchmarks.md
+	@$(BIN)/python bench/growth.py --minutes 18 --write docs/benchmarks.md
 	@$(BIN)/python bench/cluster.py --write docs/benchmarks.md
 	@$(BIN)/python bench/profiling.py --write docs/benchmarks.md
 	@$(BIN)/python bench/stores.py --write docs/benchmarks.md

@@ -35,6 +35,8 @@ BATCH = 250_000
 NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "sqlite": "SQLite"}
 SIZES: dict[Shape, str] = {"small": "140 B", "large": "1 KB"}
 SHARES = {"debezium": 0.15, "quix": 0.1}
+WARM = 2
+"""Rounds before those that count. After a single one, whoever came after a slow loop still had a faster JVM."""
 err = Console(stderr=True, highlight=False)
 
 
@@ -135,7 +137,7 @@ def run(event: Event, course: Course, rounds: int, only: str, told: Callable[[st
         contenders = list(able(lineup.chosen(event.contenders, only), course, stack))
         if not contenders:
             return None
-        results = race(contenders, course, rounds, told(event.title, (rounds + 1) * len(contenders)))
+        results = race(contenders, course, rounds, told(event.title, (WARM + rounds) * len(contenders)), WARM)
     return Outcome(event.title, course.kind, course.records, results, lineup.comparisons(course.kind, targets=True))
 
 

@@ -54,6 +54,11 @@ def test_contenders_take_turns_and_the_first_round_does_not_count() -> None:
     assert results["a"].ratios(results["b"]) == [4.0, 2.0]
 
 
+def test_several_rounds_may_warm_up() -> None:
+    results = race([Runner("a", [100.0, 50.0, 2.0], [])], COURSE, rounds=1, warm=2)
+    assert results["a"].rates == [500.0]
+
+
 def test_rounds_have_orders_of_their_own() -> None:
     diary: list[str] = []
     race([Runner(name, [1.0] * 4, diary) for name in "abcd"], COURSE, rounds=3)

@@ -77,9 +77,9 @@ OnLap = Callable[[str, int], None]
 
 
 def race(
-    contenders: Sequence[Contender], course: Course, rounds: int, on_lap: OnLap | None = None
+    contenders: Sequence[Contender], course: Course, rounds: int, on_lap: OnLap | None = None, warm: int = 1
 ) -> dict[str, Result]:
-    """All laps, by the contenders' names. The first round warms up and is not counted.
+    """All laps, by the contenders' names. The first ``warm`` rounds are not counted: Java compiles for a while.
 
     Every other round has an order of its own: what a contender leaves behind (a busy compiler, a large heap) is not
     always felt by the same one.
@@ -92,7 +92,7 @@ def race(
         for contender in contenders:
             stack.callback(contender.stop)
             contender.start(course)
-        for turn in range(rounds + 1):
+        for turn in [0] * warm + list(range(1, rounds + 1)):
             for contender in dice.sample(contenders, len(contenders)) if turn else contenders:
                 if on_lap:
                     on_lap(contender.name, turn)

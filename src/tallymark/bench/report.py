@@ -110,7 +110,7 @@ def markdown(outcome: Outcome) -> str:
     lines = [f"**{outcome.title}**, {outcome.records:,} records", "", *_markdown(RATES, rate_rows(outcome), left=1)]
     if outcome.compared:
         lines += ["", *_markdown(RATIOS, ratio_rows(outcome), left=2)]
-    return "\n".join([*lines, "", f"Medians of {outcome.rounds} rounds after one to warm up, in turns."])
+    return "\n".join([*lines, "", f"Medians of {outcome.rounds} rounds in turns, after the laps that warmed up."])
 
 
 def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int) -> list[str]:
