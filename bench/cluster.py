@@ -1,8 +1,9 @@
 """Staging on a real Spark standalone cluster: what a second worker gains, and whose CPU time it takes.
 
-Two clusters on loopback, one of one worker and one of two, each worker with one core. Each has a driver in a process of
-its own that stays warm. The drivers take turns on one topic, by the executors' road and by the driver's. What each
-process took of the cores is read from /proc, so it runs on Linux alone.
+Clusters of one and of two workers on loopback, each worker with one core, and once more with a part of a core: on a
+small machine the database and the driver need what is left, and only so can be seen whether a second worker gains.
+Each cluster has a driver in a process of its own that stays warm. The drivers take turns on one topic, by the
+executors' road and by the driver's. What each process took of the cores is read from /proc: it runs on Linux alone.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ration import ration
 from standalone import Driver, Order, Standalone
 from tallymark.bench import tables
 from tallymark.bench.machine import database, machine, sentence, versions
 from tallymark.bench.race import Course, Lap, Result, race, spread
 from tallymark.bench.report import replace_section, thousands
 from tallymark.bench.venue import Venue
+from tallymark.errors import BadInput
 from tallymark.pipeline import Road
 from tallymark.sandbox import Sandbox
 from tallymark.sandbox.kafka import Kafka
@@ -33,6 +36,8 @@ from tallymark.sandbox.server import Server
 BATCHES: Mapping[Road, int] = {"executors": 1_000_000, "driver": 250_000}
 """The most records of a batch: many where they are staged, few where the driver reads one while another commits."""
 WORKERS = (1, 2)
+PART = 0.3
+"""Of a core, for each worker of the smaller kind: its executor's Java and Python together."""
 PARTS = ("driver, Python", "driver, JVM", "executors, JVM", "executors, Python", "PostgreSQL", "Kafka")
 
 
@@ -80,12 +85,14 @@ class Lane(tables.Idle):
     driver: Driver
     servers: Mapping[str, Server]
     road: Road
+    cores: float = 1.0
     costs: list[dict[str, float]] = field(default_factory=list)
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.workers = len(self.cluster.workers)
-        self.name = f"{self.workers} worker{'s' * (self.workers > 1)}, {self.road}"
+        part = f" of {self.cores:g} cores" if self.cores < 1 else ""
+        self.name = f"{self.workers} worker{'s' * (self.workers > 1)}{part}, {self.road}"
 
     def lap(self, course: Course) -> Lap:
         tables.prepare(course)
@@ -111,14 +118,15 @@ class Lane(tables.Idle):
 
 
 def report(lanes: Sequence[Lane], results: Mapping[str, Result]) -> Iterator[str]:
-    yield "| workers | road | k records/s | spread | against one worker |"
-    yield "|---:|---|---:|---|---|"
+    yield "| workers | cores of each | road | k records/s | spread | against one worker |"
+    yield "|---:|---:|---|---:|---|---|"
     for lane in lanes:
         result = results[lane.name]
-        alone = next(results[one.name] for one in lanes if one.road == lane.road and one.workers == 1)
+        like = (one for one in lanes if (one.road, one.cores) == (lane.road, lane.cores))
+        alone = next(results[one.name] for one in like if one.workers == 1)
         median, least, most = map(thousands, spread(result.rates))
         gain = "" if result is alone else "{:.2f}x ({:.2f}-{:.2f})".format(*spread(result.ratios(alone)))
-        yield f"| {lane.workers} | {lane.road} | {median} | {least}-{most} | {gain} |"
+        yield f"| {lane.workers} | {lane.cores:g} | {lane.road} | {median} | {least}-{most} | {gain} |"
     yield ""
     yield f"| CPU seconds for a million records | {' | '.join(PARTS)} | the driver's share | cores | cores of all |"
     yield f"|---|{'---:|' * (len(PARTS) + 3)}"
@@ -150,10 +158,24 @@ def measure(records: int, rounds: int) -> tuple[dict[str, str], list[Lane], dict
             cluster = stack.enter_context(Standalone(box.directory / f"cluster-{workers}", workers))
             driver = stack.enter_context(Driver(cluster))
             lanes += (Lane(cluster, driver, servers, road) for road in BATCHES)
+        try:
+            lanes += [_rationed(stack, box.directory, servers, workers) for workers in WORKERS]
+        except BadInput as error:
+            told.print(f"without workers of a part of a core: {error}", style="yellow", markup=False)
         venue = Venue(kafka.brokers, postgresql.url, records, "small")
         course = stack.enter_context(venue.course(lambda _: None))
         results = race(lanes, course, rounds, lambda name, turn: told.print(f"round {turn}: {name}"))
         return {**machine(), **versions(), **database(postgresql.url)}, lanes, results
+
+
+def _rationed(stack: ExitStack, directory: Path, servers: Mapping[str, Server], workers: int) -> Lane:
+    """The executors' road through workers that have a part of a core each."""
+    rations = [stack.enter_context(ration(PART)) for _ in range(workers)]
+    cluster = stack.enter_context(Standalone(directory / f"small-cluster-{workers}", workers))
+    for one, worker in zip(rations, cluster.workers, strict=True):
+        assert worker.pid is not None
+        one.add(worker.pid)
+    return Lane(cluster, stack.enter_context(Driver(cluster)), servers, "executors", PART)
 
 
 def main() -> None:

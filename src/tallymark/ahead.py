@@ -6,11 +6,13 @@ thrown away: it is fetched again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
+
+from confluent_kafka import KafkaException
 
 from tallymark.background import Background
 from tallymark.errors import TallymarkError
@@ -20,22 +22,29 @@ from tallymark.read import DeadLetter
 from tallymark.records import Records, decoded
 from tallymark.spans import Partition
 
+Answer = Callable[[], None]
+
 
 @dataclass(frozen=True)
 class Taken:
-    """What was fetched, and its records decoded."""
+    """What was fetched, and its records decoded.
+
+    ``same_topics`` raises if they are of topics that others have replaced; None if that could not be asked yet.
+    """
 
     fetched: Mapping[Partition, Fetched]
+    same_topics: Answer | None
     records: Records
     letters: list[DeadLetter]
 
 
 class Ahead:
-    """A fetcher that works ahead by one batch."""
+    """A fetcher that works ahead by one batch. ``ask`` is called after each fetch, and answers when it is needed."""
 
-    def __init__(self, fetcher: Fetcher, decode: Decoder) -> None:
+    def __init__(self, fetcher: Fetcher, decode: Decoder, ask: Callable[[], Answer]) -> None:
         self._fetcher = fetcher
         self._decode = decode
+        self._ask = ask
         self._thread = Background("tallymark-fetch")
         self._pending: Future[Taken] | None = None
         self.current: dict[Partition, int] = {}
@@ -89,5 +98,9 @@ class Ahead:
                 self._pending.set_result(self._taken(kept))
 
     def _taken(self, fetched: Mapping[Partition, Fetched]) -> Taken:
+        same_topics = None
+        # What was fetched must not be lost with the question.
+        with suppress(TallymarkError, KafkaException):
+            same_topics = self._ask() if fetched else None
         messages = list(chain.from_iterable(got.messages for got in fetched.values()))
-        return Taken(fetched, *decoded(self._decode, messages))
+        return Taken(fetched, same_topics, *decoded(self._decode, messages))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -11,12 +12,20 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+Work = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+
+
 class Background:
-    """Runs one piece of work after the other. Unlike a pool's, its thread does not keep the interpreter alive."""
+    """Runs one piece of work after the other. Unlike a pool's, its thread does not keep the interpreter alive.
+
+    The thread ends with ``close``, or when nobody knows of this object any more.
+    """
 
     def __init__(self, name: str) -> None:
-        self._work: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
-        threading.Thread(target=self._serve, name=name, daemon=True).start()
+        self._work: Work = queue.SimpleQueue()
+        threading.Thread(target=_serve, args=[self._work], name=name, daemon=True).start()
+        self._end = weakref.finalize(self, self._work.put, None)
+        self._end.atexit = False
 
     def submit(self, work: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
@@ -25,12 +34,17 @@ class Background:
 
     def close(self) -> None:
         """Let the thread end after what it is doing; does not wait for it."""
-        self._work.put(None)
+        self._end()
 
-    def _serve(self) -> None:
-        while (item := self._work.get()) is not None:
-            work, future = item
-            try:
-                future.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
-                future.set_exception(error)
+
+def _serve(waiting: Work) -> None:
+    while (item := waiting.get()) is not None:
+        work, future = item
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
+            future.set_exception(error)
+        # Neither what was done nor what came of it is kept until there is more to do.
+        del item, work, future

@@ -18,7 +18,7 @@ from itertools import count
 
 import pyarrow as pa
 
-from tallymark.ahead import Ahead
+from tallymark.ahead import Ahead, Answer
 from tallymark.batch import Batch as Accounts
 from tallymark.batches import Batch
 from tallymark.brokers import Brokers, Topic
@@ -69,7 +69,6 @@ class Consuming:
         self._ledger = destination.ledger
         self._most = destination.rows.most_records
         self._brokers = Brokers(setup.source.cluster)
-        self._ahead = Ahead(Fetcher(setup.source, self._brokers), Decoder(setup.source.value))
         committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience)
         self._committer = HandledCommitter(committer)
         membership = setup.member(self._brokers, self.owner)
@@ -84,6 +83,10 @@ class Consuming:
             setup.patience,
             tolerant=any(map(is_pattern, setup.source.topic_names)),
         )
+        fetcher = Fetcher(setup.source, self._brokers)
+        self._ahead = Ahead(fetcher, Decoder(setup.source.value), self.share.ask_identity)
+        self._same_topics: Answer | None = None
+        """Asked after the last batch was fetched, and good for one answer."""
         self._next: dict[Partition, Move] = {}
         """How the next move of each partition begins: what is lost and skipped before the first record of it."""
         self._lookout = Lookout(setup.catch_up) if setup.catch_up else None
@@ -120,9 +123,8 @@ class Consuming:
     @contextmanager
     def transaction(self, batch: Batch) -> Iterator[Transaction]:
         """Commit the batch with what is done in the block, and go on behind it."""
-        same_topics = self.share.ask_identity()
         with self._committing(batch) as (handled, on_step):
-            accounts = partial(self._accounts, batch, same_topics)
+            accounts = partial(self._accounts, batch, self._identity())
             with self._committer.transaction(accounts, handled, on_step) as db:
                 yield db
 
@@ -159,7 +161,12 @@ class Consuming:
         self._on_step(Step.COMMITTED, progress)
         self._on_step(Step.DONE, progress)
 
-    def _accounts(self, batch: Batch, same_topics: Callable[[], None]) -> Accounts:
+    def _identity(self) -> Answer:
+        """Tells whether the topics are the same still; a batch that is tried again asks again."""
+        asked, self._same_topics = self._same_topics, None
+        return asked or self.share.ask_identity()
+
+    def _accounts(self, batch: Batch, same_topics: Answer) -> Accounts:
         # Asked after the fetching: if it is the same topic still, it was the same topic then.
         same_topics()
         return batch.accounts()
@@ -253,7 +260,7 @@ class Consuming:
                 raise
             # The group will take it away from us.
             return None
-        fetched = taken.fetched
+        fetched, self._same_topics = taken.fetched, taken.same_topics
         moves = [
             replace(move, read=fetched[one].stop - move.stop if one in fetched else 0)
             for one, move in sorted(self._next.items())
@@ -272,10 +279,10 @@ class Consuming:
     def _pass_over(self, moves: Sequence[Move]) -> None:
         """Move positions over offsets that hold no records: markers of transactions, losses, skips."""
         batch = Batch(f"{self.owner.run}-{next(self._batches)}", moves, {}, NO_RECORDS, (), self.transaction)
-        same_topics = self.share.ask_identity()
         try:
             with self._committing(batch) as (handled, on_step):
-                self._committer.ledger_only(lambda: self._accounts(batch, same_topics), handled, on_step)
+                accounts = partial(self._accounts, batch, self._identity())
+                self._committer.ledger_only(accounts, handled, on_step)
         except Fenced:
             if not batch.abandoned:
                 raise

@@ -28,7 +28,7 @@ from tallymark.read import DeadLetter, Reader, Reading
 from tallymark.shape import Refusal
 from tallymark.share import Share
 from tallymark.skipahead import Lookout, jumps
-from tallymark.spans import Log, Partition
+from tallymark.spans import Log, Partition, Span
 from tallymark.steps import OnStep, Progress, Step
 
 log = logging.getLogger(__name__)
@@ -91,6 +91,8 @@ class Preparation:
         self._most = replace(job.limits, records=min(job.limits.records, most or job.limits.records))
         self._limit = self._most.records
         self._batches = count(1)
+        self._expected = Plan()
+        """The batch after the one that is being read: the reader may have begun with it."""
 
     def prepare(self) -> Prepared | None:
         """The next batch; None if there is nothing to read now."""
@@ -125,12 +127,14 @@ class Preparation:
                 # The group will take it away from us.
                 return None
             raise
-        planned = self._plan({one: offset for one, offset in cursor.items() if one in logs}, logs)
+        cursor = {one: offset for one, offset in cursor.items() if one in logs}
+        planned = self._expected_or(self._plan(cursor, logs), cursor)
         if not planned:
             return None
+        self._expected = self._following(planned, cursor, logs)
         lag = sum(max(0, logs[move.partition].stop - move.read_span.start) for move in planned.moves)
         try:
-            batch = self._shaped(planned, lag, began)
+            batch = self._shaped(planned, lag, began, self._expected.spans)
         except TallymarkError as error:
             self._look_again(planned)
             if isinstance(error, UnknownTopic) and self._share.tolerant:
@@ -155,13 +159,25 @@ class Preparation:
             self._share.check_identity()
             raise
 
-    def _shaped(self, planned: Plan, lag: int, began: float) -> Batch:
+    def _expected_or(self, planned: Plan, cursor: Mapping[Partition, int]) -> Plan:
+        """The batch that was expected, if it begins where the cursor is and nothing is to be passed over."""
+        expected, passing = self._expected, any(move.read < move.stop - move.start for move in planned.moves)
+        fits = all(cursor.get(move.partition) == move.start for move in expected.moves)
+        return expected if expected and fits and not passing else planned
+
+    def _following(self, planned: Plan, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
+        """The batch after this one, if there is enough for one by now. What comes later may still change it."""
+        behind = dict(cursor) | {move.partition: move.stop for move in planned.moves}
+        found = plan(behind, logs, self._limit, self._job.on_loss)
+        return found if 2 * found.offsets > self._limit else Plan()
+
+    def _shaped(self, planned: Plan, lag: int, began: float, then: Sequence[Span] | None = None) -> Batch:
         """Read and shape what is planned, or as much of it as fits the memory."""
         name = f"{self._job.owner.run}-{next(self._batches)}"
         progress = Progress(name, planned.offsets, lag - planned.offsets, since=began)
         try:
             self._on_step(Step.PLANNED, progress)
-            return self._read(name, planned, progress)
+            return self._read(name, planned, progress, then)
         except BatchTooLarge as error:
             self._on_step(Step.DROPPED, replace(progress, error=error))
             half = planned.half()
@@ -174,10 +190,10 @@ class Preparation:
             raise
         return self._shaped(half, lag, time.monotonic())
 
-    def _read(self, name: str, planned: Plan, progress: Progress) -> Batch:
+    def _read(self, name: str, planned: Plan, progress: Progress, then: Sequence[Span] | None) -> Batch:
         started, tables = datetime.now(timezone.utc), self._job.tables
         again = partial(self._reading, planned, name)
-        reading = again()
+        reading = again(then=then)
         self._on_step(Step.READ, progress)
         reading, refusals = parted(reading, refused(reading, tables), tables, again)
         letters = [*reading.dead_letters, *self.letters(refusals)]
@@ -185,9 +201,15 @@ class Preparation:
         self._on_step(Step.STAGED, progress)
         return batch
 
-    def _reading(self, planned: Plan, name: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
+    def _reading(
+        self,
+        planned: Plan,
+        name: str,
+        without: Collection[tuple[Partition, int]] = (),
+        then: Sequence[Span] | None = None,
+    ) -> Reading:
         spans = planned.spans
-        reading = self._reader.read(spans, name, without) if spans else Reading({}, self._no_rows(), [])
+        reading = self._reader.read(spans, name, without, then) if spans else Reading({}, self._no_rows(), [])
         # Asked after the reading: if it is the same topic still, it was the same topic then.
         self._share.check_identity()
         check_letters(reading)

@@ -100,11 +100,18 @@ class Reader(Protocol):
     def schemas(self) -> Mapping[str, pa.Schema]:
         """The columns of every table, known before the first record is read."""
 
-    def read(self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
+    def read(
+        self,
+        spans: Sequence[Span],
+        batch: str,
+        without: Collection[tuple[Partition, int]] = (),
+        then: Sequence[Span] | None = None,
+    ) -> Reading:
         """Read these spans, all of them, or raise. Called from more than one thread.
 
         Records ``without`` which the batch is wanted are neither counted nor shaped, as if they were not there.
-        ``BatchTooLarge`` asks for fewer.
+        ``then`` is what is likely to be read next, so that its records may be on their way meanwhile; None says nothing
+        about it. ``BatchTooLarge`` asks for fewer.
         """
 
     def forget(self, reading: Reading) -> None:

@@ -226,7 +226,7 @@ class Share:
         asked = time.monotonic()
         if asked - self._identified < GOOD_FOR_SECONDS:
             return lambda: None
-        ids = self._brokers.ask_ids(sorted({partition.topic for partition in self.claims}))
+        ids = self._brokers.ask_ids(sorted({partition.topic for partition in list(self.claims)}))
 
         def answer() -> None:
             self._compare(ids())

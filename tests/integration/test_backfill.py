@@ -187,10 +187,16 @@ def test_what_kafka_has_deleted_since_is_lost_if_that_is_allowed(skipped: Skippe
 class Narrow(PlainReader):
     """Takes seven records at a time."""
 
-    def read(self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
+    def read(
+        self,
+        spans: Sequence[Span],
+        batch: str,
+        without: Collection[tuple[Partition, int]] = (),
+        then: Sequence[Span] | None = None,
+    ) -> Reading:
         if sum(map(len, spans)) > 7:
             raise BatchTooLarge("more than seven")
-        return super().read(spans, batch, without)
+        return super().read(spans, batch, without, then)
 
 
 def test_a_chunk_that_is_too_large_is_read_in_smaller_ones(skipped: Skipped) -> None:

@@ -26,6 +26,7 @@ from tallymark.fence import Wish
 from tallymark.fetch import Fetcher
 from tallymark.member import Member
 from tallymark.membership import Assignment, Group, Standalone
+from tallymark.share import Share
 from tallymark.spans import Owner, Partition
 from tallymark.stores.opening import open_store
 from tests.support import databases, truth
@@ -226,13 +227,18 @@ def go_on(consumer: Consumer, most: int, fences: list[Fenced], before: Callable[
             fences.append(error)
 
 
+def claiming_all(member: Working) -> Share:
+    """Its share of the group, once it knows of its four claims: the ledger has them a moment earlier."""
+    wait_for(lambda: member.consumer._run is not None and len(member.consumer._run.share.claims) == 4)
+    return member.consumer._run.share  # type: ignore[union-attr]
+
+
 def test_partitions_that_left_with_a_fenced_claim_are_forgotten(
     join: Join, spec: Spec, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one look: some are revoked, some are new, and one that stays was claimed by another."""
     member = join(spec)
-    wait_for(lambda: shares(spec) == [4])
-    share = member.consumer._run.share  # type: ignore[union-attr]
+    share = claiming_all(member)
     before, held = share._membership.assignment, sorted(share.claims)
     ours = dict(before().ours)
     # The group takes 0 and gives it back with a new number; 1 is claimed by another.
@@ -253,8 +259,7 @@ def test_what_was_taken_and_given_back_between_two_looks_is_claimed_anew(
 ) -> None:
     """Somebody else may have had it in between."""
     member = join(spec)
-    wait_for(lambda: shares(spec) == [4])
-    share = member.consumer._run.share  # type: ignore[union-attr]
+    share = claiming_all(member)
     now, (first, *_) = share._membership.assignment(), sorted(share.claims)
     epochs = {one: claim.epoch for one, claim in share.claims.items()}
     given_back = replace(now, ours={**now.ours, first: 99})

@@ -101,7 +101,13 @@ class PlainReader:
     def schemas(self) -> Mapping[str, pa.Schema]:
         return {table.spec.name: table.schema for table in self.tables}
 
-    def read(self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
+    def read(
+        self,
+        spans: Sequence[Span],
+        batch: str,
+        without: Collection[tuple[Partition, int]] = (),
+        then: Sequence[Span] | None = None,
+    ) -> Reading:
         with self._reading:
             return self._read(spans, without)
 

@@ -15,7 +15,7 @@ import logging
 import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 
 import pyarrow as pa
@@ -37,6 +37,7 @@ from tallymark.spark.decode import RAW, RECORD, Decoder, count, second_opinion
 from tallymark.spark.failures import FunctionFailed, explained
 from tallymark.spark.onepass import OnePass, Outcome, targets
 from tallymark.spark.scan import RAW_RECORDS, Scan
+from tallymark.spark.scanning import Scanning
 from tallymark.spark.shaper import Shaper
 from tallymark.spark.shaping import TableFunction
 from tallymark.spark.spans import leave_out
@@ -80,6 +81,7 @@ class SparkReader:
         self._decode = Decoder(source.value)
         self._decode_in_driver = formats.Decoder(source.value)
         self._scan = Scan(spark, source, run)
+        self._scanning = Scanning(self._scan_part, self._parts)
         self._direct = Direct(source, Brokers(source.cluster))
         records = self._decode.records(spark.createDataFrame([], RAW_RECORDS))
         self._shaper = Shaper(spark, source, tables, records.schema)
@@ -100,9 +102,14 @@ class SparkReader:
     def schemas(self) -> Mapping[str, pa.Schema]:
         return self._shaper.schemas
 
-    def read(self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
-        if self._cancelled:
-            raise ReadFailed("a batch was not read: the run is over")
+    def read(
+        self,
+        spans: Sequence[Span],
+        batch: str,
+        without: Collection[tuple[Partition, int]] = (),
+        then: Sequence[Span] | None = None,
+    ) -> Reading:
+        self._check_wanted()
         offsets = sum(map(len, spans))
         self._scan.name_jobs(offsets)
         small = offsets <= self._small
@@ -110,14 +117,16 @@ class SparkReader:
             self._sample(spans)
         if not small:
             self._direct.close()
-        large = self._too_large(offsets * (self._average or 0), spans)
+        large = self._seems_too_large(spans)
         arrow = self._arrow_is_faster()
+        if then is not None and (small or large or not arrow):
+            self._scanning.drop()
         if large and arrow and (reading := self._in_one_pass(spans, batch, without)):
             return reading
         if large or not (small or arrow):
             return self._by_spark(leave_out(self._scan.frame(spans), without), spans, batch)
-        found = self._fetched(spans) if small else self._scanned(spans)
-        arrived = Arrived.of(raw.without(found, without), self._decode_in_driver)
+        parts = self._fetched(spans) if small else self._scanned(spans, then)
+        arrived = Arrived.joined([Arrived.of(raw.without(one, without), self._decode_in_driver) for one in parts])
         self._learn(arrived.size, arrived.found.num_rows)
         if self._too_large(arrived.size, spans):
             # They are larger than those before: the average has changed.
@@ -138,10 +147,12 @@ class SparkReader:
 
     def let_go(self, partitions: Collection[Partition]) -> None:
         self._direct.let_go(partitions)
+        self._scanning.drop()
 
     def cancel(self) -> None:
         self._cancelled = True
         self._direct.cancel()
+        self._scanning.drop()
         self._spark.sparkContext.cancelJobGroup(self._run)
 
     def _arrow_is_faster(self) -> bool:
@@ -159,22 +170,35 @@ class SparkReader:
         found = raw.of_messages(self._direct.read(first))
         self._learn(raw.size(found), found.num_rows)
 
-    def _fetched(self, spans: Sequence[Span]) -> pa.Table:
+    def _fetched(self, spans: Sequence[Span]) -> Iterator[pa.Table]:
         least = sum(map(len, spans)) == len(spans)
         with self._growing():
-            return raw.of_messages(self._direct.read(spans, sys.maxsize if least else self._memory))
+            yield raw.of_messages(self._direct.read(spans, sys.maxsize if least else self._memory))
 
-    def _scanned(self, spans: Sequence[Span]) -> pa.Table:
-        average = self._average or 1.0
-        self._fit_batches(average)
-        parts, found, size = max(1, math.ceil(sum(map(len, spans)) * average / PART)), [], 0
-        with self._growing(), explained(self._source.brokers):
-            for part in split(spans, parts):
-                found.append(self._scan.to_arrow(part))
-                size += raw.size(found[-1])
+    def _scanned(self, spans: Sequence[Span], then: Sequence[Span] | None) -> Iterator[pa.Table]:
+        """The records in parts, each while the next one is being scanned."""
+        self._fit_batches(self._average or 1.0)
+        size = 0
+        if then and (sum(map(len, then)) <= self._small or self._seems_too_large(then)):
+            then = ()
+        with self._growing(), explained(self._source.brokers), closing(self._scanning.parts(spans, then)) as parts:
+            for part in parts:
+                size += raw.size(part)
                 if self._too_large(size / 2, spans):
                     raise BatchTooLarge(f"records of {size:,} bytes are more than limits.memory={self._memory:,}")
-        return pa.concat_tables(found)
+                yield part
+
+    def _scan_part(self, spans: Sequence[Span]) -> pa.Table:
+        self._check_wanted()
+        self._scan.name_jobs(sum(map(len, spans)))
+        return self._scan.to_arrow(spans)
+
+    def _parts(self, spans: Sequence[Span]) -> list[list[Span]]:
+        return split(spans, max(1, math.ceil(sum(map(len, spans)) * (self._average or 1.0) / PART)))
+
+    def _check_wanted(self) -> None:
+        if self._cancelled:
+            raise ReadFailed("a batch was not read: the run is over")
 
     @contextmanager
     def _growing(self) -> Iterator[None]:
@@ -263,6 +287,9 @@ class SparkReader:
         dead = {partition: found.dead for partition, found in rest.seen.items()}
         seen = {partition: replace(found, dead=dead.get(partition, 0)) for partition, found in outcome.seen.items()}
         return replace(rest, seen=seen, size=outcome.size, staged=outcome.staged)
+
+    def _seems_too_large(self, spans: Sequence[Span]) -> bool:
+        return self._too_large(sum(map(len, spans)) * (self._average or 0), spans)
 
     def _too_large(self, size: float, spans: Sequence[Span]) -> bool:
         # One record of each partition is what a batch holds at least.
