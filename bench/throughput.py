@@ -190,11 +190,10 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             for shape, records in _topics(options, kind):
                 venue = Venue(kafka.brokers, urls[kind](), records, shape)
                 with venue.course(board.producing(records)) as course:
-                    found = [
-                        run(one, course, options.rounds, options.only, board.racing) for one in events(course, shape)
-                    ]
-                outcomes += [outcome for outcome in found if outcome is not None]
-                _keep(options.json, facts, outcomes)
+                    for event in events(course, shape):
+                        if outcome := run(event, course, options.rounds, options.only, board.racing):
+                            outcomes.append(outcome)
+                            _keep(options.json, facts, outcomes)
     return _kept(facts, outcomes)
 
 
@@ -210,7 +209,7 @@ def _kept(facts: dict[str, str], outcomes: Sequence[Outcome]) -> dict[str, Any]:
 
 
 def _keep(file: Path | None, facts: dict[str, str], outcomes: Sequence[Outcome]) -> None:
-    """After every topic, so that a race that fails later costs nothing."""
+    """After every race, so that one that fails later costs nothing."""
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(json.dumps(_kept(facts, outcomes), indent=1) + "\n")

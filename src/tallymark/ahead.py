@@ -56,13 +56,9 @@ class Ahead:
             self._pending = self._thread.submit(lambda: self._taken(self._fetcher.fetch(most, wait)))
 
     def take(self, most: int, wait: float) -> Taken:
-        """The next records, and the ends of partitions that were reached."""
-        self.start(most, wait)
-        assert self._pending is not None
-        try:
-            taken = self._pending.result()
-        finally:
-            self._pending = None
+        """The next records, and the ends of partitions that were reached: those fetched ahead, or else fetched now."""
+        pending, self._pending = self._pending, None
+        taken = pending.result() if pending else self._taken(self._fetcher.fetch(most, wait))
         self.current |= {partition: got.stop for partition, got in taken.fetched.items()}
         return taken
 

@@ -48,6 +48,8 @@ FETCH_SECONDS = 0.1
 """How long to wait for records before looking whether partitions come or go."""
 STATE_SECONDS = 1.0
 """How often to look whether the group is meant to pause."""
+WORTH_WORKING_AHEAD = 50
+"""Records of a batch from which on the next one is fetched and decoded while the handler works."""
 NO_RECORDS = Records([], pa.nulls(0, pa.binary()))
 
 
@@ -106,7 +108,9 @@ class Consuming:
                 self._skip_ahead()
                 batch = self._fetch(min(most, self._most or most))
                 if batch is not None:
-                    self._ahead.start(min(most, self._most or most), FETCH_SECONDS)
+                    # Of a few records the next are as quickly there, and whoever looks for them now is in the way.
+                    if len(batch) >= WORTH_WORKING_AHEAD:
+                        self._ahead.start(min(most, self._most or most), FETCH_SECONDS)
                     yield batch
                     batch.check_taken()
         finally:

@@ -23,8 +23,9 @@ class Limits:
 
     ``records`` is the most that one batch reads over all partitions, but at least one of each that lags. Batches that
     take longer than ``seconds`` make the next ones smaller, and they grow again when there is time to spare.
-    ``memory`` is the most bytes of keys and values that go through the driver at once: what is larger is staged by
-    the executors, or read in smaller batches where the store can't be staged to.
+    ``memory`` is the most bytes of keys and values of a batch that goes through the driver: what is larger is staged by
+    the executors, or read in smaller batches where the store can't be staged to. The driver holds up to three batches
+    at a time: one commits, one is decoded, one arrives.
     """
 
     records: int = 250_000

@@ -87,6 +87,14 @@ def test_medians_and_ratios_come_from_the_rounds() -> None:
     assert row == ("ours", "peer", "2.00x", "1.00-4.00", "1.5x, aim 3x", "met")
 
 
+def test_who_can_be_seen_from_the_first_commit_on_alone_is_compared_from_there_on() -> None:
+    ours, peer = Result("ours", [Lap(1000, 3.0, 200, 1.0)]), Result("peer", [Lap(1000, 5.0)])
+    compared = [Comparison("ours", "peer", 2.0, steady=True)]
+    found = Outcome("a", "sqlite", 1000, {"ours": ours, "peer": peer}, compared)
+    (row,) = ratio_rows(Outcome.from_json(json.loads(json.dumps(found.as_json()))))
+    assert row == ("ours", "peer, both from their first commit on", "2.00x", "2.00-2.00", "2x", "met")
+
+
 @pytest.mark.parametrize(("ratio", "said"), [(1.4, "missed"), (1.5, "met"), (2.9, "met"), (3.0, "aim met")])
 def test_a_verdict_says_what_became_of_a_target(ratio: float, said: str) -> None:
     assert Comparison("ours", "peer", 1.5, 3.0).verdict(ratio) == said

@@ -112,6 +112,9 @@ def test_the_thread_ends_with_whoever_scans() -> None:
     kept.offsets(FIRST, SECOND)
     (thread,) = set(threading.enumerate()) - set(before)
     del kept
-    gc.collect()
-    thread.join(10)
-    assert not thread.is_alive()
+
+    def has_ended() -> bool:
+        gc.collect()
+        return not thread.is_alive()
+
+    assert eventually(has_ended)

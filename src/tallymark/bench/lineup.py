@@ -7,6 +7,7 @@ a share of the records: rates are compared.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from tallymark.bench import limits
 from tallymark.bench.limits import BulkLoad, Scan
@@ -106,9 +107,9 @@ def share(most: int, records: int) -> float:
 POSTGRESQL_TARGETS = (
     Comparison(PIPELINE, JDBC_TUNED, 1.3, 1.8),
     Comparison(PIPELINE, JDBC_DEFAULT, 1.9),
-    Comparison(PIPELINE, DEBEZIUM, 4.0),
+    Comparison(PIPELINE, DEBEZIUM, 4.0, steady=True),
     *(Comparison(PIPELINE, name, 6.0) for name in MANY.values()),
-    Comparison(PIPELINE, QUIX, 9.0),
+    Comparison(PIPELINE, QUIX, 9.0, steady=True),
     Comparison(PIPELINE, TEXTBOOK, 250.0),
     Comparison(PIPELINE, ARROW_JSON, 0.45, 0.6),
     Comparison(PIPELINE, FROM_JSON),
@@ -126,14 +127,16 @@ POSTGRESQL_TARGETS = (
         }.items()
     ),
     Comparison(ONE_MILLION, f"{JDBC_DEFAULT}, 1M"),
-    Comparison(UPSERT, DEBEZIUM_UPSERT, 2.0, 3.5),
+    Comparison(UPSERT, DEBEZIUM_UPSERT, 2.0, 3.5, steady=True),
     *(Comparison(UPSERT, name) for name in MANY_UPSERT.values()),
     Comparison(UPSERT, MERGE),
 )
-MARIADB_PEERS = (JDBC_TUNED, JDBC_DEFAULT, DEBEZIUM, *MANY.values())
+MARIADB_PEERS = (JDBC_TUNED, JDBC_DEFAULT, *MANY.values())
 MARIADB_TARGETS = (
     *(Comparison(PIPELINE, peer, 1.5) for peer in MARIADB_PEERS),
-    *(Comparison(UPSERT, peer, 1.5) for peer in (DEBEZIUM_UPSERT, *MANY_UPSERT.values())),
+    Comparison(PIPELINE, DEBEZIUM, 1.5, steady=True),
+    *(Comparison(UPSERT, peer, 1.5) for peer in MANY_UPSERT.values()),
+    Comparison(UPSERT, DEBEZIUM_UPSERT, 1.5, steady=True),
     Comparison(PIPELINE, TEXTBOOK),
     Comparison(PIPELINE, AT_LEAST_ONCE, 0.95),
     Comparison(PIPELINE, BULK),
@@ -145,7 +148,7 @@ TARGETS = {"postgresql": POSTGRESQL_TARGETS, "mariadb": MARIADB_TARGETS}
 def comparisons(kind: str, *, targets: bool) -> Sequence[Comparison]:
     """What is compared on this store. Targets are for the small records of the sandbox, and not for other machines."""
     known = TARGETS.get(kind, POSTGRESQL_TARGETS)
-    return known if targets and kind in TARGETS else [Comparison(one.ours, one.peer) for one in known]
+    return known if targets and kind in TARGETS else [replace(one, least=None, aim=None) for one in known]
 
 
 def chosen(contenders: Collection[Contender], only: str) -> list[Contender]:

@@ -20,6 +20,7 @@ from tallymark.membership import Standalone
 from tallymark.pipeline import Pipeline, Road
 from tallymark.plan import Limits
 from tallymark.source import Json, Kafka
+from tallymark.steps import Progress, Step
 from tallymark.stores.opening import open_sql
 from tallymark.stores.store import Store
 
@@ -60,14 +61,20 @@ class OurPipeline(Idle):
     def lap(self, course: Course) -> Lap:
         tables.prepare(course, self.mode)
         pipeline = self._pipeline(course)
+        commits: list[tuple[int, float]] = []
+
+        def watch(step: Step, progress: Progress) -> None:
+            if step is Step.COMMITTED:
+                commits.append((progress.offsets, time.perf_counter() - began))
+
         try:
             began = time.perf_counter()
-            tally = pipeline.run("caught-up")
+            tally = pipeline.run("caught-up", on_step=watch)
             seconds = time.perf_counter() - began
         finally:
             forget(course)
         check_all(self.name, tally.applied, course)
-        return tables.lap(course, self.name, tally.applied, seconds)
+        return tables.lap(course, self.name, tally.applied, seconds, commits[0] if len(commits) > 1 else (0, 0.0))
 
     def _pipeline(self, course: Course) -> Pipeline:
         pipeline = Pipeline(

@@ -28,14 +28,21 @@ class Course:
 
 @dataclass(frozen=True)
 class Lap:
-    """So many records were committed in so many seconds."""
+    """So many records were committed in so many seconds, and so many of them with the first commit, after so many."""
 
     records: int
     seconds: float
+    first_records: int = 0
+    first_seconds: float = 0.0
 
     @property
     def rate(self) -> float:
         return self.records / self.seconds
+
+    @property
+    def steady_rate(self) -> float:
+        """From the first commit to the last: all that can be seen of who runs in a process of its own."""
+        return (self.records - self.first_records) / (self.seconds - self.first_seconds)
 
 
 class Contender(Protocol):
@@ -67,9 +74,14 @@ class Result:
     def median(self) -> float:
         return statistics.median(self.rates)
 
-    def ratios(self, other: Result) -> list[float]:
-        """How many times as fast as the other one, round by round."""
-        return [mine / theirs for mine, theirs in zip(self.rates, other.rates, strict=True)]
+    @property
+    def steady_rates(self) -> list[float]:
+        return [lap.steady_rate for lap in self.laps]
+
+    def ratios(self, other: Result, *, steady: bool = False) -> list[float]:
+        """How many times as fast as the other one, round by round; ``steady``: from the first commit on."""
+        mine, theirs = (one.steady_rates if steady else one.rates for one in (self, other))
+        return [ours / others for ours, others in zip(mine, theirs, strict=True)]
 
 
 OnLap = Callable[[str, int], None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ class Comparison:
     peer: str
     least: float | None = None
     aim: float | None = None
+    steady: bool = False
+    """Whether both are timed from their first commit on, because the start of the other one can't be seen."""
 
     def verdict(self, ratio: float) -> str:
         if self.least is None:
@@ -51,7 +53,9 @@ class Outcome:
     def compared(self) -> list[tuple[Comparison, tuple[float, float, float]]]:
         """The comparisons whose contenders both took part, with median, smallest and largest ratio."""
         there = (one for one in self.comparisons if {one.ours, one.peer} <= self.results.keys())
-        return [(one, spread(self.results[one.ours].ratios(self.results[one.peer]))) for one in there]
+        return [
+            (one, spread(self.results[one.ours].ratios(self.results[one.peer], steady=one.steady))) for one in there
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """All that is needed to make every table and chart again."""
@@ -60,7 +64,7 @@ class Outcome:
             "kind": self.kind,
             "records": self.records,
             "laps": {
-                name: [[lap.records, round(lap.seconds, 6)] for lap in result.laps]
+                name: [[round(one, 6) for one in astuple(lap)] for lap in result.laps]
                 for name, result in self.results.items()
             },
             "rates": {name: round(result.median, 1) for name, result in self.results.items()},
@@ -70,6 +74,7 @@ class Outcome:
                     "peer": one.peer,
                     "least": one.least,
                     "aim": one.aim,
+                    "steady": one.steady,
                     "ratio": round(ratio[0], 4),
                     "verdict": one.verdict(ratio[0]),
                 }
@@ -84,7 +89,7 @@ class Outcome:
         return cls(found["title"], found["kind"], found["records"], results, comparisons)
 
 
-_FIELDS = ("ours", "peer", "least", "aim")
+_FIELDS = ("ours", "peer", "least", "aim", "steady")
 RATES = ("contender", "k records/s", "spread")
 RATIOS = ("ours", "against", "is", "spread", "target", "verdict")
 
@@ -97,7 +102,8 @@ def rate_rows(outcome: Outcome) -> Iterator[tuple[str, str, str]]:
 
 def ratio_rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
     for one, (median, least, most) in outcome.compared:
-        yield one.ours, one.peer, f"{median:.2f}x", f"{least:.2f}-{most:.2f}", one.target, one.verdict(median)
+        peer = f"{one.peer}, both from their first commit on" if one.steady else one.peer
+        yield one.ours, peer, f"{median:.2f}x", f"{least:.2f}-{most:.2f}", one.target, one.verdict(median)
 
 
 def thousands(rate: float) -> str:

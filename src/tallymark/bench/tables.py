@@ -59,12 +59,12 @@ def written(course: Course) -> int:
         return int(counted.scalar_one())
 
 
-def lap(course: Course, name: str, records: int, seconds: float) -> Lap:
-    """What counts: so many records, if the table has them."""
+def lap(course: Course, name: str, records: int, seconds: float, first: tuple[int, float] = (0, 0.0)) -> Lap:
+    """What counts: so many records, if the table has them; ``first`` are records and seconds of the first commit."""
     found = written(course)
     if found != records:
         raise TallymarkError(f"{name} went through {records:,} records and left {found:,} rows in {course.table}")
-    return Lap(records, seconds)
+    return Lap(records, seconds, *first)
 
 
 def drop(store: SqlStore, *tables: str) -> None:

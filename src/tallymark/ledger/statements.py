@@ -1,11 +1,14 @@
-"""Pieces of SQL that several ledger operations share, and the one that the dialects spell differently."""
+"""Pieces of SQL that several ledger operations share, the one that the dialects spell differently, and the driver."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Table, bindparam
 from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.dml import Insert
 
 from tallymark.ledger.tables import positions
@@ -33,3 +36,17 @@ def insert_if_absent(connection: Connection, table: Table) -> Insert:
         return sqlite.insert(table).on_conflict_do_nothing()
     first = next(iter(table.primary_key.columns))
     return mysql.insert(table).on_duplicate_key_update({first.name: first})
+
+
+@contextmanager
+def by_driver(connection: Connection, statement: str) -> Iterator[Any]:
+    """A cursor of the driver's own in the same transaction, for what SQLAlchemy can't do or takes too long over.
+
+    Its errors are raised as SQLAlchemy's, which name the statement.
+    """
+    errors = connection.dialect.loaded_dbapi.Error
+    try:
+        with connection.connection.driver_connection.cursor() as cursor:  # type: ignore[union-attr]
+            yield cursor
+    except errors as error:
+        raise DBAPIError.instance(statement, None, error, errors, dialect=connection.dialect) from error

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -29,7 +29,7 @@ class Scanning:
         self._lock = threading.Lock()
         self._ahead: tuple[Spans, deque[Future[pa.Table]]] = (), deque()
 
-    def parts(self, spans: Spans, then: Spans | None = None) -> Iterator[pa.Table]:
+    def parts(self, spans: Spans, then: Spans | None = None) -> Generator[pa.Table, None, None]:
         """The parts of these spans in their order; meanwhile ``then`` is scanned, which will be asked for next.
 
         None leaves what is ahead as it is.

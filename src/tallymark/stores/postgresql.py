@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import pyarrow as pa
@@ -11,11 +12,10 @@ from sqlalchemy import Connection, Engine, Select, Table, TableClause, delete, e
 from sqlalchemy import column as sql_column
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError
 
 from tallymark.errors import TallymarkError
+from tallymark.ledger.statements import by_driver
 from tallymark.shape import TableSpec
-from tallymark.stores import pgcopy
 from tallymark.stores.columns import hexed, is_binary
 from tallymark.stores.dialects import Dialect, at_most, resolved
 from tallymark.stores.tls import Tls
@@ -37,6 +37,8 @@ class Postgresql(Dialect):
     tls_files = ("sslrootcert", "sslcert", "sslkey")
 
     def engine(self, url: URL) -> Engine:
+        if find_spec("numpy") is None:
+            raise ModuleNotFoundError(name="numpy")
         engine = super().engine(url)
         event.listen(engine, "connect", _on_connect)
         return engine
@@ -101,21 +103,17 @@ def _quoted(name: str) -> str:
 
 def _copy(connection: Connection, target: str, rows: pa.Table, like: Table) -> None:
     """COPY rows to a table whose columns are of the types of this one."""
-    import psycopg
+    from tallymark.stores import pgcopy
 
-    driver: psycopg.Connection[Any] = connection.connection.driver_connection  # type: ignore[assignment]
     encoders = pgcopy.forms(like, rows.column_names)
-    pieces = _binary(rows, encoders) if encoders else _csv(rows)
+    pieces = pgcopy.stream(_pieces(rows), encoders) if encoders else _csv(rows)
     form = "binary" if encoders else "csv"
     statement = f"COPY {target} ({', '.join(map(_quoted, rows.column_names))}) FROM STDIN (FORMAT {form})"
-    try:
-        with driver.cursor() as cursor:
-            with cursor.copy(statement.encode()) as copy:
-                for piece in pieces:
-                    copy.write(piece)
-            taken = cursor.rowcount
-    except psycopg.Error as error:
-        raise DBAPIError.instance(statement, None, error, psycopg.Error, dialect=connection.dialect) from error
+    with by_driver(connection, statement) as cursor:
+        with cursor.copy(statement.encode()) as copy:
+            for piece in pieces:
+                copy.write(piece)
+        taken = cursor.rowcount
     if taken != rows.num_rows:
         raise TallymarkError(f"{target} took {taken} of {rows.num_rows} rows; the transaction is rolled back")
 
@@ -124,13 +122,6 @@ def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
     """Rows in pieces that are worth a message, and that fit the memory however large they are."""
     most = max(1, min(PIECE_ROWS, rows.num_rows * PIECE_BYTES // max(1, rows.nbytes)))
     return (rows.slice(start, most) for start in range(0, rows.num_rows, most))
-
-
-def _binary(rows: pa.Table, encoders: Sequence[pgcopy.Form]) -> Iterator[bytes | memoryview]:
-    yield pgcopy.START
-    for piece in _pieces(rows):
-        yield pgcopy.encode(piece, encoders)
-    yield pgcopy.END
 
 
 def _csv(rows: pa.Table) -> Iterator[bytes | memoryview]:

@@ -44,7 +44,7 @@ from tallymark.stores.postgresql import Postgresql
 from tallymark.stores.rows import refused_rows, write
 from tallymark.stores.sql_books import SqlBooks
 from tallymark.stores.sql_still import SqlStill, holding_still
-from tallymark.stores.sql_transaction import Known, SqlTransaction
+from tallymark.stores.sql_transaction import Known, SqlTransaction, guard
 from tallymark.stores.sqlite import Sqlite
 from tallymark.stores.staging import Stages, clear_stages
 from tallymark.stores.store import RowsRefused, Store
@@ -77,6 +77,7 @@ class SqlStore(Store):
             raise BadInput(
                 f"{self.name} needs {error.name}, which is not installed: pip install 'tallymark[{self.dialect.extra}]'"
             ) from None
+        guard(self.engine)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:

@@ -27,6 +27,8 @@ from tallymark.stores.transaction import ENDS_ITSELF, Transaction, spec_for
 Known = dict[tuple[Any, ...], Fitted]
 """Tables that were found before, by the spec and the shape of the rows."""
 MOST_KNOWN = 1_000
+GUARD = "tallymark_transaction"
+"""Execution option of a connection that belongs to a handler's transaction."""
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 _ENDING = ("commit", "rollback", "close", "begin", "begin_twophase", "invalidate", "detach")
@@ -165,9 +167,7 @@ class SqlTransaction(Transaction):
         self._over = True
 
     def _begin(self) -> Connection:
-        connection = self._stack.enter_context(self._engine.begin())
-        event.listen(connection, "commit", self._before_commit)
-        event.listen(connection, "before_cursor_execute", self._before_statement)
+        connection = self._stack.enter_context(self._engine.begin()).execution_options(**{GUARD: self})
         if self._dialect.name != "postgresql":
             self._whole = connection.begin_nested()
         return connection
@@ -202,18 +202,32 @@ class SqlTransaction(Transaction):
         if status == "IDLE" and self._used:
             raise BadInput(f"the transaction was ended inside the block, and is undone: {ENDS_ITSELF}")
 
-    def _before_commit(self, connection: Connection) -> None:
+    def before_commit(self, connection: Connection) -> None:
         if not self._over:
             # SQLAlchemy takes the transaction for ended now, and would not roll it back any more.
             connection.dialect.do_rollback(connection.connection)
             _refuse()
 
-    def _before_statement(self, _: Connection, __: Any, statement: str, *___: Any) -> None:
+    def before_statement(self, statement: str) -> None:
         if _ENDS.match(statement):
             _refuse()
         self._used = True
         if self._dialect.name == "mysql" and (found := _MYSQL_COMMITS.match(statement)):
             raise BadInput(f"MySQL commits a transaction when it meets {found[1].upper()}: do that outside the block")
+
+
+def guard(engine: Engine) -> None:
+    """Have every transaction of ours look at what is done in it. Made once: to listen to each one takes longer."""
+
+    @event.listens_for(engine, "commit")
+    def commit(connection: Connection) -> None:
+        if (ours := connection.get_execution_options().get(GUARD)) is not None:
+            ours.before_commit(connection)
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def execute(connection: Connection, _: Any, statement: str, *__: Any) -> None:
+        if (ours := connection.get_execution_options().get(GUARD)) is not None:
+            ours.before_statement(statement)
 
 
 class _Driver(NamedTuple):
