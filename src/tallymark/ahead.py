@@ -1,4 +1,4 @@
-"""The next records, fetched and decoded in a thread of their own while the handler works on the last ones.
+"""The next records, fetched and decoded in a thread of their own while the handler works on the last ones, if asked to.
 
 Whoever changes what is fetched waits for that thread first, and what it has brought of the partitions in question is
 thrown away: it is fetched again.
@@ -29,7 +29,7 @@ Answer = Callable[[], None]
 class Taken:
     """What was fetched, and its records decoded.
 
-    ``same_topics`` raises if they are of topics that others have replaced; None if that could not be asked yet.
+    ``same_topics`` raises if they are of topics that others have replaced; None if that was not asked yet.
     """
 
     fetched: Mapping[Partition, Fetched]

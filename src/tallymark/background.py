@@ -40,11 +40,10 @@ class Background:
 def _serve(waiting: Work) -> None:
     while (item := waiting.get()) is not None:
         work, future = item
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            future.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
-            future.set_exception(error)
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - it belongs to whoever asks for the result
+                future.set_exception(error)
         # Neither what was done nor what came of it is kept until there is more to do.
         del item, work, future

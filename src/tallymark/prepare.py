@@ -128,11 +128,12 @@ class Preparation:
                 return None
             raise
         cursor = {one: offset for one, offset in cursor.items() if one in logs}
-        planned = self._expected_or(self._plan(cursor, logs), cursor)
+        planned = self._expected_or(self._plan(cursor, logs), cursor, logs)
         if not planned:
             return None
         self._expected = self._following(planned, cursor, logs)
-        lag = sum(max(0, logs[move.partition].stop - move.read_span.start) for move in planned.moves)
+        starts = cursor | {move.partition: move.read_span.start for move in planned.moves}
+        lag = sum(max(0, logs[one].stop - start) for one, start in starts.items())
         try:
             batch = self._shaped(planned, lag, began, self._expected.spans)
         except TallymarkError as error:
@@ -159,10 +160,13 @@ class Preparation:
             self._share.check_identity()
             raise
 
-    def _expected_or(self, planned: Plan, cursor: Mapping[Partition, int]) -> Plan:
-        """The batch that was expected, if it begins where the cursor is and nothing is to be passed over."""
+    def _expected_or(self, planned: Plan, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
+        """The batch that was expected, if it begins where the cursor is, is all there, and nothing is passed over."""
         expected, passing = self._expected, any(move.read < move.stop - move.start for move in planned.moves)
-        fits = all(cursor.get(move.partition) == move.start for move in expected.moves)
+        fits = all(
+            cursor.get(move.partition) == move.start and move.stop <= logs[move.partition].stop
+            for move in expected.moves
+        )
         return expected if expected and fits and not passing else planned
 
     def _following(self, planned: Plan, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:

@@ -10,8 +10,11 @@ from sqlalchemy.engine import make_url
 
 from tallymark.errors import AccessDenied, BadInput, DataRefused, TableChanged, Unreachable
 from tallymark.shape import TableSpec
+from tallymark.spans import Partition
 from tallymark.stores.sql import SqlStore
-from tests.support.databases import KINDS
+from tests.support.commits import take, work
+from tests.support.databases import KINDS, query
+from tests.support.running import wait_for
 from tests.support.stores import PLAIN, ROWS, UPSERT, opened, plain, prepare, put
 
 SECRET = "hunter2-öß"
@@ -140,8 +143,26 @@ def test_a_connection_that_breaks_during_copy_is_transient(database: Callable[[s
         "$$BEGIN PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END$$",
         "CREATE TRIGGER t BEFORE INSERT ON things FOR EACH ROW EXECUTE FUNCTION die()",
     )
-    with pytest.raises(Unreachable):
+    with pytest.raises(Unreachable, match="terminating connection"):
         put(store, ROWS, plain(*((number, "x") for number in range(1000))))
+    store.close()
+
+
+def test_a_handler_that_thinks_for_too_long_is_told_so(database: Callable[[str], str]) -> None:
+    """By the words of the server that ended its connection, and not by those of the rollback that fails then."""
+    url = database("postgresql")
+    store = opened(url)
+    store.create_ledger()
+    claims = take(store, "group", "me", [Partition("web", 0)])
+
+    def think() -> None:
+        with store.begin(lambda: work("group", "me", claims, 0, 3).entry) as db:
+            db.execute("SET idle_in_transaction_session_timeout = 10")
+            idle = "SELECT 1 FROM pg_stat_activity WHERE state LIKE 'idle in%' AND datname = current_database()"
+            wait_for(lambda: query(url, idle) == [])
+
+    with pytest.raises(Unreachable, match="idle-in-transaction"):
+        think()
     store.close()
 
 

@@ -92,7 +92,7 @@ def test_who_can_be_seen_from_the_first_commit_on_alone_is_compared_from_there_o
     compared = [Comparison("ours", "peer", 2.0, steady=True)]
     found = Outcome("a", "sqlite", 1000, {"ours": ours, "peer": peer}, compared)
     (row,) = ratio_rows(Outcome.from_json(json.loads(json.dumps(found.as_json()))))
-    assert row == ("ours", "peer, both from their first commit on", "2.00x", "2.00-2.00", "2x", "met")
+    assert row == ("ours", "peer, both from the first commit on", "2.00x", "2.00-2.00", "2x", "met")
 
 
 @pytest.mark.parametrize(("ratio", "said"), [(1.4, "missed"), (1.5, "met"), (2.9, "met"), (3.0, "aim met")])

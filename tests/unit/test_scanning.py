@@ -106,10 +106,18 @@ def test_what_is_dropped_is_scanned_again() -> None:
     assert len(kept.scanned) == 6
 
 
-def test_the_thread_ends_with_whoever_scans() -> None:
+@pytest.mark.parametrize("dropped", [False, True])
+def test_the_thread_ends_with_whoever_scans(dropped: bool) -> None:
     before = threading.enumerate()
     kept = Kept()
-    kept.offsets(FIRST, SECOND)
+    kept.offsets(FIRST)
+    kept.may_go_on.clear()
+    kept.offsets((), SECOND)
+    scanned = kept.scanned
+    assert eventually(lambda: len(scanned) == 3)
+    if dropped:
+        kept.scanning.drop()
+    kept.may_go_on.set()
     (thread,) = set(threading.enumerate()) - set(before)
     del kept
 

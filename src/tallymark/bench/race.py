@@ -28,7 +28,7 @@ class Course:
 
 @dataclass(frozen=True)
 class Lap:
-    """So many records were committed in so many seconds, and so many of them with the first commit, after so many."""
+    """So many records were committed in so many seconds, ``first_records`` of them after ``first_seconds``."""
 
     records: int
     seconds: float

@@ -20,7 +20,7 @@ class Comparison:
     least: float | None = None
     aim: float | None = None
     steady: bool = False
-    """Whether both are timed from their first commit on, because the start of the other one can't be seen."""
+    """Whether ours is timed from its first commit on, as the other one is, whose start can't be seen."""
 
     def verdict(self, ratio: float) -> str:
         if self.least is None:
@@ -85,7 +85,9 @@ class Outcome:
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> Outcome:
         results = {name: Result(name, [Lap(*lap) for lap in laps]) for name, laps in found["laps"].items()}
-        comparisons = [Comparison(**{name: one[name] for name in _FIELDS}) for one in found["comparisons"]]
+        comparisons = [
+            Comparison(**{name: one[name] for name in _FIELDS if name in one}) for one in found["comparisons"]
+        ]
         return cls(found["title"], found["kind"], found["records"], results, comparisons)
 
 
@@ -102,7 +104,7 @@ def rate_rows(outcome: Outcome) -> Iterator[tuple[str, str, str]]:
 
 def ratio_rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
     for one, (median, least, most) in outcome.compared:
-        peer = f"{one.peer}, both from their first commit on" if one.steady else one.peer
+        peer = f"{one.peer}, both from the first commit on" if one.steady else one.peer
         yield one.ours, peer, f"{median:.2f}x", f"{least:.2f}-{most:.2f}", one.target, one.verdict(median)
 
 

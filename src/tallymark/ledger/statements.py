@@ -44,9 +44,16 @@ def by_driver(connection: Connection, statement: str) -> Iterator[Any]:
 
     Its errors are raised as SQLAlchemy's, which name the statement.
     """
-    errors = connection.dialect.loaded_dbapi.Error
+    errors, driver = connection.dialect.loaded_dbapi.Error, connection.connection.driver_connection
+    assert driver is not None
     try:
-        with connection.connection.driver_connection.cursor() as cursor:  # type: ignore[union-attr]
+        with driver.cursor() as cursor:
             yield cursor
     except errors as error:
-        raise DBAPIError.instance(statement, None, error, errors, dialect=connection.dialect) from error
+        gone = connection.dialect.is_disconnect(error, driver, None)
+        if gone:
+            # Or the rollback would fail as well, and its words would take the place of these.
+            connection.invalidate(error)
+        raise DBAPIError.instance(
+            statement, None, error, errors, connection_invalidated=gone, dialect=connection.dialect
+        ) from error

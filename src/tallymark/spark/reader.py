@@ -130,6 +130,7 @@ class SparkReader:
         self._learn(arrived.size, arrived.found.num_rows)
         if self._too_large(arrived.size, spans):
             # They are larger than those before: the average has changed.
+            self._scanning.drop()
             return self.read(spans, batch, without)
         if not small:
             self._judge(arrived.slow, arrived.found.num_rows)
@@ -194,7 +195,9 @@ class SparkReader:
         return self._scan.to_arrow(spans)
 
     def _parts(self, spans: Sequence[Span]) -> list[list[Span]]:
-        return split(spans, max(1, math.ceil(sum(map(len, spans)) * (self._average or 1.0) / PART)))
+        # Another thread may have found out just now that records have grown.
+        size = sum(map(len, spans)) * (self._average or 1.0)
+        return split(spans, max(1, min(sum(map(len, spans)), math.ceil(min(size, sys.maxsize) / PART))))
 
     def _check_wanted(self) -> None:
         if self._cancelled:
@@ -207,6 +210,7 @@ class SparkReader:
             yield
         except BatchTooLarge:
             self._average = math.inf
+            self._scanning.drop()
             raise
 
     def _by_arrow(self, arrived: Arrived, spans: Sequence[Span], batch: str, road: str) -> Reading:

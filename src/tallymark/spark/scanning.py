@@ -36,13 +36,12 @@ class Scanning:
         """
         with self._lock:
             expected, futures = self._ahead
-            if expected != spans:
-                futures = self._submit(spans)
-            elif then is None:
+            if expected == spans:
                 self._ahead = (), deque()
+            else:
+                futures = self._submit(spans)
             if then is not None:
-                if expected != spans:
-                    _cancel(self._ahead[1])
+                _cancel(self._ahead[1])
                 self._ahead = then, self._submit(then)
         try:
             while futures:

@@ -1,0 +1,60 @@
+"""What is read next was announced before, unless the log or the cursor says otherwise by then."""
+
+from __future__ import annotations
+
+import threading
+from datetime import datetime, timezone
+from typing import Any
+
+import pytest
+
+from tallymark.job import Job
+from tallymark.plan import Limits, Move, Plan, plan
+from tallymark.positions import Start
+from tallymark.prepare import Cursor, Preparation
+from tallymark.spans import Log, Owner, Partition
+from tallymark.steps import ignore
+
+ONE, OTHER = Partition("orders", 0), Partition("orders", 1)
+NOBODY: Any = None
+EXPECTED = Plan((Move(ONE, 400, 0, 100),))
+
+
+def log(partition: Partition, start: int, stop: int) -> Log:
+    return Log(partition, "id", "cluster", start, stop, stop)
+
+
+@pytest.fixture
+def made() -> Preparation:
+    owner = Owner("run", "host", datetime.now(timezone.utc))
+    job = Job("group", ["orders"], [], owner, Start.parse("earliest"), Limits(records=100))
+    return Preparation(job, NOBODY, NOBODY, NOBODY, Cursor(), None, threading.Event(), ignore)
+
+
+def chosen(made: Preparation, cursor: dict[Partition, int], *logs: Log) -> Plan:
+    """What is read when a batch was expected that begins at 400 and ends at 500."""
+    made._expected, there = EXPECTED, {one.partition: one for one in logs}
+    return made._expected_or(plan(cursor, there, 100, "record"), cursor, there)
+
+
+def test_the_expected_batch_is_read_also_if_others_lag_by_now(made: Preparation) -> None:
+    assert chosen(made, {ONE: 400}, log(ONE, 0, 900)) is EXPECTED
+    assert chosen(made, {ONE: 400, OTHER: 0}, log(ONE, 0, 900), log(OTHER, 0, 900)) is EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("cursor", "there"),
+    [
+        ({ONE: 300}, log(ONE, 0, 900)),  # it went back
+        ({ONE: 400}, log(ONE, 0, 450)),  # the topic was made anew, or lost its end
+        ({ONE: 400}, log(ONE, 420, 900)),  # records are lost
+    ],
+)
+def test_it_is_not_read_where_it_does_not_fit(made: Preparation, cursor: dict[Partition, int], there: Log) -> None:
+    assert chosen(made, cursor, there) == plan(cursor, {ONE: there}, 100, "record") != EXPECTED
+
+
+def test_a_batch_is_expected_only_if_there_is_half_of_one(made: Preparation) -> None:
+    cursor, first = {ONE: 0}, Plan((Move(ONE, 0, 0, 100),))
+    assert made._following(first, cursor, {ONE: log(ONE, 0, 150)}) == Plan()
+    assert made._following(first, cursor, {ONE: log(ONE, 0, 151)}) == Plan((Move(ONE, 100, 0, 51),))
