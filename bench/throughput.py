@@ -34,7 +34,7 @@ SECTION = "throughput"
 BATCH = 250_000
 NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "sqlite": "SQLite"}
 SIZES: dict[Shape, str] = {"small": "140 B", "large": "1 KB"}
-SHARES = {"debezium": 0.15, "quix": 0.1}
+SHARES = {"debezium": 0.5, "quix": 0.1}
 WARM = 2
 """Rounds before those that count. After a single one, whoever came after a slow loop still had a faster JVM."""
 err = Console(stderr=True, highlight=False)
