@@ -296,6 +296,20 @@ def test_what_comes_next_is_scanned_ahead_and_gives_the_same(
     assert taken == [first, second]
 
 
+@pytest.mark.parametrize(("name", "ahead"), [("picks", True), ("computes", False)])
+def test_a_large_batch_is_not_scanned_ahead_where_spark_holds_another_one(
+    spark: SparkSession, brokers: str, topic: str, monkeypatch: pytest.MonkeyPatch, name: str, ahead: bool
+) -> None:
+    from tallymark.spark import reader as module
+
+    first, second = split(everything(topic), 2)
+    made = reader(spark, brokers, topic, "driver", table=FUNCTIONS[name])
+    monkeypatch.setattr(module, "PART", 150)
+    assert len(made._parts(second)) == 2
+    made.read(first, "b", then=second)
+    assert bool(made._scanning._ahead[0]) is ahead
+
+
 @pytest.mark.parametrize("end", ["let_go", "cancel"])
 def test_what_was_scanned_ahead_of_partitions_that_are_gone_is_not_used(
     spark: SparkSession, brokers: str, topic: str, monkeypatch: pytest.MonkeyPatch, end: str

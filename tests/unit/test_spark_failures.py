@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.errors import AccessDenied, ReadFailed, Unreachable
+from tallymark.errors import AccessDenied, BatchTooLarge, ReadFailed, Unreachable
 from tallymark.spark.failures import FunctionFailed, _explain
 
 KAFKA = "org.apache.kafka.common.errors"
@@ -16,6 +16,14 @@ def test_a_value_that_quotes_kafka_is_still_the_function_s_failure(name: str) ->
     assert isinstance(_explain(Exception(worker), "b:1", "orders"), FunctionFailed)
     cast = f"[CAST_INVALID_INPUT] The value '{KAFKA}.{name}' of the type STRING can't be cast. SQLSTATE: 22018"
     assert isinstance(_explain(Exception(cast), "b:1", "orders"), FunctionFailed)
+
+
+@pytest.mark.parametrize("table", [None, "orders"])
+def test_what_does_not_fit_the_driver_is_read_in_smaller_batches(table: str | None) -> None:
+    full = _explain(Exception("Job aborted: java.lang.OutOfMemoryError: Java heap space"), "b:1", table)
+    assert isinstance(full, BatchTooLarge)
+    large = _explain(Exception("Total size is bigger than spark.driver.maxResultSize"), "b:1", table)
+    assert isinstance(large, BatchTooLarge)
 
 
 def test_what_the_brokers_say_is_told_apart() -> None:

@@ -33,7 +33,7 @@ _DENIED_MARKS = (
 )
 _TRACEBACK = "Traceback (most recent call last)"
 _BAD_VALUE = "SQLSTATE: 22"
-_TOO_MUCH = "is bigger than spark.driver.maxResultSize"
+_TOO_MUCH = ("is bigger than spark.driver.maxResultSize", "java.lang.OutOfMemoryError")
 
 
 class FunctionFailed(BadInput):
@@ -59,8 +59,8 @@ def _explain(error: Exception, brokers: str, table: str | None) -> TallymarkErro
     if table is not None and (_TRACEBACK in everything or _BAD_VALUE in everything):
         # Such errors quote values, and a value may say anything, the words below among them.
         return FunctionFailed(table, _user_words(error))
-    if _TOO_MUCH in everything:
-        return BatchTooLarge(f"the batch is more than Spark hands to a driver: {_root_cause(error)}")
+    if any(mark in everything for mark in _TOO_MUCH):
+        return BatchTooLarge(f"the batch is more than Spark's driver can take: {_root_cause(error)}")
     if any(mark in everything for mark in _DENIED_MARKS):
         return AccessDenied(f"the brokers at {brokers} refused Spark's client: {_root_cause(error)}")
     if any(mark in everything for mark in _BROKER_MARKS):

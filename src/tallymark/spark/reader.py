@@ -180,7 +180,7 @@ class SparkReader:
         """The records in parts, each while the next one is being scanned."""
         self._fit_batches(self._average or 1.0)
         size = 0
-        if then and (sum(map(len, then)) <= self._small or self._seems_too_large(then)):
+        if then and not self._is_worth_scanning_ahead(then):
             then = ()
         with self._growing(), explained(self._source.brokers), closing(self._scanning.parts(spans, then)) as parts:
             for part in parts:
@@ -188,6 +188,12 @@ class SparkReader:
                 if self._too_large(size / 2, spans):
                     raise BatchTooLarge(f"records of {size:,} bytes are more than limits.memory={self._memory:,}")
                 yield part
+
+    def _is_worth_scanning_ahead(self, spans: Sequence[Span]) -> bool:
+        if sum(map(len, spans)) <= self._small or self._seems_too_large(spans):
+            return False
+        # Records that go back to Spark for a function are in its memory, too: not beside many others.
+        return not self._shaper.computing or len(self._parts(spans)) == 1
 
     def _scan_part(self, spans: Sequence[Span]) -> pa.Table:
         self._check_wanted()

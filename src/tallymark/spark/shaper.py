@@ -95,15 +95,14 @@ class Shaper:
 
     def shape_arrow(self, records: pa.Table, spans: Sequence[Span]) -> tuple[dict[str, pa.Table], list[Refusal]]:
         """The same for decoded records that are here; only functions that compute something are given to Spark."""
-        computing = [table for table in self.tables if self._picks(table[0]) is None]
         rows: dict[str, pa.Table] = {}
         refusals: list[Refusal] = []
-        if computing:
+        if self.computing:
             with explained(self._source.brokers):
                 # pyspark can't make a frame of columns without a chunk.
                 given: Any = records.select(RECORD).combine_chunks() if records.num_rows else []
                 frame = self._spark.createDataFrame(given, self._records)
-            rows, refusals = self.shape(frame, spans, computing)
+            rows, refusals = self.shape(frame, spans, self.computing)
             records = raw.without(records, [refusal.record for refusal in refusals])
         for spec, _ in self.tables:
             if (picks := self._picks(spec)) is not None:
@@ -123,6 +122,11 @@ class Shaper:
             check_reached(error)
             raise BatchTooLarge(str(error)) from error
         return staged
+
+    @cached_property
+    def computing(self) -> Sequence[Table]:
+        """The tables whose functions do more than to pick columns, and get records back from the driver."""
+        return [table for table in self.tables if self._picks(table[0]) is None]
 
     @cached_property
     def picking(self) -> Sequence[tuple[TableSpec, Mapping[str, Pick]]] | None:
