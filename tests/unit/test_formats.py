@@ -159,3 +159,12 @@ def test_the_type_is_known_before_the_first_value() -> None:
 def test_spark_is_not_needed() -> None:
     code = "import sys, tallymark.formats; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "deep", [b"[" * 201 + b"]" * 201, b'{"a":' * 201 + b"1" + b"}" * 201], ids=["arrays", "objects"]
+)
+def test_a_value_that_is_nested_too_deeply_is_found_among_many(deep: bytes) -> None:
+    good = b'{"id": 1, "z": [{"a": 1}]}'
+    found = Decoder(Json("id BIGINT"))([*[good] * 250, b'{"id": 2, "z": ' + deep + b"}", *[good] * 250])
+    assert found.errors == {250: "nested too deeply"}
