@@ -201,7 +201,7 @@ def _topics(options: argparse.Namespace, kind: str) -> Iterator[tuple[Shape, int
     if "small" in options.shapes:
         yield "small", options.records
     if "large" in options.shapes and kind == "postgresql":
-        yield "large", max(1000, options.records // 4)
+        yield "large", max(1000, options.records // 2)
 
 
 def _kept(facts: dict[str, str], outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def _slug(title: str) -> str:
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--records", type=int, default=2_000_000, help="Small ones; of large ones a quarter.")
+    options.add_argument("--records", type=int, default=2_000_000, help="Small ones; of large ones half.")
     options.add_argument("--stores", nargs="+", default=list(NAMES), choices=list(NAMES))
     options.add_argument("--shapes", nargs="+", default=list(SIZES), choices=list(SIZES))
     options.add_argument("--only", default="", help="Contenders whose name has this in it.")

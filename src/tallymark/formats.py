@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
@@ -36,10 +38,11 @@ LONGEST = 1000
 LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (LONGEST + 1))
 """A number of more digits than Spark reads."""
 DIGITS = bytes.maketrans(b"123456789", b"000000000")
+APART = 31
 QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 CONSTANT = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
 """What Arrow takes for a number and JSON does not."""
-PIECE_BYTES = 1 << 20
+PIECE_BYTES = 2 << 20
 """For Arrow to parse at once: more would not be faster."""
 _THREADS = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "tallymark-decode")
 PIECES = 8
@@ -54,6 +57,8 @@ SURPLUS_DIGITS = r"(\.\d{6})\d+"
 FIRST_DAY, LAST_DAY = -719162, 2932896
 """Years 1 to 9999 in days since 1970."""
 DAY_MICROS = 86_400_000_000
+
+Signs = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -201,12 +206,12 @@ class _Objects:
 def _chunks(values: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
     """In pieces of a size that the caches of a processor can hold."""
     for chunk in values.chunks if isinstance(values, pa.ChunkedArray) else [values]:
-        # No fewer than Arrow gets to parse: those of a small piece would be looked at one by one.
-        step = max(FEW + 1, len(chunk) * PIECE_BYTES // max(1, chunk.nbytes))
+        # Of one size, as those of a small rest would be looked at one by one.
+        step = max(FEW + 1, -(-len(chunk) // max(1, round(chunk.nbytes / PIECE_BYTES))))
         yield from (chunk[at : at + step] for at in range(0, len(chunk), step))
 
 
-def _lines(values: pa.Array, longest: int) -> bytes | None:
+def _lines(values: pa.Array, longest: int) -> pa.Buffer | None:
     """The values on a line each, or None if they are not: JSON never goes on between ``}`` and ``{``.
 
     That is an object a line at least, and as many lines as values mean that it is one.
@@ -214,31 +219,38 @@ def _lines(values: pa.Array, longest: int) -> bytes | None:
     if not (pc.all(pc.starts_with(values, "{")).as_py() and pc.all(pc.ends_with(values, "}")).as_py()):
         return None
     whole = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
-    text: bytes = pc.binary_join(whole, b"\n")[0].as_py()
-    if text.count(b"\n") != len(values) - 1:
+    lines = pc.binary_join(whole, b"\n").cast(pa.string())  # which complains of what is not UTF-8
+    _, ends, text = lines.buffers()
+    text = text.slice(0, np.frombuffer(ends, np.int32)[1])
+    # Not as bytes: a copy would take longer than all that is asked here.
+    signs = np.frombuffer(text, np.uint8)
+    if np.count_nonzero(signs == ord("\n")) != len(values) - 1:
         return None
-    if b"\0" in text or ((_may_hold(b"NaN", text) or _may_hold(b"Inf", text)) and CONSTANT.search(text)):
+    if not signs.min() or ((_holds(b"NaN", signs) or _holds(b"Inf", signs)) and CONSTANT.search(text)):
         raise _Doubt
-    if longest > DEEPEST and any(_may_be_deep(values, text, sign) for sign in "[{"):
+    if longest > DEEPEST and any(_may_be_deep(values, signs, sign) for sign in "[{"):
         raise _Doubt
-    if longest > LONGEST and b"0" * LONGEST in text.translate(DIGITS):
+    if longest > LONGEST and _may_hold_long_numbers(signs):
         raise _Doubt
-    try:
-        text.decode("utf-8")
-    except UnicodeDecodeError:
-        raise _Doubt from None
     return text
 
 
-def _may_hold(word: bytes, text: bytes) -> bool:
-    # A single letter is found much faster than a word.
-    return word[:1] in text and word in text
+def _holds(word: bytes, signs: Signs) -> bool:
+    at = np.flatnonzero(signs[: 1 - len(word)] == word[0])
+    return len(at) > 0 and bool(np.all([signs[at + n] == sign for n, sign in enumerate(word)], axis=0).any())
 
 
-def _may_be_deep(values: pa.Array, text: bytes, sign: str) -> bool:
+def _may_hold_long_numbers(signs: Signs) -> bool:
+    """A number so long has a digit at each of many places that are far apart, as hardly anything else."""
+    if b"0" * (LONGEST // APART) not in signs[::APART].tobytes().translate(DIGITS):
+        return False
+    return b"0" * LONGEST in signs.tobytes().translate(DIGITS)
+
+
+def _may_be_deep(values: pa.Array, signs: Signs, sign: str) -> bool:
     """Whether one of the values has the sign often. All together are counted faster, and seldom have it often."""
     others = len(values) - 1 if sign == "{" else 0
-    if text.count(sign.encode()) - others <= DEEPEST // 2:
+    if np.count_nonzero(signs == ord(sign)) - others <= DEEPEST // 2:
         return False
     return bool(pc.max(pc.count_substring(values, sign)).as_py() > DEEPEST // 2)
 

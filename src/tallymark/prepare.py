@@ -33,6 +33,9 @@ from tallymark.steps import OnStep, Progress, Step
 
 log = logging.getLogger(__name__)
 
+CAREFUL = 20
+"""Batches after one that was too large, before they may grow again."""
+
 
 @dataclass
 class Cursor:
@@ -90,6 +93,7 @@ class Preparation:
         self._lookout = Lookout(job.catch_up) if job.catch_up else None
         self._most = replace(job.limits, records=min(job.limits.records, most or job.limits.records))
         self._limit = self._most.records
+        self._careful = 0  # so many batches more
         self._batches = count(1)
         self._expected = Plan()
         """The batch after the one that is being read: the reader may have begun with it."""
@@ -111,7 +115,9 @@ class Preparation:
         """Make the next batches smaller or larger, after this one took so long."""
         # What the executors have staged was never in the driver's memory.
         size = 0 if batch.reading.staged else batch.reading.size
-        self._limit = adapt(self._limit, batch.plan.offsets, seconds, size, self._most)
+        wanted = adapt(self._limit, batch.plan.offsets, seconds, size, self._most)
+        self._careful = max(0, self._careful - 1)
+        self._limit = min(wanted, self._limit) if self._careful else wanted
 
     def letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
         """What is kept of records that were decoded and refused: fetched again, as they are in Kafka."""
@@ -188,7 +194,7 @@ class Preparation:
             if half == planned:
                 raise
             log.info("reading half: %s group=%s batch=%s offsets=%d", error, self._job.group, name, half.offsets)
-            self._limit = max(1, half.offsets)
+            self._limit, self._careful = max(1, half.offsets), CAREFUL
         except Exception as error:
             self._on_step(Step.DROPPED, replace(progress, error=error))
             raise

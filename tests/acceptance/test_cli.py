@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -34,7 +35,7 @@ def orders(records):
     global calls
     calls += 1
     time.sleep(0 if calls < {blocks_at} else 600)
-    return records.select("value.*")
+    return records.selectExpr({column!r})
 """
 
 
@@ -48,6 +49,7 @@ def pipeline_file(tmp_path: Path, brokers: str, group: str) -> Callable[..., Pat
             "store": f"sqlite:///{tmp_path / 'shop.db'}",
             "schema": "id BIGINT",
             "limit": 1000,
+            "column": "value.*",
             "blocks_at": 10**9,
         }
         file = tmp_path / "pipeline.py"
@@ -140,6 +142,29 @@ def test_a_second_ctrl_c_leaves_at_once_and_nothing_is_half_done(
     blocker.execute("ROLLBACK")
     blocker.close()
     assert query(_store(tmp_path), "SELECT next_offset, applied, balanced FROM tallymark_status") == [(10, 10, 1)]
+
+
+def test_where_java_ends_the_run_ends_with_a_sentence_and_the_next_one_goes_on(
+    topics: Topics, pipeline_file: Callable[..., Path], tmp_path: Path
+) -> None:
+    topic = topics.create(1)
+    topics.send_to(topic, 0, [{"id": n} for n in range(10)])
+    file = pipeline_file(topic=topic, column="value.id + 1 AS id")
+    run = started("run", file)
+    wait_until(lambda: _rows(tmp_path) == 10, "the first batch is there")
+
+    children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
+    (java,) = [int(child) for child in children if Path(f"/proc/{child}/comm").read_text() == "java\n"]
+    os.kill(java, signal.SIGKILL)
+    topics.send_to(topic, 0, [{"id": n} for n in range(10, 20)])
+
+    _, err = run.communicate(timeout=60)
+    assert run.returncode == 1
+    assert "Traceback" not in err, err
+    sentence = "error: Spark's Java has ended, perhaps for want of memory; nothing is lost: run again"
+    assert err.splitlines()[-1].startswith(sentence)
+    assert tallymark("run", file, "--until", "caught-up").returncode == 0
+    assert query(_store(tmp_path), "SELECT sum(id), count(*) FROM orders") == [(210, 20)]
 
 
 def _store(directory: Path) -> str:

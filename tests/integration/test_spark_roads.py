@@ -296,6 +296,18 @@ def test_what_comes_next_is_scanned_ahead_and_gives_the_same(
     assert taken == [first, second]
 
 
+def test_what_functions_compute_on_has_to_fit_java_s_heap_too(spark: SparkSession, brokers: str, topic: str) -> None:
+    picking, computing = (
+        reader(spark, brokers, topic, "driver", **{name: FUNCTIONS[name]}) for name in ("picks", "computes")
+    )
+    for one in (picking, computing):
+        assert one._heap > 100 << 20
+        one.__dict__["_heap"] = 16 * 1_000
+    assert picking.read(everything(topic), "b").rows["picks"].num_rows > 0
+    with pytest.raises(BatchTooLarge, match="more than 1,000, what Java's heap of 16,000 bytes has room for"):
+        computing.read(everything(topic), "b")
+
+
 @pytest.mark.parametrize(("name", "ahead"), [("picks", True), ("computes", False)])
 def test_a_large_batch_is_not_scanned_ahead_where_spark_holds_another_one(
     spark: SparkSession, brokers: str, topic: str, monkeypatch: pytest.MonkeyPatch, name: str, ahead: bool

@@ -135,7 +135,8 @@ def test_a_dead_value_says_why_in_the_words_of_its_letter(value: bytes, words: s
 def test_a_long_batch_of_large_values_is_no_more_than_arrow_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tallymark.formats.PIECE_BYTES", 50_000)
     decoded = Decoder(ORDERS)([order(number) for number in range(2000)])
-    assert decoded.values.num_chunks == 4
+    assert [len(chunk) for chunk in decoded.values.chunks] == [667, 667, 666]
+    assert decoded.slow == 0
     assert [row["id"] for row in decoded.values.to_pylist()] == list(range(2000))
 
 
@@ -168,3 +169,33 @@ def test_a_value_that_is_nested_too_deeply_is_found_among_many(deep: bytes) -> N
     good = b'{"id": 1, "z": [{"a": 1}]}'
     found = Decoder(Json("id BIGINT"))([*[good] * 250, b'{"id": 2, "z": ' + deep + b"}", *[good] * 250])
     assert found.errors == {250: "nested too deeply"}
+
+
+@pytest.mark.parametrize("place", range(0, 65, 4))
+def test_a_number_that_is_too_long_is_found_among_many(place: int) -> None:
+    good, long = b'{"id": 1, "z": "' + b"x" * 1001 + b'"}', b'{"id": 2, "z": ' + b" " * place + b"7" * 1001 + b"}"
+    found = Decoder(Json("id BIGINT"))([*[good] * 250, long, *[good] * 250])
+    assert list(found.errors) == [250]
+
+
+def test_many_numbers_are_not_taken_for_a_long_one() -> None:
+    numbers = b'{"id": 1, "z": [' + b",".join([b"1234567890" * 99] * 20) + b"]}"
+    found = Decoder(Json("id BIGINT"))([numbers] * 250)
+    assert not found.errors
+    assert not found.slow
+
+
+@pytest.mark.parametrize("odd", [b"\xff", b"\xed\xa0\x80", b"\xc0\x80", b"\xf5\x80\x80\x80"])
+def test_what_is_not_utf_8_is_found_among_many(odd: bytes) -> None:
+    found = Decoder(ORDERS)([*map(order, range(250)), b'{"customer": "' + odd + b'"}', *map(order, range(250))])
+    assert list(found.errors) == [250]
+    assert found.errors[250].startswith("not UTF-8: ")
+
+
+@pytest.mark.parametrize("word", [b"NaN", b"-Infinity", b"Inf"])
+def test_a_name_that_arrow_takes_for_a_number_is_none(word: bytes) -> None:
+    named = b'{"customer": "NaN, Infinity: I Need Nan", "amount": 1}'
+    found = Decoder(ORDERS)([*[named] * 250, b'{"amount": ' + word + b"}", *[named] * 250])
+    alone = Decoder(ORDERS)([b'{"amount": ' + word + b"}"])
+    assert list(found.errors) == [250 for _ in alone.errors]
+    assert found.values[250].as_py() == alone.values[0].as_py()

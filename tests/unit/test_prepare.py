@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import threading
 from datetime import datetime, timezone
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tallymark.errors import BatchTooLarge
 from tallymark.job import Job
 from tallymark.plan import Limits, Move, Plan, plan
 from tallymark.positions import Start
-from tallymark.prepare import Cursor, Preparation
+from tallymark.prepare import CAREFUL, Cursor, Preparation
 from tallymark.spans import Log, Owner, Partition
 from tallymark.steps import ignore
 
@@ -58,3 +60,20 @@ def test_a_batch_is_expected_only_if_there_is_half_of_one(made: Preparation) -> 
     cursor, first = {ONE: 0}, Plan((Move(ONE, 0, 0, 100),))
     assert made._following(first, cursor, {ONE: log(ONE, 0, 150)}) == Plan()
     assert made._following(first, cursor, {ONE: log(ONE, 0, 151)}) == Plan((Move(ONE, 100, 0, 51),))
+
+
+def test_after_one_that_was_too_large_some_batches_stay_small(
+    made: Preparation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(name: str, planned: Plan, *_: Any) -> Any:
+        if planned.offsets > 60:
+            raise BatchTooLarge("too large")
+        return SimpleNamespace(plan=planned, reading=SimpleNamespace(staged={}, size=0))
+
+    monkeypatch.setattr(made, "_read", read)
+    limits = []
+    for _ in range(CAREFUL + 2):
+        found = made._shaped(Plan((Move(ONE, 0, 0, made._limit),)), 0, 0.0)
+        made.learn(found, seconds=0.001)
+        limits.append(made._limit)
+    assert limits == [*[50] * (CAREFUL - 1), 100, *[50] * 2]

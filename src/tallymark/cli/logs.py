@@ -56,8 +56,9 @@ def configure(verbose: int, form: Format = "text") -> None:
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("tallymark").setLevel(level)
-    # py4j reports every broken connection of a Spark that is shutting down.
+    # py4j reports every broken connection of a Spark that is shutting down, some of them in the name of the root.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    handler.addFilter(lambda record: record.name != "root" or record.module != "java_gateway")
 
 
 def is_json() -> bool:

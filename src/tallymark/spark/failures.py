@@ -8,6 +8,7 @@ from typing import Any
 
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from tallymark.errors import AccessDenied, BadInput, BatchTooLarge, ReadFailed, TallymarkError, Unreachable
 from tallymark.spark.decode import first_line
@@ -54,13 +55,39 @@ def explained(brokers: str, table: str | None = None) -> Iterator[None]:
         raise _explain(error, brokers, table) from error
 
 
+@contextmanager
+def while_java_lives(spark: SparkSession) -> Iterator[None]:
+    """Java may end in the midst of anything, and everything that is asked of it fails then, each in its own way."""
+    try:
+        yield
+    except (PySparkException, Py4JError, OSError, EOFError) as error:
+        if not _is_over(spark):
+            raise
+        raise ReadFailed(
+            "Spark's Java has ended, perhaps for want of memory; nothing is lost: run again, with a larger "
+            "spark.driver.memory, or with smaller batches (limits.records, limits.memory)"
+        ) from error
+
+
+def _is_over(spark: SparkSession) -> bool:
+    jvm: Any = spark._jvm
+    try:
+        jvm.System.nanoTime()
+    except (Py4JError, OSError):
+        return True
+    return False
+
+
 def _explain(error: Exception, brokers: str, table: str | None) -> TallymarkError:
     everything = f"{error}\n{_root_cause(error)}"
     if table is not None and (_TRACEBACK in everything or _BAD_VALUE in everything):
         # Such errors quote values, and a value may say anything, the words below among them.
         return FunctionFailed(table, _user_words(error))
     if any(mark in everything for mark in _TOO_MUCH):
-        return BatchTooLarge(f"the batch is more than Spark's driver can take: {_root_cause(error)}")
+        return BatchTooLarge(
+            f"the batch is more than Spark's driver can take: {_root_cause(error)}; "
+            "give it a larger spark.driver.memory, or set limits.memory lower"
+        )
     if any(mark in everything for mark in _DENIED_MARKS):
         return AccessDenied(f"the brokers at {brokers} refused Spark's client: {_root_cause(error)}")
     if any(mark in everything for mark in _BROKER_MARKS):

@@ -15,10 +15,13 @@ import logging
 import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 import pyarrow as pa
+from py4j.protocol import Py4JError
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
@@ -34,7 +37,7 @@ from tallymark.source import Kafka
 from tallymark.spans import Partition, Span, split
 from tallymark.spark import access
 from tallymark.spark.decode import RAW, RECORD, Decoder, count, second_opinion
-from tallymark.spark.failures import FunctionFailed, explained
+from tallymark.spark.failures import FunctionFailed, explained, while_java_lives
 from tallymark.spark.onepass import OnePass, Outcome, targets
 from tallymark.spark.scan import RAW_RECORDS, Scan
 from tallymark.spark.scanning import Scanning
@@ -49,10 +52,12 @@ log = logging.getLogger(__name__)
 REDACTION = "spark.sql.redaction.options.regex"
 LOCAL_RELATION = "spark.sql.execution.arrow.localRelationThreshold"
 ROWS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
-ARROW_BATCH = 16 << 20
+ARROW_BATCH = 4 << 20
 """Bytes of records that travel in one Arrow batch, which a task holds in memory."""
-PART = 40 << 20
+PART = 64 << 20
 """Bytes of records that are worth a scan of their own: more at once only wait in the JVM, and make it collect."""
+HEAP_SHARE = 16
+"""Of Java's heap, for a batch that functions compute on: on the way to them and back it is there some ten times."""
 SMALL = 10_000
 """Offsets that the driver has read before Spark has started a job."""
 SAMPLE = 10
@@ -109,6 +114,16 @@ class SparkReader:
         without: Collection[tuple[Partition, int]] = (),
         then: Sequence[Span] | None = None,
     ) -> Reading:
+        with while_java_lives(self._spark):
+            return self._read(spans, batch, without, then)
+
+    def _read(
+        self,
+        spans: Sequence[Span],
+        batch: str,
+        without: Collection[tuple[Partition, int]],
+        then: Sequence[Span] | None,
+    ) -> Reading:
         self._check_wanted()
         offsets = sum(map(len, spans))
         self._scan.name_jobs(offsets)
@@ -131,16 +146,17 @@ class SparkReader:
         if self._too_large(arrived.size, spans):
             # They are larger than those before: the average has changed.
             self._scanning.drop()
-            return self.read(spans, batch, without)
+            return self._read(spans, batch, without, None)
         if not small:
             self._judge(arrived.slow, arrived.found.num_rows)
         return self._by_arrow(arrived, spans, batch, "direct" if small else "driver")
 
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
         """The same for records that are given, and not asked for in Kafka."""
-        self._scan.name_jobs(len(letters))
         spans = raw.hulls((letter.partition, letter.offset) for letter in letters)
-        return self._by_arrow(Arrived.of(raw.of_letters(letters), self._decode_in_driver), spans, batch, "given")
+        with while_java_lives(self._spark):
+            self._scan.name_jobs(len(letters))
+            return self._by_arrow(Arrived.of(raw.of_letters(letters), self._decode_in_driver), spans, batch, "given")
 
     def forget(self, reading: Reading) -> None:
         if self._stages is not None:
@@ -154,7 +170,9 @@ class SparkReader:
         self._cancelled = True
         self._direct.cancel()
         self._scanning.drop()
-        self._spark.sparkContext.cancelJobGroup(self._run)
+        # Where Java has ended there is nothing to cancel.
+        with suppress(Py4JError, OSError):
+            self._spark.sparkContext.cancelJobGroup(self._run)
 
     def _arrow_is_faster(self) -> bool:
         """Unless many values of a batch before were nothing for its parser; it gets another try after some more."""
@@ -174,7 +192,7 @@ class SparkReader:
     def _fetched(self, spans: Sequence[Span]) -> Iterator[pa.Table]:
         least = sum(map(len, spans)) == len(spans)
         with self._growing():
-            yield raw.of_messages(self._direct.read(spans, sys.maxsize if least else self._memory))
+            yield raw.of_messages(self._direct.read(spans, sys.maxsize if least else self._most))
 
     def _scanned(self, spans: Sequence[Span], then: Sequence[Span] | None) -> Iterator[pa.Table]:
         """The records in parts, each while the next one is being scanned."""
@@ -186,7 +204,7 @@ class SparkReader:
             for part in parts:
                 size += raw.size(part)
                 if self._too_large(size / 2, spans):
-                    raise BatchTooLarge(f"records of {size:,} bytes are more than limits.memory={self._memory:,}")
+                    raise BatchTooLarge(f"records of {size:,} bytes are more than {self._most_in_words}")
                 yield part
 
     def _is_worth_scanning_ahead(self, spans: Sequence[Span]) -> bool:
@@ -240,7 +258,7 @@ class SparkReader:
                 seen, size = count(decoded)
             large = self._too_large(size, spans)
             if large and self._stages is None:
-                raise BatchTooLarge(f"{size:,} bytes are more than limits.memory={self._memory:,}")
+                raise BatchTooLarge(f"{size:,} bytes are more than {self._most_in_words}")
             records_seen = sum(partition.records for partition in seen.values())
             self._fit_batches(size / max(1, records_seen))
             records = decoded.where(F.col(RAW).isNull()).select(*RECORD)
@@ -298,12 +316,28 @@ class SparkReader:
         seen = {partition: replace(found, dead=dead.get(partition, 0)) for partition, found in outcome.seen.items()}
         return replace(rest, seen=seen, size=outcome.size, staged=outcome.staged)
 
+    @property
+    def _most(self) -> int:
+        """The bytes of a batch that may come to the driver."""
+        return min(self._memory, self._heap // HEAP_SHARE) if self._shaper.computing else self._memory
+
+    @property
+    def _most_in_words(self) -> str:
+        if self._most == self._memory:
+            return f"limits.memory={self._memory:,}"
+        return f"{self._most:,}, what Java's heap of {self._heap:,} bytes has room for where a function computes"
+
+    @cached_property
+    def _heap(self) -> int:
+        jvm: Any = self._spark._jvm
+        return int(jvm.Runtime.getRuntime().maxMemory())
+
     def _seems_too_large(self, spans: Sequence[Span]) -> bool:
         return self._too_large(sum(map(len, spans)) * (self._average or 0), spans)
 
     def _too_large(self, size: float, spans: Sequence[Span]) -> bool:
         # One record of each partition is what a batch holds at least.
-        return size > self._memory and sum(map(len, spans)) > len(spans)
+        return size > self._most and sum(map(len, spans)) > len(spans)
 
     def _learn(self, size: int, records: int) -> None:
         if records:

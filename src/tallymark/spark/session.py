@@ -19,6 +19,7 @@ DEFAULTS = {
     "spark.driver.memory": "2g",
     "spark.driver.maxResultSize": "1g",  # what is more would end the driver: the batch is read in smaller ones
     "spark.task.maxDirectResultSize": "100m",  # what is more takes another way, which copies it three times
+    "spark.executor.killOnFatalError.depth": "0",  # a task without memory asks for a smaller batch: Java is to live on
     "spark.kafka.consumer.cache.capacity": "1024",  # above the number of partitions, or consumers are made anew
     "spark.sql.adaptive.enabled": "false",  # it replans every batch anew, which costs small ones more than it gains
     "spark.sql.inMemoryColumnarStorage.compressed": "false",  # a batch lives for a moment: packing it costs more

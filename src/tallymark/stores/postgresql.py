@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +15,7 @@ from sqlalchemy.engine import URL
 from tallymark.errors import TallymarkError
 from tallymark.ledger.statements import by_driver
 from tallymark.shape import TableSpec
+from tallymark.stores import pgcopy
 from tallymark.stores.columns import hexed, is_binary
 from tallymark.stores.dialects import Dialect, at_most, resolved
 from tallymark.stores.tls import Tls
@@ -25,7 +25,7 @@ CONNECT = {"connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 
 INCOMING = "tallymark_incoming"
 """The temporary table that rows with a key come through; it is gone with the transaction."""
 BYTEWISE = "C"
-PIECE_ROWS, PIECE_BYTES = 10_000, 16 << 20
+PIECE_ROWS, PIECE_BYTES = 10_000, 2 << 20
 """What COPY sends at once: the server works on it while we make the next piece."""
 
 
@@ -37,8 +37,6 @@ class Postgresql(Dialect):
     tls_files = ("sslrootcert", "sslcert", "sslkey")
 
     def engine(self, url: URL) -> Engine:
-        if find_spec("numpy") is None:
-            raise ModuleNotFoundError(name="numpy")
         engine = super().engine(url)
         event.listen(engine, "connect", _on_connect)
         return engine
@@ -103,8 +101,6 @@ def _quoted(name: str) -> str:
 
 def _copy(connection: Connection, target: str, rows: pa.Table, like: Table) -> None:
     """COPY rows to a table whose columns are of the types of this one."""
-    from tallymark.stores import pgcopy
-
     encoders = pgcopy.forms(like, rows.column_names)
     pieces = pgcopy.stream(_pieces(rows), encoders) if encoders else _csv(rows)
     form = "binary" if encoders else "csv"
