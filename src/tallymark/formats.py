@@ -39,6 +39,7 @@ LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (LONGEST + 1))
 """A number of more digits than Spark reads."""
 DIGITS = bytes.maketrans(b"123456789", b"000000000")
 APART = 31
+"""Bytes between the places where a number of too many digits is looked for first."""
 QUOTED = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 CONSTANT = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
 """What Arrow takes for a number and JSON does not."""

@@ -25,7 +25,8 @@ class Limits:
     take longer than ``seconds`` make the next ones smaller, and they grow again when there is time to spare.
     ``memory`` is the most bytes of keys and values of a batch that goes through the driver: what is larger is staged by
     the executors, or read in smaller batches where the store can't be staged to. The driver holds up to three batches
-    at a time: one commits, one is decoded, one arrives.
+    at a time: one commits, one is decoded, one arrives. Where a table's function computes, a sixteenth of Java's heap
+    is the most, however large ``memory`` is.
     """
 
     records: int = 250_000
