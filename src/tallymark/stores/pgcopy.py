@@ -30,7 +30,6 @@ EPOCH_MICROS = EPOCH_DAYS * 86_400_000_000
 Numbers = npt.NDArray[Any]
 Form = Callable[[pa.Array], "Numbers | pa.Array"]
 """The fields of a column: numbers of one width, or bytes, where NULL is no field at all."""
-EMPTY = pa.scalar(b"", pa.binary())
 
 
 def forms(table: Table, columns: Sequence[str]) -> list[Form] | None:
@@ -50,6 +49,7 @@ def stream(pieces: Iterable[pa.Table], forms: Sequence[Form]) -> Iterator[bytes 
 def encode(rows: pa.Table, forms: Sequence[Form]) -> memoryview:
     """Some rows of the stream."""
     pieces: list[pa.Array] = []
+    empty = pa.scalar(b"", pa.binary())
     fixed: list[tuple[str, Any]] = [(">i2", len(forms))]
     for name, column, form in zip(rows.column_names, rows.columns, forms, strict=True):
         try:
@@ -60,11 +60,11 @@ def encode(rows: pa.Table, forms: Sequence[Form]) -> memoryview:
             fixed += [(">i4", fields.itemsize), (_swapped(fields), fields)]
         else:
             fixed.append((">i4", pc.fill_null(pc.binary_length(fields), -1).to_numpy()))
-            pieces += [_packed(fixed, rows.num_rows), pc.fill_null(fields, EMPTY)]
+            pieces += [_packed(fixed, rows.num_rows), pc.fill_null(fields, empty)]
             fixed = []
     if fixed:
         pieces.append(_packed(fixed, rows.num_rows))
-    joined = pc.binary_join_element_wise(*pieces, EMPTY)
+    joined = pc.binary_join_element_wise(*pieces, empty)
     _, offsets, data = joined.buffers()
     ends = memoryview(offsets).cast("i")
     return memoryview(data)[ends[joined.offset] : ends[joined.offset + len(joined)]]
