@@ -76,7 +76,7 @@ def reader(spark: SparkSession, brokers: str, topic: str, road: str, **tables: F
     average, small = ROADS[road]
     specs = [(TableSpec(name), function) for name, function in tables.items()]
     made = module.SparkReader(spark, Kafka(brokers, topic, value=Json(SCHEMA)), specs, f"run-{road}", memory=1 << 30)
-    made._average, made._small = average, small
+    made._room.average, made._small = average, small
     return made
 
 
@@ -257,7 +257,7 @@ def test_records_that_grow_from_part_to_part_are_not_all_taken(
     made = topics.create(1)
     topics.send(made, [{"id": n, "name": "x" * (10 if n < 100 else 5_000)} for n in range(400)])
     one = reader(spark, brokers, made, "driver", picks=FUNCTIONS["picks"])
-    one._memory, one._average = 50_000, 100.0
+    one._room.memory, one._room.average = 50_000, 100.0
     monkeypatch.setattr(module, "PART", 10_000)
     taken: list[int] = []
     to_arrow = one._scan.to_arrow
@@ -300,10 +300,9 @@ def test_what_functions_compute_on_has_to_fit_java_s_heap_too(spark: SparkSessio
     picking, computing = (
         reader(spark, brokers, topic, "driver", **{name: FUNCTIONS[name]}) for name in ("picks", "computes")
     )
-    for one in (picking, computing):
-        assert one._heap > 100 << 20
-        one.__dict__["_heap"] = 16 * 1_000
-    assert picking.read(everything(topic), "b").rows["picks"].num_rows > 0
+    assert picking._room.heap is None
+    assert (computing._room.heap or 0) > 100 << 20
+    computing._room.heap = 16 * 1_000
     with pytest.raises(BatchTooLarge, match="more than 1,000, what Java's heap of 16,000 bytes has room for"):
         computing.read(everything(topic), "b")
 

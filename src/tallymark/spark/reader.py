@@ -17,7 +17,6 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +38,7 @@ from tallymark.spark import access
 from tallymark.spark.decode import RAW, RECORD, Decoder, count, second_opinion
 from tallymark.spark.failures import FunctionFailed, explained, while_java_lives
 from tallymark.spark.onepass import OnePass, Outcome, targets
+from tallymark.spark.room import Room
 from tallymark.spark.scan import RAW_RECORDS, Scan
 from tallymark.spark.scanning import Scanning
 from tallymark.spark.shaper import Shaper
@@ -56,8 +56,6 @@ ARROW_BATCH = 4 << 20
 """Bytes of records that travel in one Arrow batch, which a task holds in memory."""
 PART = 64 << 20
 """Bytes of records that are worth a scan of their own: more at once only wait in the JVM, and make it collect."""
-HEAP_SHARE = 16
-"""Of Java's heap, for a batch that functions compute on: on the way to them and back it is there some ten times."""
 SMALL = 10_000
 """Offsets that the driver has read before Spark has started a job."""
 SAMPLE = 10
@@ -81,7 +79,7 @@ class SparkReader:
         self._spark = spark
         self._source = source
         self._run = run
-        self._memory = memory
+        self._room = Room(memory, self._heap)
         self._stages = stages
         self._decode = Decoder(source.value)
         self._decode_in_driver = formats.Decoder(source.value)
@@ -90,7 +88,6 @@ class SparkReader:
         self._direct = Direct(source, Brokers(source.cluster))
         records = self._decode.records(spark.createDataFrame([], RAW_RECORDS))
         self._shaper = Shaper(spark, source, tables, records.schema)
-        self._average: float | None = None
         self._by_spark_for = 0
         self._small = SMALL
         self._rows_per_batch = 0
@@ -128,11 +125,11 @@ class SparkReader:
         offsets = sum(map(len, spans))
         self._scan.name_jobs(offsets)
         small = offsets <= self._small
-        if self._average is None:
+        if self._room.average is None:
             self._sample(spans)
         if not small:
             self._direct.close()
-        large = self._seems_too_large(spans)
+        large = not self._room.holds(self._room.guess(spans), spans)
         arrow = self._arrow_is_faster()
         if then is not None and (small or large or not arrow):
             self._scanning.drop()
@@ -142,8 +139,8 @@ class SparkReader:
             return self._by_spark(leave_out(self._scan.frame(spans), without), spans, batch)
         parts = self._fetched(spans) if small else self._scanned(spans, then)
         arrived = Arrived.joined([Arrived.of(raw.without(one, without), self._decode_in_driver) for one in parts])
-        self._learn(arrived.size, arrived.found.num_rows)
-        if self._too_large(arrived.size, spans):
+        self._room.learn(arrived.size, arrived.found.num_rows)
+        if not self._room.holds(arrived.size, spans):
             # They are larger than those before: the average has changed.
             self._scanning.drop()
             return self._read(spans, batch, without, None)
@@ -187,28 +184,28 @@ class SparkReader:
         """Learn about how large records are from the first ones of some spans."""
         first = [Span(span.partition, span.start, min(span.stop, span.start + SAMPLE)) for span in spans[:SAMPLE]]
         found = raw.of_messages(self._direct.read(first))
-        self._learn(raw.size(found), found.num_rows)
+        self._room.learn(raw.size(found), found.num_rows)
 
     def _fetched(self, spans: Sequence[Span]) -> Iterator[pa.Table]:
         least = sum(map(len, spans)) == len(spans)
         with self._growing():
-            yield raw.of_messages(self._direct.read(spans, sys.maxsize if least else self._most))
+            yield raw.of_messages(self._direct.read(spans, sys.maxsize if least else self._room.most))
 
     def _scanned(self, spans: Sequence[Span], then: Sequence[Span] | None) -> Iterator[pa.Table]:
         """The records in parts, each while the next one is being scanned."""
-        self._fit_batches(self._average or 1.0)
+        self._fit_batches(self._room.average or 1.0)
         size = 0
         if then and not self._is_worth_scanning_ahead(then):
             then = ()
         with self._growing(), explained(self._source.brokers), closing(self._scanning.parts(spans, then)) as parts:
             for part in parts:
                 size += raw.size(part)
-                if self._too_large(size / 2, spans):
-                    raise BatchTooLarge(f"records of {size:,} bytes are more than {self._most_in_words}")
+                if not self._room.holds(size / 2, spans):
+                    raise self._room.refusal(size)
                 yield part
 
     def _is_worth_scanning_ahead(self, spans: Sequence[Span]) -> bool:
-        if sum(map(len, spans)) <= self._small or self._seems_too_large(spans):
+        if sum(map(len, spans)) <= self._small or not self._room.holds(self._room.guess(spans), spans):
             return False
         # Records that go back to Spark for a function are in its memory, too: not beside many others.
         return not self._shaper.computing or len(self._parts(spans)) == 1
@@ -220,7 +217,7 @@ class SparkReader:
 
     def _parts(self, spans: Sequence[Span]) -> list[list[Span]]:
         # Another thread may have found out just now that records have grown.
-        size = sum(map(len, spans)) * (self._average or 1.0)
+        size = self._room.guess(spans)
         return split(spans, max(1, min(sum(map(len, spans)), math.ceil(min(size, sys.maxsize) / PART))))
 
     def _check_wanted(self) -> None:
@@ -233,7 +230,7 @@ class SparkReader:
         try:
             yield
         except BatchTooLarge:
-            self._average = math.inf
+            self._room.forget()
             self._scanning.drop()
             raise
 
@@ -256,9 +253,9 @@ class SparkReader:
         try:
             with explained(self._source.brokers):
                 seen, size = count(decoded)
-            large = self._too_large(size, spans)
+            large = not self._room.holds(size, spans)
             if large and self._stages is None:
-                raise BatchTooLarge(f"{size:,} bytes are more than {self._most_in_words}")
+                raise self._room.refusal(size)
             records_seen = sum(partition.records for partition in seen.values())
             self._fit_batches(size / max(1, records_seen))
             records = decoded.where(F.col(RAW).isNull()).select(*RECORD)
@@ -274,7 +271,7 @@ class SparkReader:
                     letters = self._dead_letters(decoded) if dead else []
         finally:
             decoded.unpersist()
-        self._learn(size, records_seen)
+        self._room.learn(size, records_seen)
         return Reading(seen, rows, letters, refusals, size, staged)
 
     def _in_one_pass(
@@ -282,9 +279,9 @@ class SparkReader:
     ) -> Reading | None:
         """Have the tasks that read also decode and stage; None where that can't be, or is not worth it."""
         tables, stages = self._shaper.picking, self._stages
-        if tables is None or stages is None or self._average in (None, math.inf):
+        if tables is None or stages is None or self._room.average in (None, math.inf):
             return None
-        self._fit_batches(self._average or 1.0)
+        self._fit_batches(self._room.average or 1.0)
         made = targets(stages, tables, self.schemas())
         with stages.kept(target.loader.name for target in made):
             outcome = None
@@ -306,7 +303,7 @@ class SparkReader:
     def _staged(self, outcome: Outcome, spans: Sequence[Span], batch: str) -> Reading:
         """What the tasks have staged, and what they have left to us."""
         count = sum(one.records for one in outcome.seen.values())
-        self._learn(outcome.size, count)
+        self._room.learn(outcome.size, count)
         self._judge(outcome.slow, count)
         log.info("batch=%s bytes=%d road=%s", batch, outcome.size, "executors")
         if not outcome.doubtful.num_rows:
@@ -316,32 +313,10 @@ class SparkReader:
         seen = {partition: replace(found, dead=dead.get(partition, 0)) for partition, found in outcome.seen.items()}
         return replace(rest, seen=seen, size=outcome.size, staged=outcome.staged)
 
-    @property
-    def _most(self) -> int:
-        """The bytes of a batch that may come to the driver."""
-        return min(self._memory, self._heap // HEAP_SHARE) if self._shaper.computing else self._memory
-
-    @property
-    def _most_in_words(self) -> str:
-        if self._most == self._memory:
-            return f"limits.memory={self._memory:,}"
-        return f"{self._most:,}, what Java's heap of {self._heap:,} bytes has room for where a function computes"
-
-    @cached_property
-    def _heap(self) -> int:
+    def _heap(self) -> int | None:
+        """The bytes of Java's heap, if a batch goes there for functions to compute on it."""
         jvm: Any = self._spark._jvm
-        return int(jvm.Runtime.getRuntime().maxMemory())
-
-    def _seems_too_large(self, spans: Sequence[Span]) -> bool:
-        return self._too_large(sum(map(len, spans)) * (self._average or 0), spans)
-
-    def _too_large(self, size: float, spans: Sequence[Span]) -> bool:
-        # One record of each partition is what a batch holds at least.
-        return size > self._most and sum(map(len, spans)) > len(spans)
-
-    def _learn(self, size: int, records: int) -> None:
-        if records:
-            self._average = size / records
+        return int(jvm.Runtime.getRuntime().maxMemory()) if self._shaper.computing else None
 
     def _fit_batches(self, average: float) -> None:
         """How many rows to put into an Arrow batch, by the average size of a record."""
