@@ -1,7 +1,8 @@
 """One set of real servers for the whole run; every test has a topic, a group and a database of its own.
 
-The servers start in the controlling process, so that parallel workers share them. Tests that need Spark are kept on one
-worker (``--dist loadgroup``), so that there is one session.
+The servers start in the controlling process, so that parallel workers share them, unless TALLYMARK_TEST_SERVERS has the
+addresses of servers that run already. Tests that need Spark are kept on one worker (``--dist loadgroup``), so that there
+is one session.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ADDRESSES = "TALLYMARK_TEST_SERVERS"
+"""Environment variable: JSON with the addresses of the servers ``kafka``, ``postgresql``, ``mariadb`` and ``redis``."""
 LONG = {
     "test_a_run_killed_at_any_step_loses_and_repeats_nothing": "planned|read|staged|done|mariadb-(moved|committed)",
     "test_a_kill_at_any_other_step_costs_nothing_or_the_same": "planned|read|staged|done",
@@ -94,7 +96,12 @@ _box: Sandbox | None = None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if hasattr(config, "workerinput") or config.option.collectonly or _only_unit_tests(config):
+    if (
+        hasattr(config, "workerinput")
+        or config.option.collectonly
+        or _only_unit_tests(config)
+        or ADDRESSES in os.environ
+    ):
         return
     global _box
     _box = Sandbox()
