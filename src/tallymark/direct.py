@@ -94,7 +94,8 @@ class Direct:
             self._next.pop(partition, None)
 
     def _fetch_until(self, stops: dict[Partition, int], most_bytes: int) -> None:
-        reached, size = {partition: self._fetcher.cursor[partition] for partition in stops}, 0
+        reached = {partition: self._fetcher.cursor[partition] for partition in stops}
+        size = sum(_size(self._waiting[partition], stop) for partition, stop in stops.items())
         least, deadline = sys.maxsize, 0.0
         while left := sum(max(0, stop - reached[partition]) for partition, stop in stops.items()):
             if left < least:
@@ -104,7 +105,7 @@ class Direct:
             for partition, got in self._fetcher.fetch(max(AT_A_TIME, left), 0.1).items():
                 reached[partition] = got.stop
                 self._waiting[partition] += got.messages
-                size += sum(map(len, got.messages)) if partition in stops else 0
+                size += _size(got.messages, stops.get(partition, 0))
             if size > most_bytes:
                 raise BatchTooLarge(f"records of {size:,} bytes are more than limits.memory={most_bytes:,}")
 
@@ -113,3 +114,8 @@ class Direct:
         count = next((at for at, message in enumerate(waiting) if message.offset() >= span.stop), len(waiting))
         self._waiting[span.partition], self._next[span.partition] = waiting[count:], span.stop
         return waiting[:count]
+
+
+def _size(messages: Iterable[Any], stop: int) -> int:
+    """The bytes of the messages before ``stop``: what was fetched ahead belongs to another batch."""
+    return sum(len(message) for message in messages if message.offset() < stop)

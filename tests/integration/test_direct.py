@@ -117,3 +117,9 @@ def test_what_is_more_than_the_memory_takes_is_given_up(direct: Direct, brokers:
     one = Partition(topic, 0)
     with pytest.raises(BatchTooLarge):
         direct.read([Span(one, 0, ends(brokers, topic)[one])], most_bytes=20)
+
+
+def test_what_was_fetched_ahead_does_not_count(direct: Direct, topic: str) -> None:
+    one = Partition(topic, 0)
+    for start in range(0, 12, 2):
+        assert len(direct.read([Span(one, start, start + 2)], most_bytes=40)) <= 2
