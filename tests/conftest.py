@@ -1,8 +1,8 @@
 """One set of real servers for the whole run; every test has a topic, a group and a database of its own.
 
 The servers start in the controlling process, so that parallel workers share them, unless TALLYMARK_TEST_SERVERS has the
-addresses of servers that run already. Tests that need Spark are kept on one worker (``--dist loadgroup``), so that there
-is one session.
+addresses of servers that run already. Tests that need Spark are kept on one worker (``--dist loadgroup``), so that
+there is one session.
 """
 
 from __future__ import annotations
