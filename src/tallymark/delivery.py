@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import datetime
 from typing import Any, NamedTuple
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
@@ -14,16 +14,16 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 from tallymark.errors import NotDelivered, TallymarkError
 from tallymark.interceptors import Interceptors, guarded
 from tallymark.outgoing import Headers, Outgoing
+from tallymark.times import moment
 
 log = logging.getLogger(__name__)
 
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 WAIT_SECONDS = 60.0
 """How long anybody waits for the brokers who says nothing else."""
 
 
 class Metadata(NamedTuple):
-    """Where a record is now. ``timestamp`` is the one that the log has."""
+    """Where a record is now. ``timestamp`` is the one that the log has; None if no calendar has it."""
 
     topic: str
     partition: int
@@ -86,9 +86,8 @@ class Delivery:
 
     def metadata(self) -> Metadata:
         assert self.place is not None, "of delivered records only"
-        topic, partition, offset, (kind, millis) = self.place
-        known = kind != TIMESTAMP_NOT_AVAILABLE
-        return Metadata(topic, partition, offset, EPOCH + timedelta(0, 0, 0, millis) if known else None)
+        topic, partition, offset, when = self.place
+        return Metadata(topic, partition, offset, moment(*when))
 
 
 class Reports:

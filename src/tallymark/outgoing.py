@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from tallymark.errors import BadInput
+from tallymark.times import LAST_MILLIS
 
 Headers = Mapping[str, "str | bytes | None"] | Sequence[tuple[str, "str | bytes | None"]]
 Encode = Callable[[Any], "bytes | str | None"]
@@ -67,6 +68,8 @@ def epoch_millis(timestamp: datetime | int) -> int:
         timestamp = round(timestamp.timestamp() * 1000)
     if not isinstance(timestamp, int) or timestamp <= 0:
         raise BadInput(f"timestamp={timestamp!r} must be a datetime or milliseconds after 1970")
+    if timestamp > LAST_MILLIS:
+        raise BadInput(f"timestamp={timestamp} is later than the year 9999; give milliseconds, not microseconds")
     return timestamp
 
 

@@ -13,7 +13,11 @@ LAST_MILLIS = 253_402_300_799_999
 
 
 def timestamp(message: Any) -> datetime | None:
+    """The time of a record."""
+    return moment(*message.timestamp())
+
+
+def moment(kind: int, millis: int) -> datetime | None:
     """None where a record has no time, or one beyond all calendars, such as microseconds taken for milliseconds."""
-    kind, millis = message.timestamp()
     known = kind != TIMESTAMP_NOT_AVAILABLE and 0 <= millis <= LAST_MILLIS
     return EPOCH + timedelta(milliseconds=millis) if known else None

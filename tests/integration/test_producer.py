@@ -122,6 +122,7 @@ def test_a_function_encodes_all_values_but_tombstones(topics: Topics, brokers: s
         ({"headers": {"a": 1}}, "can't be sent: .*header value"),
         ({"timestamp": datetime(2026, 1, 31)}, "no time zone"),
         ({"timestamp": -5}, "milliseconds after 1970"),
+        ({"timestamp": 1_700_000_000_000_000}, "later than the year 9999; give milliseconds, not microseconds"),
         ({"topic": ""}, "topic='' is no name for a topic"),
         ({"topic": "two words"}, "is no name for a topic"),
     ],

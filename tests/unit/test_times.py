@@ -9,6 +9,10 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
 
+from tallymark.delivery import Delivery, Reports
+from tallymark.errors import BadInput, TallymarkError
+from tallymark.interceptors import Interceptors
+from tallymark.outgoing import epoch_millis
 from tallymark.records import Records
 from tallymark.retention import Retention
 from tallymark.times import LAST_MILLIS, timestamp
@@ -50,6 +54,31 @@ def test_a_time_that_no_calendar_has_is_none(millis: int, time: datetime | None)
 
 def test_a_record_may_have_no_time() -> None:
     assert timestamp(Message(0, TIMESTAMP_NOT_AVAILABLE)) is None
+
+
+@pytest.mark.parametrize("millis", [ABSURD, 2**63 - 1, -5])
+def test_a_delivery_report_survives_any_time_in_the_log(millis: int) -> None:
+    told: list[Any] = []
+    reports = Reports(no_failure, no_wait, Interceptors(()), told.append, None, print)
+    delivery = Delivery(reports, lambda metadata, error: told.append((metadata, error)), None)
+    delivery(None, Message(millis))
+    assert told == [("orders", 0, 7, None), (("orders", 0, 7, None), None)]
+    assert delivery.result() == ("orders", 0, 7, None)
+
+
+def no_failure(*_: object) -> TallymarkError:
+    raise AssertionError("nothing has failed")
+
+
+def no_wait(*_: object) -> None:
+    raise AssertionError("there is nothing to wait for")
+
+
+@pytest.mark.parametrize("timestamp", [LAST_MILLIS + 1, ABSURD, 2**63])
+def test_a_producer_refuses_microseconds_at_once(timestamp: int) -> None:
+    with pytest.raises(BadInput, match="later than the year 9999; give milliseconds"):
+        epoch_millis(timestamp)
+    assert epoch_millis(LAST_MILLIS) == LAST_MILLIS
 
 
 def test_the_last_of_all_times_expires_late() -> None:
