@@ -36,6 +36,9 @@ The message is one sentence that names the thing and the way out. It never holds
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 
 class TallymarkError(Exception):
     """Base of all errors raised on purpose. ``transient`` says whether the same call may succeed later."""
@@ -159,3 +162,26 @@ class ReadFailed(TallymarkError):
 
 class SandboxError(TallymarkError):
     pass
+
+
+class Verdict(NamedTuple):
+    """What an answer of Kafka, Spark or a store means: the error that it becomes, and the sentence of that error.
+
+    ``{name}`` in the sentence is the server, ``{words}`` is what it said.
+    """
+
+    error: type[TallymarkError]
+    sentence: str
+
+    def on(self, name: str, words: str) -> TallymarkError:
+        return self.error(self.sentence.format(name=name, words=words))
+
+
+def verdicts(table: Mapping[Verdict, str]) -> dict[str, Verdict]:
+    """The verdict on each code of a table that lists the codes of each verdict. A code has one verdict."""
+    found: dict[str, Verdict] = {}
+    for verdict, listed in table.items():
+        for code in listed.split():
+            assert code not in found, f"{code} has two verdicts"
+            found[code] = verdict
+    return found

@@ -1,75 +1,139 @@
 """What a database says when it fails, as one of our errors: the data, the table, the connection or the permissions.
 
-Drivers agree on little, so each case is recognised by its code where there is one and by its words where there is none.
-Data comes first: the words of those errors quote values, which may say anything.
+One table for each kind of database gives the verdict on each of its codes; what has no code, or none that is listed, is
+recognised by its words. Data comes first: the words of those errors quote values, which may say anything.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from tallymark.errors import AccessDenied, BadInput, DataRefused, TableChanged, TallymarkError, Unreachable
+from tallymark.errors import (
+    AccessDenied,
+    BadInput,
+    DataRefused,
+    TableChanged,
+    TallymarkError,
+    Unreachable,
+    Verdict,
+    verdicts,
+)
 from tallymark.stores.tls import tls_failure
 
+# What is wrong with a row or a table is said without the store, for dead letters.
+DATA = Verdict(DataRefused, "{words}")
+CHANGED = Verdict(TableChanged, "{words}")
+FULL = Verdict(Unreachable, "{name} has no room: {words}; free disk space or memory there")
+DENIED = Verdict(AccessDenied, "{name} refused: {words}; check the user, the password and the user's permissions")
+WRONG = Verdict(BadInput, "{name}: {words}; create the database first or correct the URL")
+UNOPENED = Verdict(BadInput, "{name}: the file can't be opened; check that its directory exists and can be written to")
+CONFLICT = Verdict(Unreachable, "{name} had to give way to another transaction: {words}; try again")
+SLOW = Verdict(Unreachable, "{name} was not done in time: {words}; try again, or allow it more time")
+SILENT = Verdict(
+    Unreachable,
+    "{name} did not answer in time: {words}; check that it runs, or raise read_timeout= in its URL if its statements "
+    "take longer",
+)
+READ_ONLY = Verdict(
+    Unreachable, "{name} takes no writes now: {words}; after a failover check that the URL leads to the primary"
+)
+GONE = Verdict(Unreachable, "{name} can't be reached: {words}; check that it runs and that the address is right")
 
-def _codes(listed: str) -> frozenset[str]:
-    return frozenset(listed.split())
-
-
-# PostgreSQL's codes have five characters; the first two are a class. MySQL's are numbers, SQLite has words only.
-_DATA_CLASSES = ("22", "23")
-_DATA = _codes(
-    "428C9 54000 P0001 1048 1062 1118 1169 1216 1217 1263 1264 1265 1292 1364 1365 1366 1367 1406 1411 1441 1451 "
-    "1452 1526 1557 1586 1644 1690 1748 1906 3105 3140 3141 3156 3819 3903 4025"
+# A code of two characters is a whole class of SQLSTATEs.
+POSTGRESQL = verdicts(
+    {
+        DATA: "21000 22 23 428C9 44000 54000 P0001",
+        # 22P03: the bytes of a binary COPY are those of another type than the column has now.
+        CHANGED: "22P03 42703 42804 42846 42P01 42P10",
+        FULL: "53000 53100 53200 53400 58030",
+        DENIED: "28000 28P01 42501",
+        WRONG: "3D000 57P04",
+        CONFLICT: "40000 40001 40P01 55P03 72000",
+        SLOW: "25P03 25P04 57014",
+        READ_ONLY: "25006",
+        GONE: "08 40003 53300 57P01 57P02 57P03 57P05",
+    }
 )
-_DATA_WORDS = ("too big", "datatype mismatch", "can not be used with mysql")
-# 08P01 and 22P03: the bytes of a binary COPY are those of another type than the column has now.
-_CHANGED = _codes("42P01 42703 42804 42P10 42846 08P01 22P03 1054 1072 1136 1146 1412")
-_CHANGED_WORDS = (
-    "no such table",
-    "no such column",
-    "has no column named",
-    "does not match any primary key",
-    "cached plan must not change",
+MYSQL = verdicts(
+    {
+        DATA: "1048 1062 1118 1169 1216 1217 1263 1264 1265 1292 1364 1365 1366 1367 1369 1406 1411 1441 1451 1452 "
+        "1526 1557 1586 1644 1690 1748 1906 3105 3140 3141 3156 3819 3903 4025",
+        CHANGED: "1054 1072 1136 1146 1412",
+        FULL: "1021 1030 1037 1038 1041 1114 1135 1206 1878",
+        DENIED: "1044 1045 1130 1142 1143 1227 1698 1820 1862 3118 4151",
+        WRONG: "1049",
+        # 1020: a row that changed under snapshot isolation. 1180: a COMMIT that a cluster could not finish. 3101: one
+        # that lost against another member of the cluster.
+        CONFLICT: "1020 1180 1205 1213 1615 1637 1689 3058 3101 3572",
+        SLOW: "1317 1969 3024",
+        # 1047: a Galera node that is not part of its cluster. 3100: a member of a group that lost the others.
+        READ_ONLY: "1047 1290 1792 1836 1874 3100",
+        GONE: "1040 1042 1043 1053 1077 1079 1129 1152 1158 1159 1160 1161 1184 1203 1226 1927 2002 2003 2005 2006 "
+        "2012 2013 2055 3032 3168 3169 4031 9001",
+    }
 )
-_FULL = _codes("53000 53100 53200 1021 1030 1037 1038 1041 1114 1135 1206")
-_FULL_WORDS = ("disk is full", "disk i/o error", "out of memory", "no space left", "error 28")
-_DENIED = _codes("28000 28P01 42501 1044 1045 1142 1143 1227 1698")
-_DENIED_WORDS = (
-    "password authentication failed",
-    "no password supplied",
-    "permission denied",
-    "access denied",
-    "readonly database",
-    "pg_hba.conf",
+# By the names of SQLite's codes; an extended code begins with the name of its primary one.
+SQLITE = verdicts(
+    {
+        DATA: "SQLITE_CONSTRAINT SQLITE_MISMATCH SQLITE_TOOBIG",
+        CHANGED: "SQLITE_SCHEMA",
+        FULL: "SQLITE_FULL SQLITE_IOERR SQLITE_NOMEM",
+        DENIED: "SQLITE_AUTH SQLITE_PERM SQLITE_READONLY",
+        UNOPENED: "SQLITE_CANTOPEN",
+        CONFLICT: "SQLITE_BUSY SQLITE_INTERRUPT SQLITE_LOCKED SQLITE_PROTOCOL",
+    }
 )
-_HANDSHAKE = _codes("2003 2013 2026")
-_WRONG_WORDS = ("unknown database", "no such file or directory")
-_CONFLICT = _codes("1205 1213 40001 40P01 55P03")
-_TIMEOUT = _codes("57014 25P03 25P04 1317 1969 3024")
-_GONE = _codes("1053 1927 2002 2003 2006 2013 2055 53300 57P01 57P02 57P03")
-_GONE_WORDS = (
-    "connection refused",
-    "connection failed",
-    "connection timeout",
-    "can't connect",
-    "could not connect",
-    "server closed the connection",
-    "lost connection",
-    "connection is closed",
-    "connection is lost",
-    "terminating connection",
-    "consuming input failed",
-    "eof detected",
-    "broken pipe",
-    "name or service not known",
-    "failed to resolve host",
-)
+HANDSHAKE = frozenset({None, "2003", "2013", "2026"})
+"""The codes of errors whose words may be those of a failed TLS handshake."""
+DATA_WORDS = ("too big", "datatype mismatch", "can not be used with mysql")
+"""What drivers say about a value that they can't send."""
+WORDS: Mapping[Verdict, tuple[str, ...]] = {
+    CHANGED: (
+        "no such table",
+        "no such column",
+        "has no column named",
+        "does not match any primary key",
+        "cached plan must not change",
+    ),
+    FULL: ("disk is full", "disk i/o error", "out of memory", "no space left", "error 28", "errcode: 28"),
+    DENIED: (
+        "password authentication failed",
+        "no password supplied",
+        "permission denied",
+        "access denied",
+        "readonly database",
+        "pg_hba.conf",
+        'fatal: role "',
+    ),
+    WRONG: ("unknown database", "no such database", 'fatal: database "'),
+    UNOPENED: ("unable to open database file",),
+    CONFLICT: ("database is locked", "tuple concurrently updated", "tuple concurrently deleted"),
+    READ_ONLY: ("during recovery", "session is read-only", "session is not read-only"),
+    SILENT: ("no answer for",),
+    GONE: (
+        "connection refused",
+        "connection failed",
+        "connection timeout",
+        "can't connect",
+        "could not connect",
+        "server closed the connection",
+        "lost connection",
+        "connection is closed",
+        "connection is lost",
+        "terminating connection",
+        "consuming input failed",
+        "eof detected",
+        "broken pipe",
+        "name or service not known",
+        "failed to resolve host",
+    ),
+}
+"""For errors without a listed code, the first match counts."""
 
 
 @contextmanager
@@ -86,51 +150,58 @@ def translated(store: str) -> Iterator[None]:
 
 
 def translate(error: DBAPIError, store: str) -> TallymarkError:
-    """Our error for theirs. What is wrong with a row or a table is said without the store, for dead letters."""
     words, code = _first_line(error.orig), _code(error.orig)
-    lowered = words.lower()
-
-    def said(*marks: str) -> bool:
-        return any(mark in lowered for mark in marks)
-
-    if code in _CHANGED:
-        return TableChanged(words)
-    if _blames_data(error.orig, code) or (code is None and said(*_DATA_WORDS)):
-        return DataRefused(words)
-    if said(*_CHANGED_WORDS):
-        return TableChanged(words)
-    if (code is None or code in _HANDSHAKE) and (handshake := tls_failure(store, words)) is not None:
+    verdict = judged(error.orig)
+    if verdict not in (DATA, CHANGED) and code in HANDSHAKE and (handshake := tls_failure(store, words)) is not None:
         return handshake
-    if code in _FULL or said(*_FULL_WORDS):
-        return Unreachable(f"{store} has no room: {words}; free disk space or memory there")
-    if code in _DENIED or said(*_DENIED_WORDS):
-        return AccessDenied(f"{store} refused: {words}; check the user, the password and the user's permissions")
-    if code in ("3D000", "1049") or said(*_WRONG_WORDS) or (said("database") and said("does not exist")):
-        return BadInput(f"{store}: {words}; create the database first or correct the URL")
-    if said("unable to open database file"):
-        return BadInput(f"{store}: the file can't be opened; check that its directory exists and can be written to")
-    if code in _CONFLICT or said("database is locked"):
-        return Unreachable(f"{store} had to give way to another transaction: {words}; try again")
-    if code in _TIMEOUT:
-        return Unreachable(f"{store} was not done in time: {words}; try again, or allow it more time")
-    if error.connection_invalidated or code in _GONE or said(*_GONE_WORDS):
-        return Unreachable(f"{store} can't be reached: {words}; check that it runs and that the address is right")
-    return TallymarkError(f"{store}: {words}")
+    if verdict is None and error.connection_invalidated:
+        verdict = GONE
+    return verdict.on(store, words) if verdict else TallymarkError(f"{store}: {words}")
 
 
-def _blames_data(error: BaseException | None, code: str | None) -> bool:
+def judged(error: BaseException | None) -> Verdict | None:
+    """The verdict on a driver's error, by its code or its words."""
+    table, code, lowered = _table(error), _code(error), _first_line(error).lower()
+    if code == "08P01" and " in message" in lowered:
+        # The bytes of a binary COPY, as for 22P03. Poolers use the code for all that they have to say.
+        return CHANGED
+    if code == "2013" and "timed out" in lowered:
+        return SILENT
+    if code is not None and (listed := _listed(table, code)) is not None:
+        return listed
+    if _blames_data(error, code, lowered):
+        return DATA
+    return next((verdict for verdict, marks in WORDS.items() if any(mark in lowered for mark in marks)), None)
+
+
+def _listed(table: Mapping[str, Verdict], code: str) -> Verdict | None:
+    """The verdict on a code: its own, or for an SQLSTATE that of its class, for SQLite's codes that of the primary."""
+    if code in table:
+        return table[code]
+    if table is POSTGRESQL:
+        return table.get(code[:2])
+    return next((verdict for name, verdict in table.items() if table is SQLITE and code.startswith(f"{name}_")), None)
+
+
+def _blames_data(error: BaseException | None, code: str | None, lowered: str) -> bool:
     if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError):
         return True
-    if code is None:
-        # Without an answer from the server: the driver itself could not send a value.
-        return type(error).__name__ == "DataError"
-    return code in _DATA or (len(code) == 5 and code.startswith(_DATA_CLASSES))
+    # Without an answer from the server: the driver itself could not send a value.
+    return code is None and (type(error).__name__ == "DataError" or any(mark in lowered for mark in DATA_WORDS))
+
+
+def _table(error: BaseException | None) -> Mapping[str, Verdict]:
+    if isinstance(error, sqlite3.Error):
+        return SQLITE
+    return MYSQL if error is not None and error.args and isinstance(error.args[0], int) else POSTGRESQL
 
 
 def _code(error: BaseException | None) -> str | None:
-    """The number of MySQL's errors, which says more than their SQLSTATE, or the SQLSTATE of PostgreSQL's."""
+    """The number of MySQL's errors, which says more than their SQLSTATE, PostgreSQL's SQLSTATE, or SQLite's name."""
     first = error.args[0] if error is not None and error.args else None
-    return str(first if isinstance(first, int) else getattr(error, "sqlstate", None) or "") or None
+    if isinstance(first, int):
+        return str(first)
+    return getattr(error, "sqlstate", None) or getattr(error, "sqlite_errorname", None) or None
 
 
 def _first_line(error: BaseException | None) -> str:
