@@ -61,4 +61,9 @@ class Beginning:
             if one in positions and may_override(positions[one])
         }
         reason = f"start={self.start.kind} overrides the saved position"
-        return Wish(first, {one: Restart(to, reason) for one, to in targets.items() if to is not None})
+        restarts = {
+            one: Restart(to, reason, only_ahead=to == logs[one].stop and self.start.kind in ("latest", "timestamp"))
+            for one, to in targets.items()
+            if to is not None
+        }
+        return Wish(first, restarts)

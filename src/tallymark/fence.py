@@ -35,10 +35,14 @@ class FirstClaim:
 
 @dataclass(frozen=True)
 class Restart:
-    """A partition that is sent somewhere else than its saved position, and why."""
+    """A partition that is sent somewhere else than its saved position, and why.
+
+    ``only_ahead`` is for an offset that was the end of the log when it was asked: a position beyond it stays.
+    """
 
     offset: int
     reason: str
+    only_ahead: bool = False
 
 
 @dataclass(frozen=True)
@@ -231,13 +235,14 @@ class Entry:
 
 def restarted(position: Position, to: Restart, now: datetime) -> tuple[Position, Note | None]:
     """The position somewhere else, and the note that says so: ahead is a skip, back begins a new tally."""
-    if to.offset >= position.next_offset:
-        span, kind = Span(position.partition, position.next_offset, to.offset), "skip"
+    offset = max(to.offset, position.next_offset) if to.only_ahead else to.offset
+    if offset >= position.next_offset:
+        span, kind = Span(position.partition, position.next_offset, offset), "skip"
         tally, first = position.tally + Tally(skipped=len(span)), position.first_offset
     else:
-        span, kind = Span(position.partition, to.offset, position.next_offset), "reset"
-        tally, first = Tally(), to.offset
-    moved = replace(position, next_offset=to.offset, first_offset=first, tally=tally, updated_at=now)
+        span, kind = Span(position.partition, offset, position.next_offset), "reset"
+        tally, first = Tally(), offset
+    moved = replace(position, next_offset=offset, first_offset=first, tally=tally, updated_at=now)
     return moved, Note(kind, span, to.reason) if len(span) else None
 
 

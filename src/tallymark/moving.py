@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from typing import Literal
 
@@ -146,7 +146,7 @@ class Reset:
         """
 
         def decide(found: Mapping[Partition, Position], runs: Sequence[Run]) -> Wish:
-            plan = self.plan(found)
+            plan = self._reaching(seen, found).plan(found)
             if not take_over:
                 check_idle(plan, runs, now)
                 check_unmoved(seen, plan)
@@ -154,6 +154,20 @@ class Reset:
             return wish(plan, reason)
 
         return decide
+
+    def _reaching(self, seen: Sequence[Planned], found: Mapping[Partition, Position]) -> Reset:
+        """The same reset, with logs that reach at least as far as the positions that have moved since they were asked.
+
+        A position that has not moved says nothing about its log, which may have been truncated.
+        """
+        before = {one.partition: one.current for one in seen}
+        logs = {
+            one: log.reaching(found[one].next_offset)
+            if one in found and found[one].next_offset != before.get(one)
+            else log
+            for one, log in self.logs.items()
+        }
+        return replace(self, logs=logs)
 
 
 def wish(plan: Sequence[Planned], reason: str) -> Wish:

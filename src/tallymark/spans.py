@@ -7,7 +7,7 @@ Nothing here knows Kafka, Spark or a database.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 
 STREAMING = "structured-streaming"
@@ -146,3 +146,7 @@ class Log:
     start: int
     stop: int
     end: int
+
+    def reaching(self, offset: int) -> Log:
+        """The same log, which is known to hold what is before this offset."""
+        return replace(self, stop=max(self.stop, offset), end=max(self.end, offset))

@@ -6,16 +6,21 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import pytest
 
+from tallymark.brokers import Brokers, Topic
 from tallymark.cli.reset import reset
 from tallymark.errors import CommitRefused, PositionMoved
+from tallymark.fence import Advance, Entry, Wish
 from tallymark.membership import Standalone
+from tallymark.setup import new_owner
+from tallymark.spans import Log, Partition, Tally
+from tallymark.stores.opening import open_store
 from tests.support.kafka import Topics
 from tests.support.standing import Service, journal, make_table, numbers, offsets, seen, stand, standing
 
@@ -67,6 +72,16 @@ def at_once(*jobs: Callable[[], Any]) -> list[BaseException | None]:
         return list(pool.map(run, jobs))
 
 
+def go_on(store_url: str, group: str, partition: Partition, stop: int) -> None:
+    """A run claims the partition, commits up to there, and stays its owner."""
+    store, owner = open_store(store_url), new_owner()
+    claims = store.claim(group, owner, [partition], lambda _: Wish({}), {})
+    at = claims[partition].position.next_offset
+    step = Advance(partition, at, stop, claims[partition].epoch, Tally(applied=stop - at), None)
+    store.apply([], Entry(group, f"{owner.run}-1", owner.since, owner.since, [step]))
+    store.close()
+
+
 def applied_as_the_journal_says(store: str, group: str, began: int, end: int) -> Counter[tuple[int, int]]:
     """Once from where it began, and once more for every time that it was sent back over it."""
     spans = [line.note.span for line in journal(store, group, "reset")]
@@ -89,6 +104,33 @@ def test_a_reset_against_a_run_that_starts(brokers: str, store: str, groups: lis
         Service(brokers, store, group, topic, membership=Standalone()).catch_up()
         assert seen(store) - before == applied_as_the_journal_says(store, group, 20, 40)
         assert all(position.balanced for position in standing(store, group).values())
+
+
+@pytest.mark.parametrize("kind", [*SQL, "redis"])
+def test_a_takeover_whose_ends_are_out_of_date_repeats_nothing(
+    kind: str, database: Callable[[str], str], redis_url: str, brokers: str, topics: Topics, group: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The group goes on after the ends of the logs were asked, and before its positions are locked."""
+    store, topic, ask = redis_url if kind == "redis" else database(kind), topics.create(3), Brokers.logs
+    topics.send(topic, numbers(3 * 40), partitions=3)
+    stand(brokers, store, group, topic, dict.fromkeys(range(3), 30))
+
+    def ask_and_go_on(self: Brokers, asked: Mapping[str, Topic]) -> dict[Partition, Log]:
+        found = ask(self, asked)
+        for partition in found:
+            topics.send_to(topic, partition.number, numbers(20))
+            go_on(store, group, partition, 60)
+        return found
+
+    monkeypatch.setattr(Brokers, "logs", ask_and_go_on)
+    moving = partial(reset, group, execute=True, take_over=True, store=store, brokers=brokers)
+    moving([f"{topic}:0"], to_current=True)
+    moving([f"{topic}:1"], to_latest=True)
+    moving([f"{topic}:2"], shift_by=5)
+    assert offsets(store, group) == dict.fromkeys(range(3), 60)
+    assert journal(store, group, "reset") == []
+    assert [position.tally.applied for position in standing(store, group).values()] == [30] * 3
 
 
 @pytest.mark.parametrize("rounds_on", several(*SQL, "redis"))

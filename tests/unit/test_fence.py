@@ -139,6 +139,15 @@ def test_a_restart_stays_balanced_and_writes_down_what_it_jumped(first: int, don
         assert (moved.tally, moved.first_offset) == (Tally(), to)
 
 
+@given(small, small)
+def test_the_end_of_a_log_that_was_asked_earlier_sends_nobody_back(at_offset: int, end: int) -> None:
+    before = replace(at(offset=at_offset), first_offset=0, tally=Tally(applied=at_offset))
+    moved, note = restarted(before, Restart(end, "start=latest", only_ahead=True), NOON)
+    assert moved.next_offset == max(at_offset, end)
+    assert moved.balanced
+    assert note is None or note.kind == "skip"
+
+
 def test_the_tally_of_an_entry_is_that_of_its_steps() -> None:
     lost = Advance(ONE, 0, 2, 1, Tally(lost=2), None)
     assert Entry("shop", "b", NOON, NOON, [step(), lost]).tally == Tally(applied=3, lost=2)

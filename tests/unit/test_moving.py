@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -139,6 +140,36 @@ def test_who_takes_over_goes_by_what_is_there_then() -> None:
     wish = decide({ZERO: position(150, OWNER)}, [Run("run-1", "host", NOW, NOW)])
     assert wish.restarts == {ZERO: Restart(140, "")}
     assert [one.current for one in done] == [150]
+
+
+AHEAD_OR_STAY = [
+    Aim("current", ""),
+    Aim("latest", ""),
+    Aim("shift", "", number=5),
+    Aim("offset", "", number=2000),
+    Aim("time", ""),
+    Aim("file", "", offsets={ZERO: 2000}),
+]
+
+
+@pytest.mark.parametrize("aim", AHEAD_OR_STAY, ids=lambda aim: aim.kind)
+@pytest.mark.parametrize("seen", [100, None])
+def test_a_position_that_has_passed_the_end_that_was_asked_for_is_never_sent_back(aim: Aim, seen: int | None) -> None:
+    if aim.kind == "shift" and seen is None:
+        return
+    reset, done = Reset(aim, {ZERO: log()}), list[Planned]()
+    before = {} if seen is None else {ZERO: position(seen)}
+    decide = reset.decide(reset.plan(before), NOW, "", done.extend, take_over=True)
+    assert not decide({ZERO: position(600, OWNER)}, [Run("run-1", "host", NOW, NOW)]).restarts
+    assert [(one.new, one.repeats) for one in done] == [(600, 0)]
+
+
+@pytest.mark.parametrize("kind", ["current", "latest"])
+def test_a_position_past_the_end_of_a_log_that_was_cut_is_brought_back_into_it(kind: Any) -> None:
+    reset, held = Reset(Aim(kind, ""), {ZERO: log()}), {ZERO: position(600)}
+    for take_over in (False, True):
+        wish = reset.decide(reset.plan(held), NOW, "", lambda _: None, take_over=take_over)(held, [])
+        assert wish.restarts == {ZERO: Restart(512 if kind == "current" else 500, "")}
 
 
 def test_a_scope_names_topics_and_partitions() -> None:

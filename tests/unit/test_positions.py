@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallymark.claiming import Beginning
 from tallymark.errors import BadInput
 from tallymark.positions import Start, overridden_offset, starting_offset
 from tallymark.spans import Partition
-from tests.unit.strategies import NOON, log
+from tests.unit.strategies import NOON, log, position
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 LOG = log(ZERO, start=10, stop=50, end=60)
@@ -151,3 +152,15 @@ def test_explicit_offsets_must_name_every_partition_that_has_no_position() -> No
 def test_only_a_strategy_without_the_prefix_overrides_a_saved_position(text: str, offset: int | None) -> None:
     assert overridden_offset(Start.parse(text), LOG, 33) == offset
     assert overridden_offset(Start.parse(f"uncommitted-{text}"), LOG, 33) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "only_ahead"), [("latest", True), ("timestamp=2026-01-31T12:00:00Z", True), ("earliest", False)]
+)
+def test_only_the_end_of_the_log_is_a_bound_that_may_be_out_of_date(text: str, only_ahead: bool) -> None:
+    found, begin = (
+        log(Partition("orders", 0), 3, 20),
+        Beginning(Start.parse(text), frozenset({"orders"}), None, by_pattern=False),
+    )
+    wish = begin.wish([position(found.partition, 7)], frozenset({found.partition}), {found.partition: found}, {}, bool)
+    assert wish.restarts[found.partition].only_ahead is only_ahead
