@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from tallymark.books import DEAD, Books, Letter, LetterQuery
@@ -71,8 +71,17 @@ class OpenLetters:
 
 def chosen(ledger: Store, query: LetterQuery, topics: Collection[str]) -> list[Letter]:
     """The open letters that a query finds, as far as their topics are read by whoever asks."""
-    found = _books(ledger).letters(replace(query, states=(DEAD,)))
+    books, query = _books(ledger), replace(query, states=(DEAD,))
+    # A statement takes only so many parameters.
+    asked = [query] if query.ids is None else [replace(query, ids=part) for part in _parts(query.ids)]
+    found = (letter for one in asked for letter in books.letters(one))
     return [letter for letter in found if _reads(topics, letter.record.partition.topic)]
+
+
+def _parts(ids: Collection[str]) -> Iterator[list[str]]:
+    """The oldest first, as a ledger numbers them."""
+    ordered = sorted(ids, key=lambda one: (len(one), one))
+    return (ordered[at : at + MOST] for at in range(0, len(ordered), MOST))
 
 
 def _books(ledger: Store) -> Books:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 
 from tallymark.books import DISCARDED
 from tallymark.brokers import Brokers
+from tallymark.cli import replay as cli_replay
+from tallymark.cli.load import load
 from tallymark.fence import Advance, FirstClaim, Note, Wish
 from tallymark.read import DeadLetter
 from tallymark.spans import Partition, Span, Tally
@@ -196,6 +199,35 @@ def test_corrected_code_replays_what_it_had_failed_on(
     assert "the file has no group other; it has" in other.stderr
     journal = json.loads(in_process("journal", group, "--file", file, "--json").stdout)
     assert [one["kind"] for one in journal] == ["replay"] * 8
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_letters_that_come_after_the_choice_are_left_alone(
+    topics: Topics,
+    group: str,
+    database: Callable[[str], str],
+    redis_url: str,
+    service: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    store, topic = redis_url if kind == "redis" else database(kind), topics.create(1)
+    file, send = service(topic, store, "False"), partial(topics.send, topic, key=b"k")
+    send(["no JSON"] * 4)
+    assert load(file).run("caught-up").dead == 4
+    discarded = listed(store)[0]["id"]
+
+    def beside(*work: Any) -> Tally:
+        """The group goes on after the choice: some die, and somebody gives up one that was chosen."""
+        send([f"no JSON {n}" for n in range(7)])
+        assert load(file).run("caught-up").dead == 7
+        in_process("dead-letters", "discard", discarded, "--execute", "--store", store)
+        return watched(*work)
+
+    watched = cli_replay._watched
+    monkeypatch.setattr(cli_replay, "_watched", beside)
+    said = json.loads(in_process("dead-letters", "replay", file, "--execute", "--json").stdout)
+    assert [said[name] for name in ("chosen", "applied", "dead", "settled", "left")] == [4, 0, 3, 1, 0]
 
 
 def test_letters_go_to_another_topic_with_where_they_come_from(

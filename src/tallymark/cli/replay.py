@@ -45,7 +45,10 @@ ToTopic = Annotated[
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the letters that were chosen. ``settled`` were others' before we came to them."""
+    """What became of the letters that were chosen; the four numbers add up to ``chosen``.
+
+    ``settled`` were settled by others before we came to them.
+    """
 
     chosen: int
     applied: int
@@ -85,11 +88,13 @@ def replay(
         _say_preview(letters, to_topic, as_json)
         return
     began = time.monotonic()
+    # What dies while we work was not chosen.
+    query = replace(query, ids=frozenset(letter.id for letter in letters))
     if to_topic is None:
         tally = _watched(found, as_json, lambda watch: _replay(found, query, overwrite, watch))
     else:
         tally = _resend(setups, query, to_topic, brokers)
-    done = _outcome(setups, [letter.id for letter in letters], tally)
+    done = _outcome(setups, query, len(letters), tally)
     _say(done, to_topic, time.monotonic() - began, as_json)
 
 
@@ -146,12 +151,11 @@ def _resend(setups: Sequence[Setup], query: LetterQuery, topic: str, brokers: st
     return total
 
 
-def _outcome(setups: Sequence[Setup], ids: Sequence[str], tally: Tally) -> Outcome:
-    """Those that are open still and were not tried are left, because somebody wanted to end."""
-    tried = set(ids)
-    still = sum(letter.id in tried for letter in _chosen(setups, LetterQuery()))
-    settled = max(0, len(ids) - tally.applied - still)
-    return Outcome(len(ids), tally.applied, tally.dead, settled, max(0, still - tally.dead))
+def _outcome(setups: Sequence[Setup], query: LetterQuery, count: int, tally: Tally) -> Outcome:
+    """What is open and was not tried is left, because somebody wanted to end. The rest was settled by others."""
+    still = len(_chosen(setups, LetterQuery(ids=query.ids)))
+    left = min(max(0, still - tally.dead), count - tally.applied - tally.dead)
+    return Outcome(count, tally.applied, tally.dead, count - tally.applied - tally.dead - left, left)
 
 
 def _say(done: Outcome, to_topic: str | None, seconds: float, as_json: bool) -> None:
