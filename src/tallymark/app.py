@@ -90,7 +90,8 @@ class App:
 
         ``threads`` is the number of consumers, each a member of the group. ``workers`` run behind each of them, and
         ``order`` says what stays in order: the records of a "partition", those of a "key", or "none". ``batch=True``
-        hands over all records of a transaction at once. The function may be async.
+        hands over all records of a transaction at once. The function may be async. It gets the transaction if it has a
+        second positional parameter without a default.
 
         A function that raises ``Retry``, ``ConnectionError`` or ``TimeoutError`` is tried again, with the whole batch.
         A record that it raises anything else for becomes a dead letter, and the others are applied.

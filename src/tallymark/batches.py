@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tallymark.batch import Batch as Accounts
 from tallymark.batch import Tried
-from tallymark.errors import BadInput, TallymarkError
+from tallymark.errors import BadInput, TallymarkError, described
 from tallymark.fence import Skip
 from tallymark.plan import Move, Plan
 from tallymark.read import DeadLetter, Reading, Seen
@@ -98,7 +98,7 @@ class Batch:
         if record.place in self._letters:
             return
         message = self._find(record)
-        words = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        words = error if isinstance(error, str) else described(error)
         if self._accounted:
             self._lose(Span(record.place[0], record.offset, record.offset + 1), words)
         else:

@@ -185,3 +185,13 @@ def verdicts(table: Mapping[Verdict, str]) -> dict[str, Verdict]:
             assert code not in found, f"{code} has two verdicts"
             found[code] = verdict
     return found
+
+
+def described(error: BaseException) -> str:
+    """The name of an error and its text, in one line for logs and dead letters, whatever the error does when asked."""
+    name = type(error).__name__
+    try:
+        text = str(error)
+    except Exception as other:  # noqa: BLE001 - the code of whoever wrote the error
+        return f"{name}, whose text can't be read: {type(other).__name__}"
+    return f"{name}: {text}" if text else name

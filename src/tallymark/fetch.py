@@ -30,6 +30,8 @@ FETCH = {
     "fetch.message.max.bytes": 8 << 20,
     "log_level": 0,
 }
+MOST_AT_ONCE = 1_000_000
+"""Messages that librdkafka hands over in one call."""
 _PASSING = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE}
 
 
@@ -86,7 +88,7 @@ class Fetcher:
             return {}
         messages = self._client.consume(1, wait)
         if messages and most > 1:
-            messages += self._client.consume(most - 1, 0)
+            messages += self._client.consume(min(most - 1, MOST_AT_ONCE), 0)
         try:
             fetched = self._sorted(messages)
         except TallymarkError:

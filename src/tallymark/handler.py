@@ -11,11 +11,17 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import AsyncGeneratorType, GeneratorType
 from typing import Any
 
-from tallymark.errors import BadInput, DataRefused, Retry, TallymarkError
+from sqlalchemy.exc import DBAPIError
+
+from tallymark.errors import BadInput, DataRefused, Retry, TallymarkError, described
 from tallymark.records import Record, Records
 from tallymark.stores.failures import translated
+
+NOT_DONE = (GeneratorType, AsyncGeneratorType, map, filter)
+"""What does its work when it is iterated over. A function that returns one of these has done nothing yet."""
 
 
 class RecordFailed(Exception):
@@ -29,9 +35,12 @@ class Handler:
         self.name = getattr(function, "__name__", str(function))
         self.takes_batches = takes_batches
         self._function = function
-        self._asynchronous = inspect.iscoroutinefunction(function)
-        self._takes_db = _parameters(function, self.name) > 1
+        self._takes_db = _takes_transaction(function, self.name)
         self._loops = threading.local()
+        if any(map(_is_generator, (function, type(function).__call__))):
+            raise BadInput(
+                f"listener {self.name} is a generator, which does nothing when it is called; leave out its yield"
+            )
 
     def __call__(self, records: Records, db: Any) -> None:
         """Hand over these records, one by one or together."""
@@ -46,9 +55,15 @@ class Handler:
 
     def _call(self, given: Record | Records, db: Any) -> None:
         with told_apart():
-            called = self._function(given, db) if self._takes_db else self._function(given)
-            if self._asynchronous:
-                self._loop().run_until_complete(called)
+            returned = self._function(given, db) if self._takes_db else self._function(given)
+            # Only what was returned tells whether there is more to do: a decorator hides what a function is.
+            if inspect.isawaitable(returned):
+                self._loop().run_until_complete(returned)
+            elif isinstance(returned, NOT_DONE):
+                raise BadInput(
+                    f"listener {self.name} returned a {type(returned).__name__}, which nobody runs, so nothing was "
+                    "done; do the work in the function itself, or make it async"
+                )
 
     def _loop(self) -> asyncio.AbstractEventLoop:
         """Each thread has one of its own: while it waits for the database, the others go on."""
@@ -62,22 +77,62 @@ class Handler:
 def told_apart() -> Iterator[None]:
     """What a handler raises, as ``Retry``, one of our own errors, or ``RecordFailed``."""
     try:
+        yield
+    except BaseException as error:
+        meaning = _meaning(error)
+        if meaning is error:
+            raise
+        raise meaning from error
+
+
+def _meaning(error: BaseException) -> BaseException:
+    if isinstance(several := getattr(error, "exceptions", None), tuple | list) and several:
+        return _meaning_of_several([_meaning(one) for one in several])
+    try:
         with translated("the store"):
-            yield
-    except DataRefused as error:
-        raise RecordFailed(str(error)) from error
-    except (TallymarkError, RecordFailed):
-        raise
-    except (ConnectionError, TimeoutError, asyncio.TimeoutError) as error:
-        raise Retry(f"{type(error).__name__}: {error}") from error
-    except Exception as error:
-        raise RecordFailed(f"{type(error).__name__}: {error}") from error
+            raise error
+    except DataRefused as refused:
+        return RecordFailed(str(refused))
+    except TallymarkError as ours:
+        # What SQLAlchemy itself complains of, as of a row that is not there, is about the record.
+        mine = ours is error or ours.transient or isinstance(error, DBAPIError)
+        return ours if mine else RecordFailed(described(error))
+    except (ConnectionError, TimeoutError, asyncio.TimeoutError):
+        return Retry(described(error))
+    except RecordFailed:
+        return error
+    except (Exception, asyncio.CancelledError):  # noqa: BLE001 - it is told in a dead letter
+        return RecordFailed(described(error))
+    except BaseException:  # noqa: BLE001 - the caller raises it
+        return error
 
 
-def _parameters(function: Callable[..., Any], name: str) -> int:
-    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = [one for one in inspect.signature(function).parameters.values() if one.kind in kinds]
+def _meaning_of_several(found: list[BaseException]) -> BaseException:
+    """The one that decides: what ends the process or the run, else what may pass, else all that failed."""
+    failed = [one for one in found if isinstance(one, RecordFailed)]
+    others = [one for one in found if not isinstance(one, RecordFailed)]
+    if not others:
+        return RecordFailed("; ".join(map(str, failed)))
+    return min(others, key=lambda one: (isinstance(one, TallymarkError), getattr(one, "transient", False)))
+
+
+def _is_generator(function: Any) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _takes_transaction(function: Callable[..., Any], name: str) -> bool:
+    """Whether it has a second parameter that has to be given. One with a default is an option of its author's."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except ValueError:
+        parameters = []
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    found = [one for one in parameters if one.kind in by_position]
     needed = [one for one in found if one.default is inspect.Parameter.empty]
-    if not found or len(needed) > 2:
-        raise BadInput(f"listener {name} must take a record, or a record and the transaction: def {name}(record, db)")
-    return min(2, len(found))
+    named = [one for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY and one.default is one.empty]
+    if not found or len(needed) > 2 or named:
+        raise BadInput(
+            f"listener {name} must take a record, or a record and the transaction: def {name}(record, db); "
+            "a decorator keeps the parameters of its function with functools.wraps"
+        )
+    return len(needed) > 1

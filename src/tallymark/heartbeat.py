@@ -10,7 +10,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 
 from tallymark.books import BEAT_SECONDS, KEEP_HISTORY, Run
-from tallymark.errors import TallymarkError
+from tallymark.errors import TallymarkError, described
 from tallymark.spans import Owner
 from tallymark.stores.store import Store
 
@@ -83,4 +83,4 @@ def words(error: BaseException | None) -> str | None:
     """How an error is told of; None for those by which somebody leaves."""
     if error is None or isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):
         return None
-    return str(error) if isinstance(error, TallymarkError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, TallymarkError) else described(error)

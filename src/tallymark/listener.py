@@ -23,7 +23,7 @@ from tallymark.setup import Setup
 from tallymark.spans import Tally
 from tallymark.steps import OnStep, Progress, Step, ignore
 from tallymark.stores.transaction import Transaction
-from tallymark.workers import Order, Workers
+from tallymark.workers import Order, Outcome, Workers
 
 log = logging.getLogger(__name__)
 
@@ -115,42 +115,44 @@ class Listening:
         try:
             try:
                 with batch.transaction() as db:
-                    workers.work(batch, db) if workers else self._listener.handler(batch.records, db)
+                    if workers is None:
+                        self._listener.handler(batch.records, db)
+                    else:
+                        self._check_failures(batch, workers.work(batch, db))
             except RecordFailed as failed:
                 if batch.abandoned:
                     raise
                 log.info("looking for the records at fault batch=%s error=%s", batch.name, failed)
                 with batch.transaction() as db:
-                    failures = self._blame(batch, batch.records, db)
-                    self._check_failures(batch, failures, failed)
+                    self._check_failures(batch, Outcome(len(batch), self._blame(batch, batch.records, db)))
         except (TallymarkError, RecordFailed) as error:
             # It went to others; or, where positions move first, it was not to be tried a second time.
             if not batch.abandoned:
                 raise
             log.warning("abandoned a batch group=%s batch=%s: %s", self.consumer.group, batch.name, error)
 
-    def _blame(self, batch: Batch, records: Records, db: Transaction) -> int:
-        """Work on the records in ever smaller parts, until those are alone that the handler fails on: how many?"""
+    def _blame(self, batch: Batch, records: Records, db: Transaction) -> list[RecordFailed]:
+        """Work on the records in ever smaller parts, until those are alone that the handler fails on: why it does."""
         try:
             with db.savepoint():
                 self._listener.handler(records, db)
         except RecordFailed as error:
             if len(records) == 1:
                 batch.dead(records[0], str(error))
-                return 1
+                return [error]
             middle = len(records) // 2
             return self._blame(batch, records[:middle], db) + self._blame(batch, records[middle:], db)
-        return 0
+        return []
 
-    def _check_failures(self, batch: Batch, failures: int, example: RecordFailed) -> None:
+    def _check_failures(self, batch: Batch, outcome: Outcome) -> None:
         if batch.tried:
             # They were dead before, and are no sign of a function that broke now.
             return
-        every = failures == len(batch) and failures >= FEW
-        if every or failures > MOST_FAILED:
+        failed = len(outcome.failed)
+        if failed > MOST_FAILED or (failed == outcome.finished and failed >= FEW):
             raise TooManyDead(
-                f"listener {self._listener.handler.name} failed on {failures} of {len(batch)} records of a batch, "
-                f"one of them: {example}; nothing moved: correct the function"
+                f"listener {self._listener.handler.name} failed on {failed} of {outcome.finished} records of a batch, "
+                f"one of them: {outcome.failed[0]}; nothing moved: correct the function"
             )
 
     def _count(self, step: Step, progress: Progress) -> None:

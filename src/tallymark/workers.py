@@ -9,23 +9,30 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from tallymark.batches import Batch
-from tallymark.errors import Retry, TallymarkError
+from tallymark.errors import BadInput, Retry, TallymarkError, described
 from tallymark.handler import Handler, RecordFailed
 from tallymark.records import Record
 from tallymark.spans import Partition
-from tallymark.stores.transaction import Transaction
+from tallymark.stores.transaction import OVER, Transaction
 
 Order = Literal["partition", "key", "none"]
 
 
 class GivenUp(BaseException):
     """An earlier record could not be finished, so this one can't be either. No handler should catch it."""
+
+
+class Outcome(NamedTuple):
+    """What came of a batch: how many records are finished, and why some of them are dead."""
+
+    finished: int
+    failed: Sequence[RecordFailed]
 
 
 class Workers:
@@ -40,7 +47,7 @@ class Workers:
     def close(self) -> None:
         self._pool.shutdown()
 
-    def work(self, batch: Batch, db: Transaction) -> None:
+    def work(self, batch: Batch, db: Transaction) -> Outcome:
         """All records of the batch, or the finished beginning of each partition, if one has to be tried again."""
         lanes = Lanes(batch.records, self._order)
         futures = [self._pool.submit(self._serve, lanes, batch, db) for _ in range(self._count)]
@@ -49,6 +56,7 @@ class Workers:
         if lanes.error is not None and (not isinstance(lanes.error, Retry) or not lanes.progressed):
             raise lanes.error
         batch.shorten(lanes.unfinished(), lanes.error)
+        return lanes.outcome()
 
     def _serve(self, lanes: Lanes, batch: Batch, db: Transaction) -> None:
         while (at := lanes.take()) is not None:
@@ -58,13 +66,13 @@ class Workers:
                     self._handler.one(record, own)
             except RecordFailed as error:
                 batch.dead(record, str(error))
-                lanes.done(at)
+                lanes.done(at, error)
             except TallymarkError as error:
                 lanes.give_up(at, error)
             except GivenUp:
                 lanes.give_up(at)
-            except BaseException as error:  # noqa: BLE001 - it belongs to whoever waits for the batch
-                lanes.give_up(at, TallymarkError(f"a worker ended with {type(error).__name__}: {error}"))
+            except BaseException as error:  # noqa: BLE001 - it is raised by the thread that waits for the batch
+                lanes.give_up(at, TallymarkError(f"a worker ended with {described(error)}"))
             else:
                 lanes.done(at)
 
@@ -83,6 +91,7 @@ class Lanes:
             self._left[record.topic, record.partition].append(at)
         self._begun = {place: left[0] for place, left in self._left.items()}
         self._finished: set[int] = set()
+        self._failed: dict[int, RecordFailed] = {}
         self._change = threading.Condition()
         self._writing = threading.Lock()
 
@@ -98,8 +107,10 @@ class Lanes:
                 self._change.wait()
             return None
 
-    def done(self, at: int) -> None:
+    def done(self, at: int, failed: RecordFailed | None = None) -> None:
         with self._change:
+            if failed is not None:
+                self._failed[at] = failed
             self._finished.add(at)
             left = self._left_of(at)
             while left and left[0] in self._finished:
@@ -124,7 +135,11 @@ class Lanes:
                 stack.enter_context(db.savepoint())
                 return db
 
-            yield Turn(begin)
+            turn = Turn(begin)
+            try:
+                yield turn
+            finally:
+                turn.end()
 
     @contextmanager
     def waiting_for(self, at: int) -> Iterator[None]:
@@ -141,6 +156,12 @@ class Lanes:
         """Whether any partition has come further."""
         return any(first in self._finished for first in self._begun.values())
 
+    def outcome(self) -> Outcome:
+        """What the beginnings that are saved came to."""
+        left = {at for waiting in self._left.values() for at in waiting}
+        failed = [error for at, error in sorted(self._failed.items()) if at not in left]
+        return Outcome(len(self.records) - len(left), failed)
+
     def unfinished(self) -> dict[Partition, int]:
         """The first record of each partition that is not finished."""
         return {Partition(*place): self.records[left[0]].offset for place, left in self._left.items() if left}
@@ -154,16 +175,26 @@ class Lanes:
 
 
 class Turn:
-    """Stands in for the transaction until a handler uses it."""
+    """The transaction for one handler: waits for its turn at the first use, and is over when the handler returns."""
 
-    def __init__(self, begin: Any) -> None:
+    def __init__(self, begin: Callable[[], Transaction]) -> None:
         self._begin = begin
         self._db: Transaction | None = None
+        self._over = False
+        self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
-        if self._db is None:
-            self._db = self._begin()
+        # A thread that outlives its handler must not begin a turn that nobody ends.
+        with self._lock:
+            if self._over:
+                raise BadInput(OVER)
+            if self._db is None:
+                self._db = self._begin()
         return getattr(self._db, name)
+
+    def end(self) -> None:
+        with self._lock:
+            self._over = True
 
 
 def _lane(record: Record, at: int, order: Order) -> Hashable:

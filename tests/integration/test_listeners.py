@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -137,6 +138,69 @@ def test_what_may_pass_is_tried_again_and_nothing_is_there_twice(
     assert letters(url) == []
 
 
+def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def wrapper(*arguments: Any) -> Any:
+        return function(*arguments)
+
+    return wrapper
+
+
+class Called:
+    async def __call__(self, record: tm.Record, db: Any) -> None:
+        await asyncio.sleep(0)
+        insert(record, db)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_async_function_that_is_hidden_applies_what_is_counted_as_applied(
+    brokers: str, topic: str, group: str, database: Databases, workers: int
+) -> None:
+    url = database("sqlite")
+    app = make(brokers, url)
+    app.listen(topic, group=f"{group}-called", value=VALUE, workers=workers)(Called())
+
+    @app.listen(topic, group=f"{group}-batch", value=VALUE, batch=True)
+    @hidden
+    async def receive(records: tm.Records, db: Any) -> None:
+        for record in records:
+            await Called()(record, db)
+
+    assert app.run("caught-up") == tm.Tally(applied=600)
+    assert ids(url) == sorted([*range(300), *range(300)])
+
+
+def test_records_whose_errors_are_odd_are_dead_and_replay_runs_what_is_hidden(
+    brokers: str, topic: str, group: str, database: Databases
+) -> None:
+    url, broken = database("sqlite"), True
+
+    class Unspeakable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    app = make(brokers, url)
+
+    @app.listen(topic, group=group, value=VALUE, max_records=2_000_000)
+    @hidden
+    async def receive(record: tm.Record, db: Any) -> None:
+        if broken and record.value["id"] == 7:
+            raise asyncio.CancelledError
+        if broken and record.value["id"] == 8:
+            raise Unspeakable
+        insert(record, db)
+
+    assert app.run("caught-up") == tm.Tally(applied=298, dead=2)
+    assert {str(error) for _, _, error in letters(url)} == {
+        "CancelledError",
+        "Unspeakable, whose text can't be read: RuntimeError",
+    }
+    broken = False
+    assert app.replay() == tm.Tally(applied=2)
+    assert ids(url) == list(range(300))
+    assert query(url, UNBALANCED) == []
+
+
 def test_what_does_not_pass_in_time_ends_the_run_and_nothing_is_lost(
     brokers: str, topic: str, group: str, database: Databases
 ) -> None:
@@ -157,12 +221,13 @@ def raising(error: Exception) -> Callable[[tm.Record, Any], None]:
     return receive
 
 
+@pytest.mark.parametrize("workers", [1, 3])
 def test_a_function_that_always_fails_is_taken_for_broken(
-    brokers: str, topic: str, group: str, database: Databases
+    brokers: str, topic: str, group: str, database: Databases, workers: int
 ) -> None:
     url = database("sqlite")
     app = make(brokers, url)
-    app.listen(topic, group=group, value=VALUE)(raising(NameError("typo")))
+    app.listen(topic, group=group, value=VALUE, workers=workers)(raising(NameError("typo")))
     with pytest.raises(TooManyDead, match=r"listener receive failed on .* NameError: typo; nothing moved"):
         app.run("caught-up")
     assert letters(url) == []

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from tallymark.errors import Retry, TallymarkError
-from tallymark.handler import Handler, RecordFailed
+from tallymark.errors import BadInput, Retry, TallymarkError
+from tallymark.handler import Handler
 from tallymark.records import Record
 from tallymark.spans import Partition
-from tallymark.workers import Lanes, Order, Workers
+from tallymark.workers import Lanes, Order, Outcome, Workers
 
 
 class Notes:
@@ -64,11 +64,19 @@ def records(partitions: int, each: int, keys: int = 3) -> list[Record]:
     ]
 
 
-def work(function: Callable[..., Any], given: list[Record], workers: int, order: Order) -> tuple[OneBatch, Notes]:
+def work(
+    function: Callable[..., Any],
+    given: list[Record],
+    workers: int,
+    order: Order,
+    outcomes: list[Outcome] | None = None,
+) -> tuple[OneBatch, Notes]:
     batch, db = OneBatch(given), Notes()
     pool = Workers(Handler(function, takes_batches=False), workers, order)
     try:
-        pool.work(batch, db)  # type: ignore[arg-type]
+        outcome = pool.work(batch, db)  # type: ignore[arg-type]
+        if outcomes is not None:
+            outcomes.append(outcome)
     finally:
         pool.close()
     return batch, db
@@ -208,19 +216,42 @@ def test_lanes_know_where_each_partition_is_unfinished() -> None:
     assert lanes.unfinished() == {Partition("t", 1): 0}
 
 
-@pytest.mark.parametrize(
-    ("error", "becomes"),
-    [
-        (KeyError("x"), RecordFailed),
-        (ConnectionError("refused"), Retry),
-        (TimeoutError("slow"), Retry),
-        (Retry("later"), Retry),
-        (TallymarkError("ours"), TallymarkError),
-    ],
-)
-def test_what_a_handler_raises_is_told_apart(error: Exception, becomes: type[Exception]) -> None:
-    def handle(_: Record) -> None:
-        raise error
+def test_what_failed_is_counted_against_what_was_finished() -> None:
+    def handle(record: Record, db: Notes) -> None:
+        if record.offset == 8:
+            raise Retry("later")
+        raise ValueError("no")
 
-    with pytest.raises(becomes):
-        Handler(handle, takes_batches=False).one(records(1, 1)[0], None)
+    outcomes: list[Outcome] = []
+    work(handle, records(1, 12), 2, "partition", outcomes)
+    [outcome] = outcomes
+    assert (outcome.finished, len(outcome.failed)) == (8, 8)
+    assert str(outcome.failed[0]) == "ValueError: no"
+
+
+@pytest.mark.parametrize("order", ["partition", "none"])
+def test_a_transaction_that_is_used_after_its_handler_returned_is_over(order: Order) -> None:
+    """At once: nobody's turn comes any more, neither while the batch goes on nor behind it."""
+    used: list[BaseException | str] = []
+    kept: list[Any] = []
+
+    def use(db: Any, record: Record) -> None:
+        try:
+            used.append(db.put(record) or "written")
+        except BaseException as error:  # noqa: BLE001
+            used.append(error)
+
+    def handle(record: Record, db: Notes) -> None:
+        kept.append(db)
+        if record.offset == 1:
+            late = threading.Thread(target=use, args=(kept[0], record), daemon=True)
+            late.start()
+            late.join(5)
+
+    _, db = work(handle, records(1, 3), 2, "partition" if order == "partition" else "none")
+    after = threading.Thread(target=use, args=(kept[0], records(1, 3)[0]), daemon=True)
+    after.start()
+    after.join(5)
+    assert [type(one) for one in used] == [BadInput, BadInput]
+    assert str(used[0]) == "this transaction is over: use it inside its block, and only there"
+    assert db.written == []

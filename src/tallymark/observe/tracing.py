@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 
-from tallymark.errors import BadInput
+from tallymark.errors import BadInput, described
 from tallymark.observe.stages import TOTAL, Lap, Stopwatch
 from tallymark.steps import Progress, Step
 
@@ -66,8 +67,10 @@ class Tracing:
         if error is None:
             span.add_event("abandoned: its partitions are gone")
             return
-        span.record_exception(error)
-        span.set_status(trace.Status(trace.StatusCode.ERROR, str(error)))
+        # It asks the error for its text, which may raise.
+        with suppress(Exception):
+            span.record_exception(error)
+        span.set_status(trace.Status(trace.StatusCode.ERROR, described(error)))
 
 
 def _at(monotonic: float) -> int:

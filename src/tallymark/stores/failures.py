@@ -135,6 +135,9 @@ WORDS: Mapping[Verdict, tuple[str, ...]] = {
 }
 """For errors without a listed code, the first match counts."""
 
+_CUT = "8s2b"
+"""SQLAlchemy's code for whatever is wanted of a connection that broke earlier in the same transaction."""
+
 
 @contextmanager
 def translated(store: str) -> Iterator[None]:
@@ -146,6 +149,8 @@ def translated(store: str) -> Iterator[None]:
     except PoolTimeout as error:
         raise Unreachable(f"{store}: no free connection within the time limit") from error
     except SQLAlchemyError as error:
+        if error.code == _CUT:
+            raise Unreachable(f"{store}: the connection was cut inside a transaction; try again") from error
         raise TallymarkError(f"{store}: {_first_line(error)}") from error
 
 

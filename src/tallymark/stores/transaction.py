@@ -11,6 +11,7 @@ from tallymark.errors import BadInput
 from tallymark.shape import TableSpec, Write
 from tallymark.stores.given import Rows
 
+OVER = "this transaction is over: use it inside its block, and only there"
 ENDS_ITSELF = "the batch commits when the block ends; raise to roll back"
 
 
@@ -49,7 +50,7 @@ class Transaction(ABC):
 
     def _check_open(self) -> None:
         if self._over:
-            raise BadInput("this transaction is over: use it inside its block, and only there")
+            raise BadInput(OVER)
 
 
 def spec_for(
