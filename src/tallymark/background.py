@@ -1,12 +1,14 @@
-"""One thread that works ahead, and that nobody has to wait for when the process leaves."""
+"""Threads: one that works ahead and does not keep the process alive, and a pool for what leaves the interpreter."""
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -47,3 +49,13 @@ def _serve(waiting: Work) -> None:
                 future.set_exception(error)
         # Neither what was done nor what came of it is kept until there is more to do.
         del item, work, future
+
+
+@cache
+def threads() -> ThreadPoolExecutor:
+    """A pool for calls that let other threads run meanwhile, as Arrow's do. It is made when it is first needed."""
+    return ThreadPoolExecutor(min(4, os.cpu_count() or 1), "tallymark-decode")
+
+
+# A forked process has none of its parent's threads, and would wait for them for ever.
+os.register_at_fork(after_in_child=threads.cache_clear)

@@ -6,10 +6,8 @@ smaller and smaller pieces, and the last ones are looked at one by one (``fields
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -21,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from tallymark import ddl, fields
+from tallymark.background import threads
 from tallymark.source import Bytes, Json
 
 JSON_SPACE = b" \t\r\n"
@@ -45,7 +44,6 @@ CONSTANT = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
 """What Arrow takes for a number and JSON does not."""
 PIECE_BYTES = 2 << 20
 """For Arrow to parse at once: more would not be faster."""
-_THREADS = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "tallymark-decode")
 PIECES = 8
 FEW = 100
 """Values that are about as quickly looked at one by one."""
@@ -96,7 +94,7 @@ class Decoder:
         chunks = list(_chunks(given.drop_null() if given.null_count else given))
         firsts = list(accumulate((len(chunk) for chunk in chunks), initial=0))
         # Arrow's parser leaves Python alone while it works.
-        each = _THREADS.map if len(chunks) > 1 else map
+        each = threads().map if len(chunks) > 1 else map
         pieces: list[pa.Array] = []
         for found_pieces, found_dead in each(self._objects.decoded, chunks, firsts):
             pieces += found_pieces
