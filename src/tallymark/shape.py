@@ -172,15 +172,23 @@ def null_keys(spec: TableSpec, rows: pa.Table) -> list[Refusal]:
     """The records whose row has no key, and can't be told from others."""
     found = []
     for name in spec.key:
-        missing = rows.filter(pc.is_null(rows[name]))
+        missing = rows.filter(no_key(rows[name]))
         if missing.num_rows and not has_origin(rows):
             raise BadInput(
                 f"table {spec.name}: {missing.num_rows} rows have no {name}, which is their key; "
                 "filter them out in the table's function"
             )
-        error = f"key column {name} is NULL; filter such records out, or set delete='tombstone' if they are tombstones"
+        empty = "NULL or NaN" if pa.types.is_floating(rows[name].type) else "NULL"
+        error = (
+            f"key column {name} is {empty}; filter such records out, or set delete='tombstone' if they are tombstones"
+        )
         found += [Refusal(*origin(missing, at), spec.name, error) for at in range(missing.num_rows)]
     return found
+
+
+def no_key(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Which values of a key column tell no row from others: NULL, and NaN, which equals itself in some databases."""
+    return pc.is_null(column, nan_is_null=True)
 
 
 def _with_provenance(spec: TableSpec, rows: pa.Table, batch: str) -> pa.Table:

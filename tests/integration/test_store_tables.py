@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -143,18 +142,6 @@ def test_a_table_without_transactions_is_refused(database: Callable[[str], str])
     prepare(store, "CREATE TABLE things (id BIGINT, name VARCHAR(50)) ENGINE = MyISAM")
     with pytest.raises(TableMismatch, match="table things uses the engine MyISAM, which has no transactions"):
         store.create_tables([ROWS], {"things": PLAIN})
-    store.close()
-
-
-@pytest.mark.parametrize("mode", ["upsert", "ignore"])
-def test_on_mysql_a_second_unique_key_is_refused_where_keys_decide(mode: Any, database: Callable[[str], str]) -> None:
-    """There a row that meets another key overwrites the row it met, or vanishes, silently."""
-    store = opened(database("mariadb"))
-    prepare(store, "CREATE TABLE things (id BIGINT PRIMARY KEY, name VARCHAR(50) UNIQUE)")
-    with pytest.raises(TableMismatch, match=r"things: .*\(name\)"):
-        store.create_tables([TableSpec("things", key=("id",), write=mode)], {"things": PLAIN})
-    prepare(store, "CREATE TABLE numbered (serial BIGINT AUTO_INCREMENT PRIMARY KEY, id BIGINT UNIQUE, name TEXT)")
-    store.create_tables([TableSpec("numbered", key=("id",), write=mode)], {"numbered": PLAIN})
     store.close()
 
 

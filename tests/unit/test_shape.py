@@ -294,6 +294,15 @@ def test_records_without_a_key_are_refused_and_named(rows: list[Row]) -> None:
     assert null_keys(TableSpec("orders"), table(rows)) == []
 
 
+def test_a_key_that_is_no_number_is_none() -> None:
+    """PostgreSQL takes NaN for equal to itself, and Arrow does not."""
+    rows = table([record(id=number, offset=number) for number in range(2)])
+    rows = rows.set_column(rows.column_names.index("id"), "id", pa.array([float("nan"), 1.0]))
+    (refusal,) = null_keys(UPSERT, rows)
+    assert refusal.offset == 0
+    assert refusal.error.startswith("key column id is NULL or NaN; filter")
+
+
 def test_merged_rows_without_a_key_can_not_be_set_aside() -> None:
     with pytest.raises(BadInput, match="table orders: 1 rows have no id, which is their key; filter them out"):
         null_keys(UPSERT, pa.table({"id": pa.array([None, 1], pa.int64())}))

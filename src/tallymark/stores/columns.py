@@ -19,6 +19,7 @@ from sqlalchemy import (
     Date,
     DateTime,
     Double,
+    Float,
     Integer,
     LargeBinary,
     Numeric,
@@ -27,7 +28,7 @@ from sqlalchemy import (
     Text,
 )
 from sqlalchemy.dialects import mysql
-from sqlalchemy.types import TypeEngine
+from sqlalchemy.types import TypeEngine, _Binary
 
 from tallymark.errors import BadInput
 
@@ -46,6 +47,19 @@ _SIMPLE: list[tuple[Any, Any]] = [
     (pa.types.is_float32, REAL().with_variant(mysql.FLOAT(), "mysql", "mariadb")),
     (pa.types.is_float64, Double().with_variant(mysql.DOUBLE(asdecimal=False), "mysql", "mariadb")),
     (pa.types.is_date, Date()),
+]
+
+_FAMILIES: list[tuple[type[Any], str]] = [
+    (Boolean, "boolean"),
+    (Integer, "integer"),
+    (Float, "float"),
+    (Numeric, "decimal"),
+    (JSON, "json"),
+    (DateTime, "timestamp"),
+    (Date, "date"),
+    (LargeBinary, "binary"),
+    (_Binary, "binary"),
+    (String, "string"),
 ]
 
 
@@ -68,6 +82,11 @@ def column_type(field: pa.Field, *, in_key: bool, collation: str = "utf8mb4_bin"
     if is_text(kind):
         return _string_type(in_key, collation)
     raise BadInput(f"column {field.name}: {kind} has no column type; cast it or leave it out")
+
+
+def family(kind: TypeEngine[Any]) -> str | None:
+    """What sort of values a column of this type has; None if we do not know the type."""
+    return next((name for cls, name in _FAMILIES if isinstance(kind, cls)), None)
 
 
 def is_binary(kind: pa.DataType) -> bool:

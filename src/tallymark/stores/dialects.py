@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from sqlalchemy import (
     BindParameter,
     ColumnElement,
     Connection,
     Delete,
     Engine,
+    Enum,
     Select,
     String,
     Table,
@@ -36,7 +38,7 @@ from sqlalchemy.sql.dml import Insert
 
 from tallymark.errors import DataRefused
 from tallymark.shape import TableSpec
-from tallymark.stores.columns import python_rows
+from tallymark.stores.columns import is_text, python_rows
 from tallymark.stores.tls import Tls, check_file, take_tls, warn
 from tallymark.stores.url import shown, with_password
 
@@ -155,6 +157,17 @@ def places(table: Any, rows: pa.Table) -> dict[str, BindParameter[Any]]:
         name: bindparam(f"_tallymark_{number}", type_=table.c[name].type)
         for number, name in enumerate(rows.column_names)
     }
+
+
+def check_lengths(table: Table, rows: pa.Table) -> None:
+    """Refuse text that is too long for its column: a server that refuses it too would still cut off spaces."""
+    for name, column in zip(rows.column_names, rows.columns, strict=True):
+        kind = table.c[name].type
+        most = kind.length if isinstance(kind, String) and not isinstance(kind, Enum) else None
+        if most is None or not is_text(column.type):
+            continue
+        if (pc.max(pc.utf8_length(column)).as_py() or 0) > most:
+            raise DataRefused(f"a text is too long for column {name}, which has {most} characters at most")
 
 
 def resolved(

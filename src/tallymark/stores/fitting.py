@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import Column, Connection, Engine, MetaData, Table, inspect
+from sqlalchemy import Column, Connection, Engine, MetaData, Table
 from sqlalchemy.exc import DBAPIError
 
 from tallymark.errors import BadInput, DataRefused
@@ -17,7 +17,7 @@ from tallymark.stores.columns import JSON_MARK, column_type
 from tallymark.stores.dialects import Dialect
 from tallymark.stores.given import Given
 from tallymark.stores.staging import impatient
-from tallymark.stores.targets import create_table, evolve_table, existing_table, fits
+from tallymark.stores.targets import create_table, evolve_table, existing_table, fits, has_table
 
 PAUSES = (0.0, 0.1, 0.5)
 """Before a table is looked for again, because somebody else has made it meanwhile."""
@@ -87,7 +87,7 @@ def _found_or_made(
 def _find(connection: Connection, dialect: Dialect, spec: TableSpec, given: Given) -> tuple[Table | None, pa.Schema]:
     schema = given.rows.schema
     unsure = given.inferred or any(pa.types.is_null(field.type) for field in schema)
-    if unsure and inspect(connection).has_table(spec.name):
+    if unsure and has_table(connection, spec.name):
         schema = _fitted(dialect, Table(spec.name, MetaData(), autoload_with=connection), given)
     elif unsure:
         _check_known(spec, schema)

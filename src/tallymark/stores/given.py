@@ -12,9 +12,10 @@ from typing import Any, TypeAlias
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tallymark.errors import BadInput, DataRefused, TableMismatch
-from tallymark.shape import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, TableSpec, finish, null_keys, visible
+from tallymark.shape import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, TableSpec, finish, no_key, null_keys, visible
 from tallymark.stores.columns import JSON_MARK, is_json
 
 Rows: TypeAlias = Mapping[str, Any] | Iterable[Mapping[str, Any]] | pa.Table | pa.RecordBatch
@@ -68,7 +69,7 @@ def check_keys(spec: TableSpec, given: Given) -> None:
         if name not in given.rows.column_names:
             error = DataRefused if given.inferred else TableMismatch
             raise error(f"table {spec.name}: no row has {name}, which key= or version= names")
-    if any(given.rows[name].null_count for name in spec.key):
+    if any(pc.any(no_key(given.rows[name])).as_py() for name in spec.key):
         refusal = null_keys(spec, _numbered(given.rows))[0]
         raise DataRefused(f"table {spec.name}: {refusal.error}")
 

@@ -9,15 +9,15 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, Engine, Select, String, Table, event, insert, text
+from sqlalchemy import Column, Connection, Engine, Select, String, Table, event, insert, text
 from sqlalchemy.engine import URL
 
 from tallymark.errors import BadInput, DataRefused, TableMismatch
 from tallymark.shape import TableSpec
 from tallymark.stores.columns import is_binary, is_text, python_rows
-from tallymark.stores.dialects import Dialect, not_in_key, places
+from tallymark.stores.dialects import Dialect, check_lengths, not_in_key, places
+from tallymark.stores.keys import Unique, unique_indexes
 from tallymark.stores.load import LoadIsOff, load, load_aside
-from tallymark.stores.targets import unique_keys
 from tallymark.stores.tls import Tls
 from tallymark.stores.url import shown
 
@@ -78,16 +78,16 @@ class Mysql(Dialect):
                 f"table {table.name} uses the engine {engine}, which has no transactions; "
                 f"ALTER TABLE {table.name} ENGINE = InnoDB makes it fit for exactly once"
             )
-        for unique in unique_keys(table) if spec.write != "append" else ():
-            if unique != set(spec.key) and unique <= set(columns):
+        for unique in unique_indexes(connection, table) if spec.write != "append" else ():
+            if _can_be_met(table, spec, unique, columns):
                 raise TableMismatch(
-                    f"table {table.name}: besides ({', '.join(spec.key)}) it has a unique key on "
-                    f"({', '.join(sorted(unique))}), and an {spec.write} that meets it would take another row for "
-                    "its own; drop it"
+                    f"table {table.name}: besides ({', '.join(spec.key)}) it has the unique key {unique.name}, and an "
+                    f"{spec.write} that meets it would take another row for its own; drop it"
                 )
 
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
         self._check_sizes(connection, rows)
+        check_lengths(table, rows)
         suffix = _on_duplicate(connection, table, spec, rows.column_names)
         if rows.num_rows >= MANY and self._may_load:
             try:
@@ -135,6 +135,20 @@ class Mysql(Dialect):
             raise DataRefused(
                 f"the row has {largest} bytes, and the server takes {self._packet} at once (max_allowed_packet)"
             )
+
+
+def _can_be_met(table: Table, spec: TableSpec, unique: Unique, columns: Sequence[str]) -> bool:
+    """Whether a row can meet another one at this key, and not at its own: then MySQL would update that one."""
+    if not unique.flaw and set(spec.key) <= set(unique.columns):
+        return False
+    others = [table.c[name] for name in unique.columns if name is not None and name not in columns]
+    return not any(_is_always_new(column) for column in others)
+
+
+def _is_always_new(column: Column[Any]) -> bool:
+    """Whether a row that does not give the column gets a value there that no other row has; NULL is one."""
+    filled = column.server_default is not None or column.computed is not None
+    return column.autoincrement is True or bool(column.nullable and not filled)
 
 
 def _largest(texts: Sequence[pa.ChunkedArray], *, escaped: bool) -> int:
@@ -185,5 +199,6 @@ def _on_connect(connection: Any, _: Any) -> None:
     # A server may answer any statement by asking for a file of ours: only while we load is it given one.
     connection._local_infile = False
     with connection.cursor() as cursor:
-        # Without strict mode the server cuts values to fit, silently.
-        cursor.execute("SET SESSION sql_mode = CONCAT(@@sql_mode, ',STRICT_ALL_TABLES'), time_zone = '+00:00'")
+        # Without strict mode the server cuts values to fit, silently. A zero is a value, not a request for a number.
+        modes = "STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO"
+        cursor.execute(f"SET SESSION sql_mode = CONCAT(@@sql_mode, ',{modes}'), time_zone = '+00:00'")

@@ -17,7 +17,7 @@ from tallymark.ledger.statements import by_driver
 from tallymark.shape import TableSpec
 from tallymark.stores import pgcopy
 from tallymark.stores.columns import hexed, is_binary
-from tallymark.stores.dialects import Dialect, at_most, resolved
+from tallymark.stores.dialects import Dialect, at_most, check_lengths, resolved
 from tallymark.stores.tls import Tls
 
 # A server that vanished without a word is noticed within a minute.
@@ -55,6 +55,7 @@ class Postgresql(Dialect):
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
 
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
+        check_lengths(table, rows)
         if spec.write == "append":
             _copy(connection, _quoted(table.name), rows, table)
             return

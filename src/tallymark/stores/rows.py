@@ -11,11 +11,13 @@ from tallymark.errors import DataRefused
 from tallymark.shape import Changes, Refusal, TableSpec, has_origin, origin, visible
 from tallymark.stores.dialects import Dialect
 from tallymark.stores.failures import translated
+from tallymark.stores.keys import check_spelling
 from tallymark.stores.staging import staged_rows
 
 
 def write(dialect: Dialect, connection: Connection, table: Table, change: Changes) -> None:
     """Put and delete, as part of the caller's transaction."""
+    check_spelling(table, change.spec, change.deletes, change.puts)
     if change.deletes.num_rows:
         dialect.delete(connection, table, change.spec, _identified(change.spec, change.deletes))
     if change.puts.num_rows:

@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, Select, Table, func, inspect, select
 from sqlalchemy.exc import DBAPIError
 
 from tallymark.errors import BatchTooLarge, DataRefused
-from tallymark.shape import Staged, TableSpec
+from tallymark.shape import Staged, TableSpec, no_key
 from tallymark.stores.columns import columns_for
 from tallymark.stores.failures import translated
 
@@ -78,8 +79,8 @@ class Loader:
 
     def _check_keys(self, rows: pa.Table) -> None:
         for name in self.key:
-            if rows[name].null_count:
-                raise DataRefused(f"key column {name} is NULL")
+            if pc.any(no_key(rows[name])).as_py():
+                raise DataRefused(f"key column {name} is NULL or NaN")
 
     def staged(self, reports: Iterable[Mapping[str, Any]]) -> Staged:
         """The rows of all attempts that were reported."""

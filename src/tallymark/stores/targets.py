@@ -5,27 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import Column, Connection, MetaData, Table, UniqueConstraint, inspect
+from sqlalchemy import Column, Connection, MetaData, Table, inspect, text
 from sqlalchemy import types as sql
 from sqlalchemy.dialects import mysql
 from sqlalchemy.schema import CreateColumn
 
 from tallymark.errors import TableMismatch
 from tallymark.shape import TableSpec
-from tallymark.stores.columns import column_type, columns_for, is_json
+from tallymark.stores.columns import column_type, columns_for, family, is_json
+from tallymark.stores.keys import check_key, exact_collation
 
-_FAMILIES: list[tuple[type[Any], str]] = [
-    (sql.Boolean, "boolean"),
-    (sql.Integer, "integer"),
-    (sql.Float, "float"),
-    (sql.Numeric, "decimal"),
-    (sql.JSON, "json"),
-    (sql.DateTime, "timestamp"),
-    (sql.Date, "date"),
-    (sql.LargeBinary, "binary"),
-    (sql._Binary, "binary"),
-    (sql.String, "string"),
-]
 _FITS = {
     "boolean": {"boolean", "integer"},
     "integer": {"integer", "decimal"},
@@ -39,6 +28,7 @@ _FITS = {
 }
 _UNORDERED = ("boolean", "json", "binary")
 MYSQL_SCALE = 30
+SECOND_DIGITS = 6
 _INTEGER_BITS: list[tuple[type[Any], int]] = [
     (mysql.TINYINT, 8),
     (sql.SmallInteger, 16),
@@ -57,7 +47,7 @@ def existing_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -
     _check_names(spec, schema)
     _check_version(spec, schema, dialect)
     _check_decimals(spec, schema, dialect)
-    if not inspect(connection).has_table(spec.name):
+    if not has_table(connection, spec.name):
         columns_for(schema, spec.key)
         if not spec.create:
             raise TableMismatch(f"table {spec.name} does not exist, and create=False; create it, or leave that out")
@@ -66,13 +56,21 @@ def existing_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -
     _check_columns(table, spec, schema, dialect)
     _check_required(table, schema)
     if spec.write != "append":
-        _check_key(table, spec)
+        check_key(connection, table, spec, schema)
     return table
+
+
+def has_table(connection: Connection, name: str) -> bool:
+    """Whether the table exists. On MySQL without DESCRIBE, which locks the name until the transaction ends."""
+    if connection.dialect.name != "mysql":
+        return inspect(connection).has_table(name)
+    found = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name"
+    return bool(connection.scalar(text(found), {"name": name}))
 
 
 def create_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table:
     """Make the table. On MySQL that ends the transaction it stands in: tables are made before the first batch."""
-    columns = columns_for(schema, spec.key, _exact_collation(connection))
+    columns = columns_for(schema, spec.key, exact_collation(connection))
     table = Table(spec.name, MetaData(), *columns, mysql_engine="InnoDB", mysql_charset="utf8mb4")
     table.create(connection)
     return table
@@ -90,11 +88,6 @@ def evolve_table(connection: Connection, table: Table, spec: TableSpec, schema: 
     return Table(spec.name, MetaData(), autoload_with=connection)
 
 
-def _exact_collation(connection: Connection) -> str:
-    """The collation of keys on MySQL: for utf8mb4_bin a space at the end makes no difference."""
-    return "utf8mb4_nopad_bin" if getattr(connection.dialect, "is_mariadb", False) else "utf8mb4_0900_bin"
-
-
 def _check_names(spec: TableSpec, schema: pa.Schema) -> None:
     needed = {**dict.fromkeys(spec.key, "key"), **({spec.version: "version"} if spec.version else {})}
     for name, role in needed.items():
@@ -108,10 +101,10 @@ def _check_version(spec: TableSpec, schema: pa.Schema, dialect: str) -> None:
     if spec.version is None:
         return
     field = schema.field(spec.version)
-    family = _family(column_type(field, in_key=False))
-    if family in _UNORDERED:
+    kind = family(column_type(field, in_key=False))
+    if kind in _UNORDERED:
         raise TableMismatch(f"table {spec.name}: version {field.name} is {_spark_like(field)}, which has no order")
-    if family == "decimal" and dialect == "sqlite":
+    if kind == "decimal" and dialect == "sqlite":
         raise TableMismatch(
             f"table {spec.name}: version {field.name} is {field.type}, which SQLite keeps as text and can't compare; "
             "cast it to BIGINT or TIMESTAMP"
@@ -139,6 +132,11 @@ def _check_columns(table: Table, spec: TableSpec, schema: pa.Schema, dialect: st
                 "have it added with evolve=True, or leave it out of the table's function"
             )
         if dialect != "sqlite" and not fits(wanted, column.type):
+            if family(wanted) == family(column.type) == "timestamp":
+                raise TableMismatch(
+                    f"table {table.name}: column {field.name} is {column.type} and cuts fractions of a second off the "
+                    f"rows' {_spark_like(field)}; change the column to one with {SECOND_DIGITS} digits"
+                )
             raise TableMismatch(
                 f"table {table.name}: column {field.name} is {column.type} and can't hold the rows' "
                 f"{_spark_like(field)}; change the column or cast the value"
@@ -154,35 +152,14 @@ def _check_required(table: Table, schema: pa.Schema) -> None:
             )
 
 
-def _check_key(table: Table, spec: TableSpec) -> None:
-    if set(spec.key) not in unique_keys(table):
-        key = ", ".join(spec.key)
-        raise TableMismatch(
-            f"table {table.name} has no primary key or unique index on ({key}), which the {spec.write} needs; "
-            "create one"
-        )
-
-
-def unique_keys(table: Table) -> list[set[str]]:
-    """The columns of the primary key and of every unique index."""
-    constraints = [table.primary_key, *(item for item in table.constraints if isinstance(item, UniqueConstraint))]
-    uniques = [{column.name for column in item.columns} for item in constraints]
-    uniques += [{column.name for column in index.columns} for index in table.indexes if index.unique]
-    return [unique for unique in uniques if unique]
-
-
 def _fills_itself(column: Column[Any]) -> bool:
     numbered = column.primary_key and column.autoincrement is not False and isinstance(column.type, sql.Integer)
     return bool(column.nullable or column.server_default or column.identity or column.computed or numbered)
 
 
-def _family(kind: sql.TypeEngine[Any]) -> str | None:
-    return next((family for cls, family in _FAMILIES if isinstance(kind, cls)), None)
-
-
 def fits(wanted: sql.TypeEngine[Any], found: sql.TypeEngine[Any]) -> bool:
     """Whether the column can hold the value. A type we do not know is left to the database."""
-    need, have = _family(wanted), _family(found)
+    need, have = family(wanted), family(found)
     if need is None or have is None:
         return True
     if need == have == "integer":
@@ -191,6 +168,8 @@ def fits(wanted: sql.TypeEngine[Any], found: sql.TypeEngine[Any]) -> bool:
         return isinstance(found, sql.Double) or not isinstance(wanted, sql.Double)
     if need == have == "decimal":
         return _digits_fit(wanted, found)
+    if need == have == "timestamp":
+        return _seconds_fit(found)
     return have in _FITS[need]
 
 
@@ -204,6 +183,12 @@ def _digits_fit(wanted: Any, found: Any) -> bool:
         return True
     scale = found.scale or 0
     return bool(scale >= wanted.scale and found.precision - scale >= wanted.precision - wanted.scale)
+
+
+def _seconds_fit(found: Any) -> bool:
+    """Whether no digit of a second is cut off. MySQL's columns keep whole seconds, unless they say more."""
+    digits = (found.fsp or 0) if hasattr(found, "fsp") else getattr(found, "precision", None)
+    return digits is None or digits >= SECOND_DIGITS
 
 
 def _spark_like(field: pa.Field) -> str:

@@ -1,0 +1,210 @@
+"""What tells the rows of a table apart: its unique indexes as the database enforces them, and how it compares keys.
+
+Within a batch, records have the same key if its bytes are the same. Where the database takes different bytes for the
+same key, an older record would overwrite a newer one and deleted rows would come back, so such a key is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from sqlalchemy import Column, Connection, Table, text
+from sqlalchemy import types as sql
+from sqlalchemy.dialects import mysql, postgresql
+
+from tallymark.errors import BadInput, TableMismatch
+from tallymark.shape import TableSpec
+from tallymark.stores.columns import family, is_json, is_text
+
+DEFERRABLE = "is deferrable"
+_POSTGRESQL_INDEXES = """
+SELECT c.relname, a.attname, CASE
+    WHEN i.indpred IS NOT NULL THEN 'covers only some of the rows'
+    WHEN i.indexprs IS NOT NULL THEN 'is on an expression'
+    WHEN NOT i.indisvalid THEN 'is not valid'
+    WHEN i.indisexclusion THEN 'is a constraint without overlaps'
+    WHEN NOT i.indimmediate THEN 'is deferrable'
+    WHEN NOT coalesce(l.collisdeterministic, true) THEN 'has the nondeterministic collation ' || l.collname
+  END
+FROM pg_index i
+JOIN pg_class c ON c.oid = i.indexrelid
+CROSS JOIN LATERAL generate_series(0, i.indnkeyatts - 1) AS at(number)
+LEFT JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[at.number] AND a.attnum > 0
+LEFT JOIN pg_collation l ON l.oid = i.indcollation[at.number]
+WHERE i.indrelid = to_regclass(quote_ident(:name)) AND i.indisunique
+ORDER BY c.relname, at.number
+"""
+_POSTGRESQL_COLLATIONS = """
+SELECT a.attname, l.collname FROM pg_attribute a JOIN pg_collation l ON l.oid = a.attcollation
+WHERE a.attrelid = to_regclass(quote_ident(:name)) AND NOT l.collisdeterministic
+"""
+_MYSQL_INDEXES = """
+SELECT index_name, column_name,
+  CASE WHEN column_name IS NULL THEN 'is on an expression'
+    WHEN sub_part IS NOT NULL THEN CONCAT('covers only the first ', sub_part, ' of ', column_name) END
+FROM information_schema.statistics
+WHERE table_schema = DATABASE() AND table_name = :name AND non_unique = 0 ORDER BY index_name, seq_in_index
+"""
+_MYSQL_COLLATIONS = """
+SELECT column_name, collation_name FROM information_schema.columns
+WHERE table_schema = DATABASE() AND table_name = :name AND collation_name IS NOT NULL
+"""
+_SQLITE_INDEXES = """
+SELECT l.name, x.name, CASE WHEN l.partial THEN 'covers only some of the rows'
+    WHEN x.cid = -2 THEN 'is on an expression'
+    WHEN x.coll <> 'BINARY' THEN 'has the collation ' || x.coll END
+FROM pragma_index_list(:name) l, pragma_index_xinfo(l.name) x WHERE l."unique" AND x.key ORDER BY l.name, x.seqno
+"""
+_SQLITE_TEXT_RULE = "SELECT count(*) FROM (SELECT {column} FROM {table} WHERE 0 {others})"
+"""Compares the values of UNION by the collation of the column, which no PRAGMA tells."""
+_SQLITE_DIFFERENT = ("a", "A", "a ")
+
+
+@dataclass(frozen=True)
+class Unique:
+    """A unique index. ``flaw`` says why it does not tell all rows apart by the whole values of its columns."""
+
+    name: str
+    columns: tuple[str | None, ...]
+    """None is an expression."""
+    flaw: str | None = None
+
+
+def unique_indexes(connection: Connection, table: Table) -> list[Unique]:
+    """The primary key and every unique index, by what the database's catalog says."""
+    kind = connection.dialect.name
+    statement = {"postgresql": _POSTGRESQL_INDEXES, "mysql": _MYSQL_INDEXES, "sqlite": _SQLITE_INDEXES}[kind]
+    found: dict[str, list[tuple[str | None, str | None]]] = {}
+    for index, column, flaw in connection.execute(text(statement), {"name": table.name}):
+        found.setdefault(index, []).append((column, flaw))
+    uniques = [
+        Unique(name, tuple(column for column, _ in parts), next((flaw for _, flaw in parts if flaw), None))
+        for name, parts in found.items()
+    ]
+    if kind == "sqlite" and table.primary_key.columns:
+        # The key of the rowid has no index; any other primary key is listed a second time.
+        rowid = [column for column in table.primary_key.columns if isinstance(column.type, sql.INTEGER)]
+        if len(rowid) == len(table.primary_key.columns) == 1:
+            uniques.append(Unique("PRIMARY KEY", (rowid[0].name,)))
+    return uniques
+
+
+def check_key(connection: Connection, table: Table, spec: TableSpec, schema: pa.Schema) -> None:
+    """Refuse a table whose rows the key does not tell apart, or not as exactly as the records' bytes."""
+    key = ", ".join(spec.key)
+    found = [unique for unique in unique_indexes(connection, table) if set(unique.columns) == set(spec.key)]
+    flawed = [unique for unique in found if unique.flaw]
+    if not found:
+        raise TableMismatch(
+            f"table {table.name} has no primary key or unique index on ({key}), which the {spec.write} needs; "
+            "create one"
+        )
+    collations = _collations(connection, table, spec)
+    for name in spec.key:
+        for coarse in _coarser(connection, table.c[name], schema.field(name), collations):
+            raise TableMismatch(
+                f"table {table.name}: key column {name} {coarse}, so that different keys of records can be one key "
+                f"there; {_way_out(connection, table, table.c[name])}"
+            )
+    # PostgreSQL finds all indexes on the columns, and refuses the statement if one of them is deferrable.
+    if len(flawed) == len(found) or any(unique.flaw == DEFERRABLE for unique in flawed):
+        raise TableMismatch(
+            f"table {table.name}: its unique index {flawed[0].name} on ({key}) {flawed[0].flaw}, so that the "
+            f"{spec.write} can't go by it; create one that covers the whole values of all rows and is checked at once"
+        )
+
+
+def _collations(connection: Connection, table: Table, spec: TableSpec) -> dict[str, str]:
+    """What is said of columns whose collation does not tell all texts apart."""
+    kind = connection.dialect.name
+    if kind == "sqlite":
+        quote = connection.dialect.identifier_preparer.quote
+        others = "".join(f" UNION SELECT '{value}'" for value in _SQLITE_DIFFERENT)
+        rules = {
+            name: _SQLITE_TEXT_RULE.format(column=quote(name), table=quote(table.name), others=others)
+            for name in spec.key
+        }
+        told = {name: connection.exec_driver_sql(rule).scalar() for name, rule in rules.items()}
+        return {
+            name: "is declared with a collation" for name, number in told.items() if number != len(_SQLITE_DIFFERENT)
+        }
+    statement = _POSTGRESQL_COLLATIONS if kind == "postgresql" else _MYSQL_COLLATIONS
+    found = connection.execute(text(statement), {"name": table.name})
+    return {
+        column: f"has the collation {collation}"
+        for column, collation in found
+        if kind == "postgresql" or not _is_exact(collation)
+    }
+
+
+def _is_exact(collation: str) -> bool:
+    """Whether MySQL compares by the bytes alone: the others of ``_bin`` do not look at spaces at the end."""
+    return collation == "binary" or (collation.endswith("_bin") and ("_0900_" in collation or "_nopad_" in collation))
+
+
+def _coarser(
+    connection: Connection, column: Column[Any], field: pa.Field, collations: Mapping[str, str]
+) -> Iterator[str]:
+    """In what way the column's values are equal although the rows' are not."""
+    dialect, kind = connection.dialect.name, _plain(column)
+    sort = family(kind)
+    textual = is_text(field.type) or is_json(field)
+    if dialect == "sqlite":
+        if (textual or pa.types.is_decimal(field.type)) and sort not in ("string", "binary", "json", None):
+            yield f"is {kind}, which turns text into numbers"
+        if pa.types.is_integer(field.type) and sort == "float":
+            yield f"is {kind}, which rounds large numbers"
+    elif sort is None and not isinstance(kind, sql.Uuid):
+        yield f"is {kind}, which is not compared as the rows' {field.type}"
+    elif isinstance(kind, postgresql.CITEXT):
+        yield "is CITEXT, which does not look at case"
+    elif isinstance(kind, sql.CHAR | sql.BINARY):
+        yield f"is {kind}, which fills values up to its length"
+    elif isinstance(kind, postgresql.JSONB) or (dialect == "mysql" and isinstance(kind, mysql.ENUM | mysql.SET)):
+        yield f"is {kind}, which is not compared as text"
+    if textual and column.name in collations:
+        yield f"{collations[column.name]} that does not tell all texts apart"
+
+
+def check_spelling(table: Table, spec: TableSpec, *parts: pa.Table) -> None:
+    """Refuse rows of a batch that name one UUID in two ways: which of them is newer was decided by their bytes."""
+    uuids = [name for name in spec.key if isinstance(_plain(table.c[name]), sql.Uuid)]
+    if not uuids:
+        return
+    keys = pa.concat_tables([rows.select(list(spec.key)) for rows in parts])
+    for name in uuids:
+        digits = pc.replace_substring_regex(pc.utf8_lower(keys[name].cast(pa.string())), "[{}-]", "")
+        keys = keys.set_column(keys.column_names.index(name), name, digits)
+    if keys.group_by(list(spec.key)).aggregate([]).num_rows < keys.num_rows:
+        raise BadInput(
+            f"table {table.name}: records of a batch spell the same {' or '.join(uuids)} in different ways, and the "
+            f"column is a UUID; spell it in one way in the table's function, as with lower({uuids[0]})"
+        )
+
+
+def _plain(column: Column[Any]) -> sql.TypeEngine[Any]:
+    return column.type.data_type if isinstance(column.type, postgresql.DOMAIN) else column.type
+
+
+def _way_out(connection: Connection, table: Table, column: Column[Any]) -> str:
+    quote = connection.dialect.identifier_preparer.quote
+    if connection.dialect.name == "sqlite":
+        return f"make the table anew, with {column.name} of the rows' type and without COLLATE"
+    alter = f"ALTER TABLE {quote(table.name)}"
+    if connection.dialect.name == "postgresql":
+        exact = ' COLLATE "C"' if isinstance(column.type, sql.String) else ""
+        return f"{alter} ALTER COLUMN {quote(column.name)} TYPE text{exact}"
+    length = 255 if isinstance(column.type, sql.Enum) else getattr(column.type, "length", None) or 255
+    if isinstance(column.type, sql.BINARY):
+        return f"{alter} MODIFY {quote(column.name)} VARBINARY({length}) NOT NULL"
+    exact = f"CHARACTER SET utf8mb4 COLLATE {exact_collation(connection)}"
+    return f"{alter} MODIFY {quote(column.name)} VARCHAR({length}) {exact} NOT NULL"
+
+
+def exact_collation(connection: Connection) -> str:
+    """The collation of keys on MySQL: for utf8mb4_bin a space at the end makes no difference."""
+    return "utf8mb4_nopad_bin" if getattr(connection.dialect, "is_mariadb", False) else "utf8mb4_0900_bin"

@@ -1,0 +1,247 @@
+"""Keys of tables that exist: only one that tells rows apart as exactly as the records' bytes is taken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pyarrow as pa
+import pytest
+from sqlalchemy.exc import DBAPIError
+
+from tallymark.errors import BadInput, DataRefused, TableMismatch
+from tallymark.shape import Changes, TableSpec
+from tallymark.stores.columns import JSON_MARK
+from tallymark.stores.sql import SqlStore
+from tests.support.databases import query
+from tests.support.stores import IGNORE, PLAIN, UPSERT, opened, plain, prepare, put, write
+
+BY_NAME = TableSpec("things", key=("name",), write="upsert")
+CASELESS = "CREATE COLLATION IF NOT EXISTS caseless (provider = icu, locale = 'und-u-ks-level2', deterministic = false)"
+EXACT_MARIADB = "CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin"
+
+
+@pytest.fixture
+def made(database: Callable[[str], str]) -> Iterator[Callable[..., SqlStore]]:
+    """``made("sqlite", "CREATE TABLE ...")``: a store where these statements have run."""
+    stores: list[SqlStore] = []
+
+    def make(kind: str, *statements: str) -> SqlStore:
+        stores.append(opened(database(kind)))
+        prepare(stores[-1], *statements)
+        return stores[-1]
+
+    yield make
+    for store in stores:
+        store.close()
+
+
+COARSE = {
+    "mariadb": {
+        "VARCHAR(50)": "collation .*_ci",
+        "VARCHAR(50) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin": "collation utf8mb4_bin",
+        f"CHAR(5) {EXACT_MARIADB}": "CHAR.* fills values up",
+        f"ENUM('a', 'b') {EXACT_MARIADB}": "ENUM.* not compared as text",
+    },
+    "postgresql": {
+        "CITEXT": "CITEXT, which does not look at case",
+        "CHAR(5)": r"CHAR\(5\), which fills values up",
+        "TEXT COLLATE caseless": "collation caseless",
+        "INET": "INET, which is not compared as the rows' string",
+    },
+    "sqlite": {
+        "TEXT COLLATE NOCASE": "is declared with a collation",
+        "VARCHAR(50) COLLATE RTRIM": "is declared with a collation",
+        "INTEGER": "INTEGER, which turns text into numbers",
+    },
+}
+
+
+@pytest.mark.parametrize("kind", COARSE)
+def test_a_key_that_is_compared_more_coarsely_than_by_bytes_is_refused(
+    kind: str, made: Callable[..., SqlStore]
+) -> None:
+    """Of two records with such keys, which the batch takes for two, the older one could win."""
+    store = made(kind, *([CASELESS, "CREATE EXTENSION citext"] if kind == "postgresql" else []))
+    for declared, words in COARSE[kind].items():
+        prepare(store, f"CREATE TABLE things (id BIGINT, name {declared} PRIMARY KEY)")
+        for spec in (BY_NAME, TableSpec("things", key=("name",), write="ignore")):
+            with pytest.raises(TableMismatch, match=words) as refused:
+                store.create_tables([spec], {"things": PLAIN})
+        if kind != "sqlite":
+            prepare(store, str(refused.value).partition("; ")[2])
+            write(store, BY_NAME, plain((1, "a"), (2, "A"), (3, "a ")))
+            with store.look() as connection:
+                assert connection.exec_driver_sql("SELECT count(*) FROM things").scalar() == 3
+        prepare(store, "DROP TABLE things")
+
+
+def test_a_collation_is_seen_where_only_the_column_or_only_the_index_has_it(made: Callable[..., SqlStore]) -> None:
+    plain_column = "CREATE TABLE things (id BIGINT, name TEXT)"
+    store = made("sqlite", plain_column, "CREATE UNIQUE INDEX by_name ON things (name COLLATE NOCASE)")
+    with pytest.raises(TableMismatch, match=r"by_name .*has the collation NOCASE"):
+        store.create_tables([BY_NAME], {"things": PLAIN})
+    prepare(
+        store,
+        "DROP TABLE things",
+        "CREATE TABLE things (id BIGINT, name TEXT COLLATE NOCASE)",
+        "CREATE UNIQUE INDEX by_name ON things (name COLLATE BINARY)",
+    )
+    with pytest.raises(TableMismatch, match="key column name is declared with a collation"):
+        store.create_tables([BY_NAME], {"things": PLAIN})
+    store = made("postgresql", CASELESS, plain_column, "CREATE UNIQUE INDEX by_name ON things (name COLLATE caseless)")
+    with pytest.raises(TableMismatch, match=r"by_name .*nondeterministic collation caseless"):
+        store.create_tables([BY_NAME], {"things": PLAIN})
+
+
+def test_bytes_that_are_filled_up_are_no_key(made: Callable[..., SqlStore]) -> None:
+    store = made("mariadb", "CREATE TABLE things (name BINARY(4) PRIMARY KEY)")
+    schema = pa.schema([("name", pa.binary())])
+    with pytest.raises(TableMismatch, match=r"BINARY\(4\), which fills values up.*VARBINARY\(4\)") as refused:
+        store.create_tables([BY_NAME], {"things": schema})
+    prepare(store, str(refused.value).partition("; ")[2])
+    store.create_tables([BY_NAME], {"things": schema})
+
+
+def test_json_that_is_compared_by_its_meaning_is_no_key(made: Callable[..., SqlStore]) -> None:
+    store = made("postgresql", "CREATE TABLE things (id BIGINT, name JSONB PRIMARY KEY)")
+    schema = pa.schema([("id", pa.int64()), pa.field("name", pa.string(), metadata={JSON_MARK: b"1"})])
+    with pytest.raises(TableMismatch, match="JSONB, which is not compared as text"):
+        store.create_tables([BY_NAME], {"things": schema})
+
+
+@pytest.mark.parametrize("kind", ["UUID", "own_id"])
+def test_a_uuid_is_a_key_unless_a_batch_spells_it_in_two_ways(kind: str, made: Callable[..., SqlStore]) -> None:
+    store = made("postgresql", "CREATE DOMAIN own_id AS UUID", f"CREATE TABLE things (id BIGINT, name {kind} UNIQUE)")
+    upper, lower = "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
+    write(store, BY_NAME, plain((1, upper), (2, "{" + lower[:-1] + "2}")))
+    write(store, BY_NAME, plain((3, lower)))
+    url = store.engine.url.render_as_string(hide_password=False)
+    assert query(url, "SELECT id FROM things ORDER BY id") == [(2,), (3,)]
+    for puts, deletes in ((plain((4, upper), (5, lower)), plain()), (plain((4, upper)), plain((5, lower)))):
+        with pytest.raises(BadInput, match=r"spell the same name in different ways.*lower\(name\)"):
+            store.apply([Changes(BY_NAME, puts, deletes)], None)
+
+
+NO_KEYS = {
+    "postgresql": {
+        "CREATE UNIQUE INDEX one ON things (id) WHERE name IS NOT NULL": "one .*only some of the rows",
+        "CREATE UNIQUE INDEX one ON things (abs(id))": r"no primary key or unique index on \(id",
+        "CREATE UNIQUE INDEX one ON things (id, abs(id))": r"no primary key or unique index on \(id",
+        "ALTER TABLE things ADD CONSTRAINT one UNIQUE (id) DEFERRABLE": "one .* is deferrable",
+        "ALTER TABLE things ADD PRIMARY KEY (id), ADD UNIQUE (id) DEFERRABLE": "is deferrable",
+    },
+    "sqlite": {
+        "CREATE UNIQUE INDEX one ON things (id) WHERE name IS NOT NULL": "one .*only some of the rows",
+        "CREATE UNIQUE INDEX one ON things (abs(id))": r"no primary key or unique index on \(id",
+    },
+}
+
+
+@pytest.mark.filterwarnings("ignore:Skipped unsupported reflection")
+@pytest.mark.parametrize("kind", NO_KEYS)
+def test_an_index_that_does_not_tell_all_rows_apart_is_no_key(kind: str, made: Callable[..., SqlStore]) -> None:
+    store = made(kind)
+    for index, words in NO_KEYS[kind].items():
+        prepare(store, "CREATE TABLE things (id BIGINT, name VARCHAR(50))", index)
+        for spec in (UPSERT, IGNORE):
+            with pytest.raises(TableMismatch, match=words):
+                store.create_tables([spec], {"things": PLAIN})
+        prepare(store, "DROP TABLE things")
+
+
+def test_an_index_that_could_not_be_built_is_no_key(made: Callable[..., SqlStore]) -> None:
+    store = made("postgresql", "CREATE TABLE things (id BIGINT, name TEXT)", "INSERT INTO things VALUES (1), (1)")
+    concurrently = store.engine.execution_options(isolation_level="AUTOCOMMIT")
+    with concurrently.connect() as connection, pytest.raises(DBAPIError, match="could not create unique index"):
+        connection.exec_driver_sql("CREATE UNIQUE INDEX CONCURRENTLY one ON things (id)")
+    with pytest.raises(TableMismatch, match=r"one .* is not valid"):
+        store.create_tables([UPSERT], {"things": PLAIN})
+
+
+def test_a_key_with_more_in_its_index_than_it_compares_is_fine(made: Callable[..., SqlStore]) -> None:
+    store = made(
+        "postgresql",
+        "CREATE TABLE things (id BIGINT, name TEXT)",
+        "CREATE UNIQUE INDEX one ON things (id) INCLUDE (name)",
+    )
+    for name in ("old", "new"):
+        write(store, UPSERT, plain((1, name)))
+    assert query(store.engine.url.render_as_string(hide_password=False), "SELECT * FROM things") == [(1, "new")]
+
+
+MET = {
+    "id BIGINT PRIMARY KEY, name VARCHAR(300), UNIQUE by_name (name(191))": "by_name",
+    "id BIGINT PRIMARY KEY, name TEXT, short CHAR(3) AS (LEFT(name, 3)) STORED UNIQUE": "short",
+    "id BIGINT PRIMARY KEY, name TEXT, shop INT NOT NULL DEFAULT 1 UNIQUE": "shop",
+    "id BIGINT PRIMARY KEY, name TEXT, at DATETIME DEFAULT NOW() UNIQUE": "at",
+    "id BIGINT PRIMARY KEY, name TEXT, shop INT NOT NULL DEFAULT 1, UNIQUE by_two (shop, name(9))": "by_two",
+    f"id BIGINT PRIMARY KEY, name VARCHAR(50) {EXACT_MARIADB} UNIQUE": "name",
+    # Who meets this one has met its own key.
+    "id BIGINT PRIMARY KEY, name VARCHAR(50), shop INT NOT NULL DEFAULT 1, UNIQUE (shop, id, name)": None,
+    "serial BIGINT AUTO_INCREMENT PRIMARY KEY, id BIGINT UNIQUE, name TEXT": None,
+    "id BIGINT PRIMARY KEY, name TEXT, other INT UNIQUE": None,
+}
+
+
+def test_on_mysql_a_unique_key_that_a_row_can_meet_besides_its_own_is_refused(made: Callable[..., SqlStore]) -> None:
+    """It updates the row of whatever unique key it meets, or leaves it as it is."""
+    store = made("mariadb")
+    for columns, met in MET.items():
+        prepare(store, f"CREATE TABLE things ({columns})")
+        for spec in (UPSERT, IGNORE):
+            if met is None:
+                store.create_tables([spec], {"things": PLAIN})
+                continue
+            with pytest.raises(TableMismatch, match=rf"besides \(id\) it has the unique key {met}, .*; drop it"):
+                store.create_tables([spec], {"things": PLAIN})
+        store.create_tables([TableSpec("things")], {"things": PLAIN})
+        prepare(store, "DROP TABLE things")
+
+
+def test_on_mysql_the_beginning_of_a_column_is_no_key(made: Callable[..., SqlStore]) -> None:
+    columns = f"id BIGINT, name VARCHAR(300) {EXACT_MARIADB}, UNIQUE (name(191))"
+    store = made("mariadb", f"CREATE TABLE things ({columns})")
+    with pytest.raises(TableMismatch, match="covers only the first 191 of name"):
+        store.create_tables([BY_NAME], {"things": PLAIN})
+    prepare(store, "ALTER TABLE things ADD UNIQUE whole (name)")
+    with pytest.raises(TableMismatch, match=r"besides \(name\) it has the unique key name,"):
+        store.create_tables([BY_NAME], {"things": PLAIN})
+
+
+def test_on_mysql_zero_is_a_key_like_any_other(made: Callable[..., SqlStore]) -> None:
+    """To a column with AUTO_INCREMENT the server would give the next number instead."""
+    store = made("mariadb", "CREATE TABLE things (id BIGINT AUTO_INCREMENT PRIMARY KEY, name TEXT)")
+    for name in ("old", "new"):
+        write(store, UPSERT, plain((0, name)))
+    assert query(store.engine.url.render_as_string(hide_password=False), "SELECT * FROM things") == [(0, "new")]
+
+
+# Values that a column would change
+
+
+SECONDS = {"mariadb": ["DATETIME", "TIMESTAMP(3) NULL"], "postgresql": ["TIMESTAMP(0)", "TIMESTAMPTZ(5)"]}
+
+
+@pytest.mark.parametrize("kind", SECONDS)
+def test_a_column_that_cuts_fractions_of_a_second_is_refused(kind: str, made: Callable[..., SqlStore]) -> None:
+    store = made(kind)
+    for declared in SECONDS[kind]:
+        prepare(store, f"CREATE TABLE things (id BIGINT, at {declared})")
+        for zone in ("UTC", None):
+            schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", zone))])
+            with pytest.raises(TableMismatch, match=r"things: column at is .* cuts fractions of a second"):
+                store.create_tables([TableSpec("things")], {"things": schema})
+        days = pa.schema([("id", pa.int64()), ("at", pa.date32())])
+        store.create_tables([TableSpec("things")], {"things": days})
+        prepare(store, "DROP TABLE things")
+
+
+@pytest.mark.parametrize("kind", ["mariadb", "postgresql"])
+def test_spaces_that_a_column_would_cut_off_are_refused(kind: str, made: Callable[..., SqlStore]) -> None:
+    """Both servers refuse a text that is too long, unless all that is too much are spaces."""
+    exact = EXACT_MARIADB if kind == "mariadb" else ""
+    store = made(kind, f"CREATE TABLE things (id BIGINT, name VARCHAR(3) {exact} PRIMARY KEY)")
+    for spec in (BY_NAME, TableSpec("things")):
+        with pytest.raises(DataRefused, match="too long for column name, which has 3 characters at most"):
+            put(store, spec, plain((1, "äbc"), (2, "äbc ")))
+    write(store, BY_NAME, plain((1, "äbc")))
