@@ -1,8 +1,7 @@
 """The tables a pipeline fills, and the last step before they are written: of several rows for a key, the newest.
 
-Rows carry where they came from in hidden columns, wherever a row comes from a single record. Within a partition the
-higher offset is newer; between partitions the later timestamp, then the higher offset. Where a table has a version, the
-higher version is newer, and the record decides among equals.
+Rows carry where they came from in hidden columns, wherever a row comes from a single record. README, "Which record of a
+key is the newest", has the rule; ``spark/stage.py`` applies the same one on the executors.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -38,7 +39,8 @@ PROVENANCE = {
 }
 """The columns that ``provenance=True`` adds to a table."""
 TOMBSTONE = "value IS NULL"
-VERSIONED = "_tallymark_versioned"
+NO_TIME = -(2**63)
+"""Where there is no timestamp: older than all others."""
 
 
 @dataclass(frozen=True)
@@ -131,15 +133,24 @@ def table_schema(spec: TableSpec, schema: pa.Schema) -> pa.Schema:
 
 
 def finish(spec: TableSpec, rows: pa.Table, batch: str) -> Changes:
-    """The rows as they will be written: one for each key, and in the order of the keys."""
+    """The rows as they will be written: one for each key, and in the order of the keys.
+
+    A key may be among the deletions, too, if its row is newer than one that deletes: that goes first, and the row is
+    written anew, as it would be if they came in two batches.
+    """
     if spec.provenance:
         rows = _with_provenance(spec, rows, batch)
+    deleted = rows.slice(0, 0)
     if spec.write != "append":
-        rows = _one_per_key(spec, rows)
+        rows = _oldest_first(spec, rows)
+        if has_origin(rows) and DELETED in rows.column_names:
+            rows, deleted = _after_deletions(spec, rows)
+        rows = _newest(spec, rows)
     if DELETED not in rows.column_names:
-        return Changes(spec, rows, rows.slice(0, 0))
+        return Changes(spec, rows, deleted)
     going = pc.fill_null(rows[DELETED], False)
-    return Changes(spec, rows.filter(pc.invert(going)), rows.filter(going))
+    deleted = pa.concat_tables([deleted, rows.filter(going)])
+    return Changes(spec, rows.filter(pc.invert(going)), _sorted(deleted, spec.key) if spec.key else deleted)
 
 
 def visible(rows: pa.Table) -> pa.Table:
@@ -205,38 +216,73 @@ def _with_provenance(spec: TableSpec, rows: pa.Table, batch: str) -> pa.Table:
     return rows
 
 
-def _one_per_key(spec: TableSpec, rows: pa.Table) -> pa.Table:
-    """Of each key the newest row, or the oldest where the first one in stays; sorted by key."""
+def _oldest_first(spec: TableSpec, rows: pa.Table) -> pa.Table:
+    """The rows sorted by key, and those of a key from the oldest record to the newest."""
     if not has_origin(rows):
-        ordered = rows.sort_by([(name, "ascending") for name in spec.key])
-        if _last_of_each(ordered, spec.key).num_rows != rows.num_rows:
+        return _sorted(rows, spec.key)
+    place = [*spec.key, TOPIC, PARTITION]
+    rows = _sorted(rows, [*place, OFFSET])
+    if not _starts(rows, [*place, OFFSET]).all():
+        # One record has made several rows of a key: their columns decide.
+        rows = _sorted(rows, [*place, OFFSET, *(name for name in rows.column_names if name not in HIDDEN)])
+    starts = _starts(rows, place)
+    if starts.sum() == _starts(rows, spec.key).sum():
+        return rows
+    return _sorted(rows, spec.key, _ages(rows[TIMESTAMP], starts), rows[TOPIC], rows[PARTITION])
+
+
+def _ages(times: pa.ChunkedArray, starts: npt.NDArray[np.bool_]) -> pa.Array:
+    """How new each row is by its timestamp, or by the latest before it in its run, as numbers that can be compared."""
+    _, ranks = np.unique(pc.fill_null(times.cast(pa.int64()), NO_TIME).to_numpy(), return_inverse=True)
+    # So that each run is above the one before it, and its first row has nothing to look back to.
+    floors = np.cumsum(starts) * len(ranks)
+    return pa.array(np.maximum.accumulate(floors + ranks) - floors)
+
+
+def _after_deletions(spec: TableSpec, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """The rows that are newer than all deletions of their key, and of each key the newest of these deletions.
+
+    A deletion with a version is none of them: it is compared as rows are.
+    """
+    going = pc.fill_null(rows[DELETED], False)
+    if spec.version:
+        going = pc.and_(going, pc.is_null(rows[spec.version]))
+    if not pc.any(going).as_py():
+        return rows, rows.slice(0, 0)
+    starts, numbers = _starts(rows, spec.key), np.arange(rows.num_rows)
+    last = np.maximum.reduceat(np.where(going.to_numpy(), numbers, -1), np.flatnonzero(starts))
+    last_of_key = last[np.cumsum(starts) - 1]
+    return rows.filter(pa.array(numbers > last_of_key)), rows.filter(pa.array(numbers == last_of_key))
+
+
+def _newest(spec: TableSpec, rows: pa.Table) -> pa.Table:
+    """Of each key the newest row, or the oldest where the first one in stays, of rows that are in their order."""
+    if not has_origin(rows):
+        if not _starts(rows, spec.key).all():
             raise BadInput(
                 f"table {spec.name}: several rows have the same {', '.join(spec.key)} and its function hides which "
                 "record is newer; aggregate to one row per key"
             )
-        return ordered
-    newest = "descending" if spec.write == "ignore" else "ascending"
-    version = []
+        return rows
     if spec.version:
         # A row without a version is older than one with a version.
-        rows = rows.append_column(VERSIONED, pc.is_valid(rows[spec.version]))
-        version = [(VERSIONED, "ascending"), (spec.version, "ascending")]
-    in_partition = [*spec.key, TOPIC, PARTITION]
-    rows = _last_of_each(_sorted(rows, in_partition, [*version, (OFFSET, newest)]), in_partition)
-    rows = _last_of_each(_sorted(rows, spec.key, [*version, (TIMESTAMP, newest), (OFFSET, newest)]), spec.key)
-    return rows.drop_columns([VERSIONED]) if spec.version else rows
+        rows = _sorted(rows, spec.key, pc.is_valid(rows[spec.version]), rows[spec.version])
+    starts = _starts(rows, spec.key)
+    return rows.filter(pa.array(starts if spec.write == "ignore" else np.append(starts[1:], starts[:1])))
 
 
-def _sorted(rows: pa.Table, by: Sequence[str], then: Sequence[tuple[str, str]]) -> pa.Table:
-    return rows.sort_by([*((name, "ascending") for name in by), *then])
+def _sorted(rows: pa.Table, names: Sequence[str], *then: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """The rows in the order of these columns, and of these values; NULL comes last. Equal ones keep their order."""
+    columns = [*(rows[name] for name in names), *then]
+    # By numbers: Arrow would take some names for a path.
+    keys = pa.table(columns, names=[str(number) for number in range(len(columns))])
+    return rows.take(pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names]))
 
 
-def _last_of_each(rows: pa.Table, columns: Sequence[str]) -> pa.Table:
-    """Of rows sorted by these columns, the last of each run of equal ones."""
-    if rows.num_rows < 2:
-        return rows
-    changes = pa.array([False] * (rows.num_rows - 1))
-    for name in columns:
+def _starts(rows: pa.Table, columns: Sequence[str]) -> npt.NDArray[np.bool_]:
+    """Of rows that are sorted by these columns, which is the first of a run of equal ones."""
+    changes = np.zeros(max(0, rows.num_rows - 1), np.bool_)
+    for name in columns if len(changes) else ():
         column = rows[name].combine_chunks()
-        changes = pc.or_(changes, pc.not_equal(column[1:], column[:-1]))
-    return rows.filter(pa.concat_arrays([changes, pa.array([True])]))
+        changes |= pc.fill_null(pc.not_equal(column[1:], column[:-1]), True).to_numpy(zero_copy_only=False)
+    return np.append(np.ones(min(1, rows.num_rows), np.bool_), changes)

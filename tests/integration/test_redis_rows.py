@@ -135,10 +135,10 @@ def test_only_a_row_of_the_same_or_a_higher_version_overwrites(
     assert put(None, "none") == {"new"}
     assert put(high, "same") == {"same"}
     assert put(low, "", gone=True) == {"same"}
-    assert put(None, "", gone=True) == {"same"}
     assert put(high, "", gone=True) == set()
     assert put(low, "again") == {"again"}
     assert put(high, "newer") == {"newer"}
+    assert put(None, "", gone=True) == set(), "a deletion without a version"
 
 
 def test_a_version_that_others_have_written_is_compared_as_well(redis_url: str) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tallymark import Json, Kafka, Limits, Pipeline, Tally
+from tallymark import Json, Kafka, Limits, Pipeline, Standalone, Tally
+from tallymark.audit.deep import compare
 from tallymark.errors import BadInput, Unreachable
 from tallymark.steps import Progress, Step
 from tests.support import databases, redis
@@ -75,18 +76,27 @@ def test_an_older_version_never_overwrites_a_newer_one(
     topic = topics.create(1)
     values = [(1, "five", 5), (1, "three", 3), (2, "none", None), (2, "one", 1), (2, "nothing", None), (3, "a", 7)]
     topics.send_to(topic, 0, [{"id": key, "name": name, "v": v} for key, name, v in [*values, (3, "b", 7)]])
+    for key in ("1", "3"):
+        topics.send_to(topic, 0, [None], key=key)
+    topics.send_to(topic, 0, [{"id": 2, "op": "d", "v": 0}, {"id": 3, "name": "back", "v": 1}])
     pipeline = make(brokers, topic, group, any_url, records)
 
     @pipeline.table("orders", key="id", write="upsert", version="v")
     def orders(records: DataFrame) -> DataFrame:
-        return records.select("value.id", "value.name", "value.v")
+        return records.where("value IS NOT NULL").select("value.id", "value.name", "value.v")
+
+    @pipeline.table("left_over", key="id", write="upsert", version="v", delete="value IS NULL OR value.op = 'd'")
+    def left_over(records: DataFrame) -> DataFrame:
+        key = "coalesce(value.id, cast(cast(key as string) as bigint)) AS id"
+        return records.selectExpr(key, "value.name", "value.v")
 
     @pipeline.table("firsts", key="id", write="ignore")
     def firsts(records: DataFrame) -> DataFrame:
-        return records.select("value.id", "value.name")
+        return records.where("value IS NOT NULL").select("value.id", "value.name")
 
-    assert pipeline.run("caught-up") == Tally(applied=7)
+    assert pipeline.run("caught-up") == Tally(applied=11)
     assert names(any_url) == {1: "five", 2: "one", 3: "b"}
+    assert names(any_url, "left_over") == {2: "one", 3: "back"}, "a tombstone deletes every version"
     assert names(any_url, "firsts") == {1: "five", 2: "none", 3: "a"}
 
 
@@ -125,6 +135,34 @@ def test_what_needs_a_single_record_refuses_functions_that_merge_them(
     wrong.table("orders", key="id", write="upsert", delete="nonsense = 1")(keyed)
     with pytest.raises(BadInput, match="table orders: delete='nonsense = 1' can't be read"):
         wrong.run("caught-up")
+
+
+def odd(records: DataFrame) -> DataFrame:
+    return records.selectExpr("value.`a.b`", "value.`b``c`", "value.`v.` + 10 AS `v.`", "struct(value) AS `s.t`")
+
+
+@pytest.mark.parametrize("road", ["driver", "executors"])
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_column_may_have_any_name(
+    kind: str, road: Any, brokers: str, topics: Topics, group: str, database: Callable[[str], str]
+) -> None:
+    """A dot or a backtick means something to Spark: such a column is no field of another, and merges no records."""
+    topic, url = topics.create(1), database(kind)
+    topics.send_to(topic, 0, [{"a.b": n % 2, "b`c": "x", "v.": n} for n in range(6)])
+    source = Kafka(brokers, topic, value=Json("`a.b` BIGINT, `b``c` STRING, `v.` BIGINT, `at``.` TIMESTAMP"))
+    pipeline = Pipeline(group=group, source=source, store=url, road=road, membership=Standalone())
+    pipeline.table("picked", provenance=True)(lambda records: records.select("value.*"))
+    pipeline.table("latest", key="a.b", write="upsert", version="v.")(lambda records: records.select("value.*"))
+    pipeline.table("computed", key=("a.b", "b`c"), write="upsert", version="v.", provenance=True)(odd)
+    pipeline.table("firsts", key="a.b", write="ignore")(odd)
+    assert pipeline.run("caught-up") == Tally(applied=6)
+    columns = '"a.b", "b`c", "v."' if kind == "postgresql" else "`a.b`, `b``c`, `v.`"
+    expected = {"picked": range(6), "latest": [4, 5], "computed": [14, 15], "firsts": [10, 11]}
+    for table, versions in expected.items():
+        found = databases.query(url, f"SELECT {columns} FROM {table}")
+        assert set(found) == {(version % 2, "x", version) for version in versions}, table
+        assert len(found) == len(versions), table
+    assert compare(pipeline).wrong == 0
 
 
 # The executors' road

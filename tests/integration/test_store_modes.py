@@ -66,7 +66,7 @@ def applied(spec: TableSpec, table: Table, batch: Batch, x: int) -> Table:
     after = dict(table)
     for key, version, delete in batch:
         there = table.get(key)
-        if delete and newer(spec, there, version):
+        if delete and (version is None or newer(spec, there, version)):
             after.pop(key, None)
         elif not delete and newer(spec, there, version) and not (spec.write == "ignore" and there):
             after[key] = (version, x)
@@ -134,6 +134,9 @@ def test_a_version_of_text_is_compared_by_its_bytes(store: SqlStore) -> None:
     assert read(store, spec, PLAIN) == [(1, "a")]
     write(store, spec, plain(), plain((1, "a")))
     assert read(store, spec, PLAIN) == []
+    write(store, spec, plain((1, "a")))
+    write(store, spec, plain(), plain((1, None)))
+    assert read(store, spec, PLAIN) == [], "a deletion without a version"
 
 
 def test_two_upserts_fit_in_one_transaction(store: SqlStore, store_url: str) -> None:

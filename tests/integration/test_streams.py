@@ -13,6 +13,7 @@ import pytest
 from tallymark import Sink
 from tallymark.errors import BadInput
 from tallymark.fence import Wish
+from tallymark.shape import TableSpec
 from tallymark.spans import Partition
 from tallymark.steps import Progress, Step
 from tallymark.stores.opening import open_store
@@ -224,14 +225,28 @@ def test_rows_are_deleted_by_a_condition_on_them(
     spark: SparkSession, database: Callable[[str], str], tmp_path: Path
 ) -> None:
     url, folder = database("sqlite"), tmp_path / "in"
-    put(folder, "f0", {"id": 1, "op": "c"}, {"id": 2, "op": "c"})
-    put(folder, "f1", {"id": 1, "op": "d"})
+    put(folder, "f0", {"id": 1, "op": "c", "v": 10}, {"id": 2, "op": "c", "v": 10})
+    put(folder, "f1", {"id": 1, "op": "d"}, {"id": 2, "op": "d", "v": 9}, {"id": 3, "op": "c"})
     sink = Sink(NAME, store=url)
     sink.table("sales", key="id", write="upsert", delete="op = 'd'")
+    sink.table("versions", key="id", write="upsert", version="v", delete="op = 'd'")
 
-    run(sink, files(spark, folder, "id BIGINT, op STRING"), tmp_path / "checkpoint")
+    run(sink, files(spark, folder, "id BIGINT, op STRING, v BIGINT"), tmp_path / "checkpoint")
 
-    assert ids(url) == ["2"]
+    assert ids(url) == ["3"]
+    assert ids(url, "versions") == ["2", "3"]
+
+
+def test_a_deletion_without_a_version_among_rows_of_its_key_is_refused(spark: SparkSession) -> None:
+    """The rows of a micro-batch have no order but their versions."""
+    from tallymark.spark.microbatch import collected, table_rows
+
+    spec = TableSpec("sales", ("id",), "upsert", version="v", delete="op = 'd'")
+    rows = spark.createDataFrame([(1, "c", 1), (1, "c", 2), (2, "d", None), (2, "c", 3)], "id INT, op STRING, v INT")
+    with pytest.raises(BadInput, match="several rows have the same id"):
+        collected(spec, table_rows(spec, lambda one: one, rows), "batch")
+    found = collected(spec, table_rows(spec, lambda one: one.where("id = 1 OR op = 'd'"), rows), "batch")
+    assert (found.puts["v"].to_pylist(), found.deletes["id"].to_pylist()) == ([2], [2])
 
 
 @pytest.mark.parametrize("kind", ["postgresql", pytest.param("sqlite", marks=pytest.mark.faults)])

@@ -242,7 +242,7 @@ def test_the_position_is_held_against_the_log(log: Log | None, words: str) -> No
 APPEND = TableSpec("rows", provenance=True)
 UPSERT = TableSpec("rows", ("id",), "upsert", provenance=True)
 IGNORE = TableSpec("rows", ("id",), "ignore", provenance=True)
-VERSION = TableSpec("rows", ("id",), "upsert", version="v", provenance=True)
+VERSION = TableSpec("rows", ("id",), "upsert", version="v", delete="tombstone", provenance=True)
 
 
 def scope(ledger: Ledger, log_start: int = 0, *, compacts: bool = False) -> Scope:
@@ -261,7 +261,10 @@ def compared(
     at_once: int = 1000,
     **settings: Any,
 ) -> Compared:
-    """Rows at these offsets against ``made``: (offset, key, rows or 0 for a deletion), with records all around."""
+    """Rows at these offsets against ``made``, with records all around.
+
+    ``made`` is (offset, key, rows), where 0 rows are a deletion, and -1 are one that has a version.
+    """
     if ledger is None:
         ledger = Ledger()
         ledger.commit(applied=10)
@@ -273,8 +276,9 @@ def compared(
             offsets = [one for one in range(span.start, span.stop) if one not in absent]
             marks = [one in undecoded for one in offsets]
             records = pa.table([offsets, marks], schema=pa.schema(list(RECORDS)[2:]))
-            some = [(one[0], one[1], one[2] == 0, one[2] or 1) for one in made if span.start <= one[0] < span.stop]
-            columns = [[one[at] for one in some] for at in range(4)]
+            here = [one for one in made if span.start <= one[0] < span.stop]
+            some = [(at, key, rows <= 0, rows == 0, max(rows, 1)) for at, key, rows in here]
+            columns = [[one[at] for one in some] for at in range(5)]
             table.compare(span, records, pa.table(columns, schema=pa.schema(list(MADE)[2:])))
     table.settle()
     return table
@@ -425,7 +429,8 @@ def test_a_delete_that_was_filled_in_may_have_deleted_its_successors(at_once: in
     ledger.notes.append((Note("backfill", Span(ZERO, 0, 3), ""), NOW))
     made = [(1, 1, 0), (4, 1, 1)]
     for there in ([], [4]):
-        assert compared(UPSERT, there, made, ledger=ledger, at_once=at_once).wrong == 0
+        for spec in (UPSERT, VERSION):
+            assert compared(spec, there, made, ledger=ledger, at_once=at_once).wrong == 0
 
 
 @pytest.mark.parametrize("at_once", [1000, 1])
@@ -436,11 +441,19 @@ def test_a_row_that_was_deleted_must_be_gone(at_once: int) -> None:
     still = compared(UPSERT, [0, 4], made, at_once=at_once)
     assert still.bad == [Difference(ZERO, 0, "foreign", 1, 0)]
     assert kinds(still) == {"superseded": 1, "applied": 3, "filtered": 5, "foreign": 1}
-    assert compared(VERSION, [0, 4], made, at_once=at_once).wrong == 0, "it may be the newer one"
+    assert compared(VERSION, [4], made, at_once=at_once).wrong == 0
+    assert compared(VERSION, [0, 4], made, at_once=at_once).bad == still.bad, "whatever version it has"
+    assert compared(VERSION, [2], made, at_once=at_once).bad == [
+        Difference(ZERO, 2, "foreign", 1, 0),
+        Difference(ZERO, 4, "missing", 0, None),
+    ]
+    versions = [(at, key, rows or -1) for at, key, rows in made]
+    assert compared(VERSION, [0, 4], versions, at_once=at_once).wrong == 0, "it may be the newer one"
     ledger = Ledger()
     ledger.commit(applied=10)
     ledger.notes.append((Note("replay", Span(ZERO, 0, 1), ""), NOW))
-    assert compared(UPSERT, [0, 4], made, ledger=ledger, at_once=at_once).wrong == 0, "it was replayed after that"
+    for spec in (UPSERT, VERSION):
+        assert compared(spec, [0, 4], made, ledger=ledger, at_once=at_once).wrong == 0, "it was replayed after that"
 
 
 @pytest.mark.parametrize("at_once", [1000, 1])
@@ -463,8 +476,9 @@ def test_a_record_with_several_keys_has_as_many_rows_as_nobody_else_could_have_w
 @pytest.mark.parametrize("at_once", [1000, 1])
 def test_of_a_record_with_several_keys_the_deleted_ones_must_be_gone(at_once: int) -> None:
     made = [(0, 7, 1), (0, 8, 1), (1, 7, 0)]
-    assert compared(UPSERT, [0], made, at_once=at_once).wrong == 0
-    assert compared(UPSERT, [0, 0], made, at_once=at_once).bad == [Difference(ZERO, 0, "foreign", 2, 1)]
+    for spec in (UPSERT, VERSION):
+        assert compared(spec, [0], made, at_once=at_once).wrong == 0
+        assert compared(spec, [0, 0], made, at_once=at_once).bad == [Difference(ZERO, 0, "foreign", 2, 1)]
 
 
 def test_why_missing_keys_are_not_looked_for_is_said() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
-from itertools import pairwise
+from itertools import pairwise, permutations
+from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +34,7 @@ from tallymark.shape import (
     without,
 )
 from tallymark.spans import Partition
+from tests.support.newest import Made, Oracle
 from tests.unit.strategies import NOON
 
 UPSERT = TableSpec("orders", ("id",), "upsert")
@@ -40,6 +42,7 @@ BY_TWO = TableSpec("orders", ("id", "shop"), "upsert")
 IGNORE = TableSpec("orders", ("id",), "ignore")
 VERSIONED = TableSpec("orders", ("id",), "upsert", version="version")
 DELETING = TableSpec("orders", ("id",), "upsert", delete="tombstone")
+BOTH = TableSpec("orders", ("id",), "upsert", version="version", delete="tombstone")
 BATCH = "run-1"
 SCHEMA = pa.schema(
     [
@@ -75,7 +78,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
             TOPIC: topic,
             PARTITION: partition,
             OFFSET: offset,
-            TIMESTAMP: NOON + timedelta(milliseconds=draw(st.integers(0, 4))),
+            TIMESTAMP: draw(st.none() | st.integers(0, 4).map(lambda millis: NOON + timedelta(milliseconds=millis))),
             DELETED: draw(st.sampled_from([False, False, True, None])),
         }
         for topic, partition, offset in places
@@ -105,45 +108,35 @@ def names(spec: TableSpec, rows: Sequence[Row]) -> list[str]:
 # Which row is kept
 
 
-def rank(spec: TableSpec, row: Row, *parts: str) -> tuple[Any, ...]:
-    """What makes a row newer: the version first, where there is one, and NULL is the oldest."""
-    version = (row["version"] is not None, row["version"] or 0) if spec.version else ()
-    return (*version, *(row[part] for part in parts))
+def made(spec: TableSpec, row: Row) -> Made:
+    key = tuple(row[name] for name in spec.key)
+    place = row[TOPIC], row[PARTITION], row[OFFSET], row[TIMESTAMP]
+    return Made(key, *place, row["version"], bool(row[DELETED]), (row["shop"], row["version"], row["name"]))
 
 
-def model(spec: TableSpec, rows: list[Row]) -> dict[Key, set[str]]:
-    """Per key the newest offset within each partition; between partitions the latest timestamp, then the offset.
-
-    Two partitions may tie in all: then either will do.
-    """
-    choose = min if spec.write == "ignore" else max
-    by_place: dict[Key, list[Row]] = {}
-    for row in rows:
-        by_place.setdefault((*(row[name] for name in spec.key), row[TOPIC], row[PARTITION]), []).append(row)
-    by_key: dict[Key, list[Row]] = {}
-    for place, found in by_place.items():
-        by_key.setdefault(place[:-2], []).append(choose(found, key=lambda row: rank(spec, row, OFFSET)))
-    winners = {}
-    for key, candidates in by_key.items():
-        best = choose(rank(spec, row, TIMESTAMP, OFFSET) for row in candidates)
-        winners[key] = {row["name"] for row in candidates if rank(spec, row, TIMESTAMP, OFFSET) == best}
-    return winners
-
-
-@given(rows(), st.sampled_from([UPSERT, BY_TWO, IGNORE, VERSIONED]), st.integers(1, 5))
-def test_the_row_kept_of_each_key_is_the_one_the_rule_names(rows: list[Row], spec: TableSpec, chunk: int) -> None:
+@given(rows(), st.sampled_from([UPSERT, BY_TWO, IGNORE, VERSIONED]), st.integers(1, 5), st.randoms())
+def test_the_row_kept_of_each_key_is_the_one_the_rule_names(
+    rows: list[Row], spec: TableSpec, chunk: int, random: Random
+) -> None:
+    rows = [row | {DELETED: False} for row in rows] if spec.write == "ignore" else rows
+    # Several rows of one record, in any order.
+    rows += [row | {"name": f"{row['name']}{random.choice('ab')}"} for row in rows if random.random() < 0.2]
+    random.shuffle(rows)
     chunks = pa.Table.from_batches(table(rows).to_batches(chunk), SCHEMA)
     changes = finish(spec, chunks, BATCH)
+    oracle = Oracle(versions=spec.version is not None, first_stays=spec.write == "ignore")
+    oracle.apply(made(spec, row) for row in rows)
     for part in (changes.puts, changes.deletes):
         keys = [tuple(row[name] for name in spec.key) for row in part.to_pylist()]
         assert keys == sorted(keys), "sorted by key"
+    found = [made(spec, row) for row in changes.puts.to_pylist()]
+    assert {row.key: row for row in found} == oracle.rows
+    assert len(found) == len(oracle.rows), "one row for each key"
     kept = [*changes.puts.to_pylist(), *changes.deletes.to_pylist()]
-    found = {tuple(row[name] for name in spec.key): row["name"] for row in kept}
-    expected = model(spec, rows)
-    assert len(found) == len(kept) == len(changes), "one row for each key"
-    assert found.keys() == expected.keys()
-    assert all(name in expected[key] for key, name in found.items())
     assert all(row in rows for row in kept), "rows are kept whole"
+    deleted = {made(spec, row).key for row in rows if row[DELETED]}
+    gone = {made(spec, row).key for row in changes.deletes.to_pylist()}
+    assert deleted - oracle.rows.keys() <= gone <= deleted
 
 
 @given(rows())
@@ -206,19 +199,65 @@ def test_a_delete_that_is_newer_hides_the_row_and_a_newer_row_hides_the_delete()
     changes = finish(DELETING, table([put, gone]), BATCH)
     assert (changes.puts.num_rows, changes.deletes["id"].to_pylist()) == (0, [1])
     changes = finish(DELETING, table([put | {OFFSET: 3}, gone]), BATCH)
-    assert (changes.puts["name"].to_pylist(), changes.deletes.num_rows) == (["put"], 0)
+    assert (changes.puts["name"].to_pylist(), changes.deletes["id"].to_pylist()) == (["put"], [1]), "and written anew"
+
+
+def test_a_tombstone_deletes_whatever_version_is_there_and_what_comes_after_it_starts_anew() -> None:
+    first, gone = record(id=1, name="ten", version=10, offset=1), record(id=1, offset=2) | {DELETED: True}
+    last = record(id=1, name="five", version=5, offset=3)
+    changes = finish(BOTH, table([last, gone, first]), BATCH)
+    assert (changes.puts["name"].to_pylist(), changes.deletes[OFFSET].to_pylist()) == (["five"], [2])
+    changes = finish(BOTH, table([gone, first]), BATCH)
+    assert (changes.puts.num_rows, changes.deletes[OFFSET].to_pylist()) == (0, [2])
+
+
+def test_a_tombstone_with_a_version_gives_way_to_a_higher_one() -> None:
+    rows = [record(id=1, name="ten", version=10, offset=1), record(id=1, version=9, offset=2) | {DELETED: True}]
+    changes = finish(BOTH, table(rows), BATCH)
+    assert (changes.puts["name"].to_pylist(), changes.deletes.num_rows) == (["ten"], 0)
+
+
+def test_a_timestamp_that_goes_back_in_its_partition_counts_as_the_latest_before_it() -> None:
+    first = record(id=1, name="first", offset=5, time=NOON + timedelta(minutes=2))
+    then = record(id=1, name="then", offset=6, time=NOON)
+    other = record(id=1, name="other", partition=1, time=NOON + timedelta(minutes=1))
+    for rows in permutations([first, then, other]):
+        assert names(UPSERT, rows) == ["then"]
+        assert names(IGNORE, rows) == ["other"]
+
+
+def test_a_record_without_a_timestamp_is_older_than_those_of_other_partitions() -> None:
+    without_time = record(id=1, name="none", offset=9) | {TIMESTAMP: None}
+    for rows in permutations([without_time, record(id=1, name="timed", partition=1)]):
+        assert names(UPSERT, rows) == ["timed"]
+        assert names(IGNORE, rows) == ["none"]
+
+
+def test_equal_timestamps_are_told_apart_by_topic_and_partition_and_not_by_offset() -> None:
+    rows = [record(id=1, name="zero", offset=9), record(id=1, name="one", partition=1)]
+    assert names(UPSERT, rows) == names(UPSERT, rows[::-1]) == ["one"]
+    assert names(UPSERT, [*rows, rows[0] | {TOPIC: "b", "name": "b"}]) == ["b"]
+    assert names(IGNORE, rows) == ["zero"]
+
+
+def test_of_several_rows_that_one_record_makes_of_a_key_the_greatest_wins() -> None:
+    rows = [record(id=1, name=name) for name in ("b", "c", "a")]
+    assert names(UPSERT, rows) == ["c"]
+    assert names(IGNORE, rows) == ["a"]
 
 
 # However the batches are cut
 
 
 def apply(spec: TableSpec, state: dict[Key, Row], changes: Changes) -> None:
-    """What a store does, by the documented rule."""
+    """What a store does: deletions first, and no higher version gives way but to a deletion without any."""
 
     def gives_way(key: Key, incoming: Row) -> bool:
         if spec.version is None or key not in state or state[key][spec.version] is None:
             return True
-        return incoming[spec.version] is not None and bool(incoming[spec.version] >= state[key][spec.version])
+        if incoming[spec.version] is None:
+            return bool(incoming[DELETED])
+        return bool(incoming[spec.version] >= state[key][spec.version])
 
     for row in changes.deletes.to_pylist():
         if gives_way(key := tuple(row[name] for name in spec.key), row):
@@ -239,7 +278,7 @@ def after(spec: TableSpec, rows: Sequence[Row], cuts: Sequence[int]) -> dict[Key
 
 @given(
     ordered_rows(),
-    st.sampled_from([UPSERT, BY_TWO, IGNORE, VERSIONED, DELETING]),
+    st.sampled_from([UPSERT, BY_TWO, IGNORE, VERSIONED, DELETING, BOTH]),
     st.lists(st.integers(0, 25), max_size=5),
 )
 def test_it_makes_no_difference_how_records_are_cut_into_batches(
@@ -248,8 +287,20 @@ def test_it_makes_no_difference_how_records_are_cut_into_batches(
     """For keys that stay in their partition, and deletes without a version: what is deleted leaves none behind."""
     if spec.delete is None:
         rows = [row | {DELETED: False} for row in rows]
+    rows = [row | {"version": None} if row[DELETED] else row for row in rows]
     cuts = [min(cut, len(rows)) for cut in cuts]
     assert after(spec, rows, cuts) == after(spec, rows, []) == after(spec, rows, list(range(len(rows))))
+
+
+@given(ordered_rows(), st.sampled_from([UPSERT, IGNORE, BOTH]), st.lists(st.integers(0, 25), max_size=5))
+def test_batch_by_batch_the_table_is_what_the_rule_says(rows: list[Row], spec: TableSpec, cuts: list[int]) -> None:
+    if spec.delete is None:
+        rows = [row | {DELETED: False} for row in rows]
+    oracle = Oracle(versions=spec.version is not None, first_stays=spec.write == "ignore")
+    cuts = sorted(min(cut, len(rows)) for cut in cuts)
+    for start, stop in pairwise([0, *cuts, len(rows)]):
+        oracle.apply(made(spec, row) for row in rows[start:stop])
+    assert {key: made(spec, row) for key, row in after(spec, rows, cuts).items()} == oracle.rows
 
 
 @given(rows(), st.lists(st.integers(0, 25), max_size=5))
@@ -257,7 +308,7 @@ def test_with_distinct_versions_even_keys_that_move_between_partitions_end_the_s
     rows: list[Row], cuts: list[int]
 ) -> None:
     rows = [row | {"id": str(row["id"]), "version": n, DELETED: False} for n, row in enumerate(rows)]
-    rows.sort(key=lambda row: row[TIMESTAMP])
+    rows.sort(key=lambda row: row[TIMESTAMP] or NOON)
     assert after(VERSIONED, rows, [min(cut, len(rows)) for cut in cuts]) == after(VERSIONED, rows, [])
 
 

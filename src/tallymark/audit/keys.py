@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallymark.audit.scope import Difference, Scope, in_spans
 from tallymark.shape import TableSpec
-from tallymark.spans import Partition
+from tallymark.spans import Partition, Span
 
 HERE = ["key", "topic", "partition"]
 RECORD = ["topic", "partition", "offset"]
@@ -23,12 +24,13 @@ KEYS = pa.schema(
     [
         *(("key", pa.int64()), ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())),
         *(("there", pa.int64()), ("keys", pa.int64())),
-        *(("deleted", pa.bool_()), ("stands", pa.bool_()), ("alone", pa.bool_())),
+        *(("deleted", pa.bool_()), ("final", pa.bool_()), ("stands", pa.bool_()), ("alone", pa.bool_())),
     ]
 )
 """A key of a record, which puts so many ``keys``, and of which so many rows are ``there``.
 
-``stands``: a row of the record is there, or it has deleted the row of the key. ``alone``: no other has the key.
+``final``: it deletes the row of the key, whatever version that has. ``stands``: a row of the record is there, or it has
+deleted the row of the key. ``alone``: no other has the key.
 """
 FOR_EVER = 2**63 - 1
 """An offset behind all others, so that it is never passed over for a later one."""
@@ -41,7 +43,7 @@ class Keys:
     spec: TableSpec
     _kept: pa.Table = field(default_factory=KEYS.empty_table)
     _passed: pa.Table = field(default_factory=KEYS.empty_table)
-    """What has rows, though its key has a later record in the partition."""
+    """What has rows, though its key has a later record in the partition, or where versions decide, a final one."""
 
     @property
     def ordered(self) -> bool:
@@ -49,20 +51,36 @@ class Keys:
         return self.spec.write == "upsert" and self.spec.version is None
 
     def keep(self, scope: Scope, made: pa.Table, there: pa.Table) -> None:
-        """Of each key and partition the last record; where order is no rule, of each key one that stands."""
+        """Of each key and partition the last record; where order is no rule, one that stands."""
         new = _keyed(scope.partition, made, there)
-        if not self.ordered:
-            rows, starts, ends = _runs(pa.concat_tables([self._kept, new]), ["key"], "stands")
-            alone = pc.and_(rows["alone"], pc.and_(starts, ends))
-            self._kept = _with(rows, alone=alone).filter(ends)
-            return
         # What was filled in or replayed came after its successors, and may have overwritten or deleted them.
-        later = pc.greater(in_spans(new["offset"], [*scope.account.fills, *scope.account.replays]), 0)
-        late = _with(new.filter(pc.and_(new["stands"], later)), offset=FOR_EVER, deleted=False, alone=False)
+        later = pc.and_(new["stands"], pc.greater(in_spans(new["offset"], _late(scope)), 0))
+        late = _with(new.filter(later), offset=FOR_EVER, deleted=False, final=False, alone=False)
+        if not self.ordered:
+            new = pa.concat_tables([new.filter(pc.invert(later)), late]) if self.spec.delete else new
+            self._keep_any(pa.concat_tables([self._kept, new]))
+            return
         rows, _, ends = _runs(pa.concat_tables([self._kept, new, late]), HERE, "offset")
         self._kept = rows.filter(ends)
         passed = rows.filter(pc.invert(pc.or_(ends, rows["deleted"])))
         self._passed = pa.concat_tables([self._passed, passed.filter(pc.greater(passed["there"], 0))])
+
+    def _keep_any(self, rows: pa.Table) -> None:
+        """Of each key and partition one that stands since the last final deletion, which leaves no earlier row."""
+        rows, starts, ends = _runs(rows, HERE, "offset")
+        if not rows.num_rows:
+            return
+        first, is_last = (edges.to_numpy(zero_copy_only=False) for edges in (starts, ends))
+        numbers = np.arange(rows.num_rows)
+        deletions = np.maximum.reduceat(np.where(rows["final"].to_numpy(), numbers, -1), np.flatnonzero(first))
+        deletion = deletions[np.cumsum(first) - 1]
+        before = rows.filter(pa.array(numbers < deletion))
+        self._passed = pa.concat_tables([self._passed, before.filter(pc.greater(before["there"], 0))])
+        # The deletion itself has nothing more to say where something came after it.
+        since = (numbers > deletion) | ((numbers == deletion) & is_last)
+        rows, starts, ends = _runs(rows.filter(pa.array(since)), HERE, "stands")
+        alone = pc.and_(rows["alone"], pc.and_(starts, ends))
+        self._kept = _with(rows, alone=alone).filter(ends)
 
     def missing(self) -> Iterator[Difference]:
         """Records without a row where neither they nor one that supersedes them stands, or with too few rows."""
@@ -76,11 +94,18 @@ class Keys:
 
     def foreign(self) -> Iterator[Difference]:
         """Records with more rows than they have keys that were not deleted after them."""
-        gone = self._kept.filter(self._kept["deleted"]).select(HERE)
-        many = _by_record(self._passed.join(gone, HERE, join_type="left semi"))
+        passed = self._passed
+        if self.ordered:
+            gone = self._kept.filter(self._kept["deleted"]).select(HERE)
+            passed = passed.join(gone, HERE, join_type="left semi")
+        many = _by_record(passed)
         left = pc.subtract(many["keys"], many["count"])
         some = pc.and_(pc.greater(many["there"], left), pc.less_equal(many["there"], many["keys"]))
         yield from _differences(many.filter(some), "foreign", left.filter(some))
+
+
+def _late(scope: Scope) -> list[Span]:
+    return [*scope.account.fills, *scope.account.replays]
 
 
 def _keyed(partition: Partition, made: pa.Table, there: pa.Table) -> pa.Table:
@@ -97,6 +122,7 @@ def _keyed(partition: Partition, made: pa.Table, there: pa.Table) -> pa.Table:
             found,
             pc.fill_null(rows["key_count"], 0),
             rows["deleted"],
+            pc.fill_null(rows["final"], False),
             pc.or_(pc.greater(found, 0), rows["deleted"]),
             pa.repeat(True, rows.num_rows),
         ],

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from tallymark.audit.scope import MADE, RECORDS
 from tallymark.shape import DELETED, OFFSET, PARTITION, TOPIC
 from tallymark.spans import Partition, Span
-from tallymark.spark.decode import RAW, RECORD
+from tallymark.spark.decode import RAW, RECORD, column
 from tallymark.spark.failures import explained
 from tallymark.spark.reader import SparkReader
 from tallymark.spark.shaping import apply
@@ -54,7 +54,8 @@ class Remaker(SparkReader):
         with explained(self._source.brokers, spec.name):
             rows = apply(spec, function, records)
             origin = [rows[hidden].alias(name) for name, hidden in zip(PLACE, (TOPIC, PARTITION, OFFSET), strict=True)]
-            key = F.xxhash64(*(rows[name] for name in spec.key)) if spec.key else F.lit(0).cast("bigint")
-            deleted = rows[DELETED] if spec.deletes is not None else F.lit(False)
-            found = rows.select(*origin, key.alias("key"), deleted.alias("deleted"))
+            key = F.xxhash64(*map(column, spec.key)) if spec.key else F.lit(0).cast("bigint")
+            deleted = F.coalesce(rows[DELETED], F.lit(False)) if spec.deletes is not None else F.lit(False)
+            final = deleted & column(spec.version).isNull() if spec.version else deleted
+            found = rows.select(*origin, key.alias("key"), deleted.alias("deleted"), final.alias("final"))
             return found.groupBy(*found.columns).agg(F.count("*").alias("rows")).toArrow().cast(MADE)

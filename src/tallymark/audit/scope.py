@@ -19,9 +19,15 @@ RECORDS = pa.schema(
 )
 """What Kafka holds."""
 MADE = pa.schema(
-    [*list(RECORDS)[:3], pa.field("key", pa.int64()), pa.field("deleted", pa.bool_()), pa.field("rows", pa.int64())]
+    [
+        *list(RECORDS)[:3],
+        pa.field("key", pa.int64()),
+        pa.field("deleted", pa.bool_()),
+        pa.field("final", pa.bool_()),
+        pa.field("rows", pa.int64()),
+    ]
 )
-"""What a function makes of it. Of rows without a key all have the same one."""
+"""What a function makes of it. Of rows without a key all have the same one. ``final``: it deletes every version."""
 
 
 @dataclass(frozen=True)

@@ -129,6 +129,16 @@ def _fits(schema: T.StructType) -> Column:
     return F.when(F.col("value").isNotNull(), F.coalesce(fits, F.lit(False)))
 
 
+def column(name: str) -> Column:
+    """The column of this very name, whatever is in it."""
+    return F.col(quoted(name))
+
+
+def quoted(name: str) -> str:
+    """As Spark takes a name: otherwise a dot would lead to a field within a column."""
+    return f"`{name.replace('`', '``')}`"
+
+
 def first_line(error: BaseException) -> str:
     return " ".join(str(error).split("\n\n")[0].split("JVM stacktrace")[0].split())[:300].rstrip(".")
 
@@ -163,7 +173,7 @@ def _cast_name(field: T.StructField) -> str:
 
 
 def _field(field: T.StructField) -> Column:
-    return F.col(f"`{_cast_name(field)}`") if _is_time(field) else _text(field)
+    return column(_cast_name(field)) if _is_time(field) else _text(field)
 
 
 def _unfit(field: T.StructField) -> Column | None:

@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tallymark.errors import BadInput
 from tallymark.shape import DELETED, OFFSET, PARTITION, TOPIC, Changes, TableSpec, finish
-from tallymark.spark.decode import first_line
+from tallymark.spark.decode import column, first_line
 from tallymark.spark.failures import explained
 from tallymark.spark.shaping import NESTED, TableFunction, as_columns, call
 from tallymark.spark.stage import stage
@@ -86,9 +86,13 @@ def table_rows(spec: TableSpec, function: TableFunction, rows: DataFrame) -> Dat
             raise BadInput(f"table {spec.name}: delete={spec.delete!r} can't be read: {first_line(error)}") from None
     if spec.version is None or not {spec.version, *spec.key} <= set(result.columns):
         return result
-    newest = Window.partitionBy(*map(_column, spec.key)).orderBy(_column(spec.version).desc_nulls_last())
+    same_key, version = Window.partitionBy(*map(column, spec.key)), column(spec.version)
     # Of equals all stay, and are refused later: nobody knows which is the newest.
-    return result.withColumn(RANK, F.rank().over(newest)).where(f"{RANK} = 1").drop(RANK)
+    rank = F.rank().over(same_key.orderBy(version.desc_nulls_last()))
+    if spec.delete is not None:
+        # Neither does anybody know what a deletion without a version comes after.
+        rank = F.when(F.max(F.col(DELETED) & version.isNull()).over(same_key), 1).otherwise(rank)
+    return result.withColumn(RANK, rank).where(f"{RANK} = 1").drop(RANK)
 
 
 def schema(spec: TableSpec, result: DataFrame) -> pa.Schema:
@@ -112,7 +116,7 @@ def staged(spec: TableSpec, result: DataFrame, batch: str, stages: Stages) -> Ch
     """The rows in a staging table, where the executors have put them."""
     columns = schema(spec, result)
     with explained(SOURCE, spec.name):
-        for key in result.groupBy(*map(_column, spec.key)).count().where("count > 1").take(1) if spec.key else ():
+        for key in result.groupBy(*map(column, spec.key)).count().where("count > 1").take(1) if spec.key else ():
             said = ", ".join(f"{name} {key[name]}" for name in spec.key)
             raise BadInput(f"table {spec.name}: several rows have {said}; aggregate to one row per key")
         as_they_are = TableSpec(spec.name)
@@ -140,7 +144,3 @@ def _numbered(rows: pa.Table, batch: str, first: int) -> pa.Table:
     count = rows.num_rows
     rows = rows.append_column(TOPIC, pa.repeat(batch, count)).append_column(PARTITION, pa.repeat(0, count))
     return rows.append_column(OFFSET, pa.array(range(first, first + count), pa.int64()))
-
-
-def _column(name: str) -> Any:
-    return F.col(f"`{name}`")

@@ -17,6 +17,7 @@ from pyspark.sql import DataFrame
 
 from tallymark.shape import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
 from tallymark.source import is_pattern
+from tallymark.spark.decode import quoted
 
 COLUMNS = {"topic": TOPIC, "partition": PARTITION, "offset": OFFSET, "timestamp": TIMESTAMP, DELETED: DELETED}
 
@@ -29,7 +30,7 @@ def with_provenance(result: DataFrame, records: DataFrame) -> DataFrame:
     kept = {name: alias for name, alias in COLUMNS.items() if name in records.columns}
     try:
         order = result.sortWithinPartitions(*(records[name] for name in kept))
-        columns = [*(result[name] for name in result.columns), *(records[n].alias(a) for n, a in kept.items())]
+        columns = [*(result[quoted(name)] for name in result.columns), *(records[n].alias(a) for n, a in kept.items())]
         return DataFrame(_below_sort(order), result.sparkSession).select(*columns)
     except PySparkException:
         return result

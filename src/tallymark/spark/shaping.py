@@ -13,7 +13,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tallymark.errors import BadInput, TallymarkError
 from tallymark.shape import DELETED, HIDDEN, TableSpec
-from tallymark.spark.decode import first_line
+from tallymark.spark.decode import column, first_line
 from tallymark.spark.provenance import with_provenance
 from tallymark.stores.columns import JSON_MARK
 
@@ -76,4 +76,4 @@ def as_columns(result: DataFrame) -> DataFrame:
     nested = {field.name for field in result.schema if isinstance(field.dataType, NESTED)}
     if not nested:
         return result
-    return result.select(*(F.to_json(result[n]).alias(n) if n in nested else result[n] for n in result.columns))
+    return result.select(*(F.to_json(column(n)).alias(n) if n in nested else column(n) for n in result.columns))

@@ -12,10 +12,12 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from tallymark.errors import BatchTooLarge, Unreachable
-from tallymark.shape import OFFSET, PARTITION, PROVENANCE, TIMESTAMP, TOPIC, Staged, TableSpec, table_schema
+from tallymark.shape import HIDDEN, OFFSET, PARTITION, PROVENANCE, TIMESTAMP, TOPIC, Staged, TableSpec, table_schema
+from tallymark.spark.decode import column
 from tallymark.stores.staging import Stages
 
 BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
+AGE, RANK = "_tallymark_age", "_tallymark_rank"
 REPORT = "attempt BIGINT, rows BIGINT, refused STRING"
 
 
@@ -35,7 +37,7 @@ def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, b
         rows = rows.withColumns(dict(zip(PROVENANCE, origin, strict=True)))
     wanted = table_schema(spec, schema)
     loader = replace(stages.open(wanted), key=spec.key)
-    reports = rows.select(*(F.col(f"`{name}`") for name in wanted.names)).mapInArrow(loader, REPORT)
+    reports = rows.select(*map(column, wanted.names)).mapInArrow(loader, REPORT)
     with stages.kept([loader.name]):
         return loader.staged(reports.toArrow().to_pylist())
 
@@ -68,15 +70,22 @@ def one_per_key(spec: TableSpec, rows: DataFrame) -> DataFrame:
     """Of each key the newest row, or the oldest where the first one in stays: shape.finish, spread over executors."""
     if OFFSET not in rows.columns:
         raise BatchTooLarge(f"table {spec.name} merges records, whose keys are checked on the driver")
-    oldest_first = spec.write == "ignore"
-
-    def order(name: str) -> Column:
-        return F.col(name).asc() if oldest_first else F.col(name).desc()
-
-    version = [F.col(f"`{spec.version}`").desc_nulls_last()] if spec.version else []
-    key = [F.col(f"`{name}`") for name in spec.key]
-    in_partition = Window.partitionBy(*key, TOPIC, PARTITION).orderBy(*version, order(OFFSET))
-    among_partitions = Window.partitionBy(*key).orderBy(*version, order(TIMESTAMP), order(OFFSET))
-    for window in (in_partition, among_partitions):
-        rows = rows.withColumn("_tallymark_rank", F.row_number().over(window)).where("_tallymark_rank = 1")
+    key = [column(name) for name in spec.key]
+    in_partition = Window.partitionBy(*key, TOPIC, PARTITION)
+    # A timestamp that goes back counts as the latest before it.
+    rows = rows.withColumn(AGE, F.max(TIMESTAMP).over(in_partition.orderBy(OFFSET)))
+    others = [name for name in rows.columns if name not in (*HIDDEN, AGE, *spec.key)]
+    version = [column(spec.version).desc_nulls_last()] if spec.version else []
+    ages = [_order(spec, name, null_is_oldest=True) for name in (AGE, TOPIC, PARTITION, OFFSET)]
+    columns = [_order(spec, name, null_is_oldest=False) for name in others]
+    for window in (in_partition, Window.partitionBy(*key)):
+        newest = window.orderBy(*version, *ages, *columns)
+        rows = rows.withColumn(RANK, F.row_number().over(newest)).where(F.col(RANK) == 1)
     return rows
+
+
+def _order(spec: TableSpec, name: str, *, null_is_oldest: bool) -> Column:
+    """The row to keep first: the newest, or the oldest where the first one in stays."""
+    if spec.write == "ignore":
+        return column(name).asc_nulls_first() if null_is_oldest else column(name).asc_nulls_last()
+    return column(name).desc_nulls_last() if null_is_oldest else column(name).desc_nulls_first()

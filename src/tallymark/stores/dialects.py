@@ -27,7 +27,9 @@ from sqlalchemy import (
     collate,
     create_engine,
     event,
+    func,
     or_,
+    true,
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL
@@ -105,7 +107,10 @@ class Dialect(ABC):
 
     @abstractmethod
     def delete(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
-        """Delete rows by key. ``rows`` has the key columns and, where the spec names one, the version column."""
+        """Delete rows by key, each unless a higher version is there. ``rows`` has the columns of key and version.
+
+        What has no version is deleted, and so is what a deletion without a version names.
+        """
 
     def promote(
         self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str], rows: Select[Any]
@@ -180,14 +185,22 @@ def resolved(
     if spec.write == "ignore" or not others:
         return statement.on_conflict_do_nothing(index_elements=list(spec.key))
     overwritten = {column: statement.excluded[column] for column in others}
-    newer = at_most(statement.table, spec, statement.excluded[spec.version], bytewise) if spec.version else None
+    newer = None
+    if spec.version:
+        there = statement.table.c[spec.version]
+        newer = or_(there.is_(None), not_above(statement.table, spec, statement.excluded[spec.version], bytewise))
     return statement.on_conflict_do_update(index_elements=list(spec.key), set_=overwritten, where=newer)
 
 
-def at_most(table: Any, spec: TableSpec, version: ColumnElement[Any], bytewise: str) -> ColumnElement[bool]:
-    """Whether the row that is there gives way to this version. Text is compared by its bytes, as within a batch."""
+def deletable(table: Any, spec: TableSpec, version: ColumnElement[Any], bytewise: str) -> ColumnElement[bool]:
+    """Whether a deletion of this version deletes the row that is there: unless both have one, it does."""
+    return func.coalesce(not_above(table, spec, version, bytewise), true())
+
+
+def not_above(table: Any, spec: TableSpec, version: ColumnElement[Any], bytewise: str) -> ColumnElement[bool]:
+    """Whether the row that is there has at most this version. Text is compared by its bytes, as within a batch."""
     there = table.c[spec.version]
-    return or_(there.is_(None), (collate(there, bytewise) if isinstance(there.type, String) else there) <= version)
+    return (collate(there, bytewise) if isinstance(there.type, String) else there) <= version
 
 
 def not_in_key(columns: Sequence[str], key: Sequence[str]) -> list[str]:

@@ -111,7 +111,7 @@ class Mysql(Dialect):
         given = {name: f"{quote(name)} = %s" for name in spec.key}
         if spec.version:
             there = _bytewise(table, spec.version, quote(spec.version))
-            given[spec.version] = f"({quote(spec.version)} IS NULL OR {there} <= %s)"
+            given[spec.version] = f"COALESCE({there} <= %s, TRUE)"
         one = f"({' AND '.join(given.values())})"
         identified = list(python_rows(rows.select(list(given)), self.name))
         for start in range(0, len(identified), DELETED_AT_ONCE):

@@ -17,7 +17,7 @@ from tallymark.ledger.statements import by_driver
 from tallymark.shape import TableSpec
 from tallymark.stores import pgcopy
 from tallymark.stores.columns import hexed, is_binary
-from tallymark.stores.dialects import Dialect, at_most, check_lengths, resolved
+from tallymark.stores.dialects import Dialect, check_lengths, deletable, resolved
 from tallymark.stores.tls import Tls
 
 # A server that vanished without a word is noticed within a minute.
@@ -73,7 +73,7 @@ class Postgresql(Dialect):
         incoming = _copy_aside(connection, table, rows)
         statement = delete(table).where(*(table.c[name] == incoming.c[name] for name in spec.key))
         if spec.version:
-            statement = statement.where(at_most(table, spec, incoming.c[spec.version], BYTEWISE))
+            statement = statement.where(deletable(table, spec, incoming.c[spec.version], BYTEWISE))
         connection.execute(statement)
         connection.exec_driver_sql(f"DROP TABLE {INCOMING}")
 

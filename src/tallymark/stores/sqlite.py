@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL
 
 from tallymark.errors import BadInput, DataRefused
 from tallymark.shape import TableSpec
-from tallymark.stores.dialects import READ_ONLY, Dialect, at_most, places, resolved
+from tallymark.stores.dialects import READ_ONLY, Dialect, deletable, places, resolved
 from tallymark.stores.tls import OPTIONS
 from tallymark.stores.url import PASSWORD_FILE, shown
 
@@ -48,7 +48,7 @@ class Sqlite(Dialect):
         given = places(table, rows)
         statement = delete(table).where(*(table.c[name] == given[name] for name in spec.key))
         if spec.version:
-            statement = statement.where(at_most(table, spec, given[spec.version], BYTEWISE))
+            statement = statement.where(deletable(table, spec, given[spec.version], BYTEWISE))
         self._execute_many(connection, statement, rows)
 
 

@@ -112,7 +112,8 @@ local function stays(rows, name, at)
   if rows.version == 0 then return false end
   local old, new = stored(rows, name), ARGV[at + rows.version]
   if not old then return false end
-  if new == null then return true end
+  -- A row without a version gives way, and a deletion without one deletes whatever is there.
+  if new == null then return rows.write ~= 'delete' end
   if rows.compare == 'number' then return less(new, old) end
   return before(new, old)
 end
