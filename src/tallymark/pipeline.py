@@ -107,6 +107,7 @@ class Pipeline:
         provenance: bool = False,
         create: bool = True,
         evolve: bool = False,
+        per_batch: bool = False,
     ) -> Callable[[TableFunction], TableFunction]:
         """Fill a table with what the decorated function makes of the records.
 
@@ -116,9 +117,12 @@ class Pipeline:
         on the record such as ``"value.op = 'd'"``, deletes the row of the key. ``write="ignore"`` leaves a row alone
         that is there. ``provenance`` adds columns that say which record of which batch wrote a row. ``create=False``
         refuses a table that is absent, ``evolve=True`` adds columns that it lacks.
+
+        A function that merges records (an aggregate, say) sees one batch at a time. With a key it is refused, because
+        its rows would replace those of earlier batches, unless ``per_batch=True`` says that this is wanted.
         """
         columns = (key,) if isinstance(key, str) else tuple(key)
-        spec = TableSpec(name, columns, write, version, delete, provenance, create, evolve)
+        spec = TableSpec(name, columns, write, version, delete, provenance, create, evolve, per_batch)
         if name in self._tables:
             raise BadInput(f"table {name} has two functions; a table is filled by one")
 

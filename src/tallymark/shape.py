@@ -55,6 +55,8 @@ class TableSpec:
     provenance: bool = False
     create: bool = True
     evolve: bool = False
+    per_batch: bool = False
+    """Rows may be merged from the records of a batch: those of a later batch replace them, and add nothing up."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -73,6 +75,8 @@ class TableSpec:
             "version= can't be part of the key": self.version in self.key,
             "delete= needs write='upsert': rows are deleted by their key": self.delete is not None and not upsert,
             "delete= needs 'tombstone' or a condition on the record, such as \"value.op = 'd'\"": self.delete == "",
+            "per_batch= needs write='upsert' or 'ignore': rows that are appended replace nothing": self.per_batch
+            and self.write == "append",
             "names that start with tallymark_ belong to the ledger; choose another": self.name.lower().startswith(
                 "tallymark_"
             ),
@@ -130,6 +134,18 @@ def table_schema(spec: TableSpec, schema: pa.Schema) -> pa.Schema:
         if name in schema.names:
             raise BadInput(f"table {spec.name}: its function returns {name}, which provenance=True adds; rename it")
     return pa.schema([*schema, *(pa.field(name, kind) for name, kind in PROVENANCE.items())])
+
+
+def check_unmerged(spec: TableSpec) -> None:
+    """Refuse a function that merges records where rows have a key: a batch alone does not know what they add up to."""
+    if spec.write == "append" or spec.per_batch:
+        return
+    does = "replace what earlier batches have made of a key" if spec.write == "upsert" else "keep the first batch alone"
+    raise BadInput(
+        f"table {spec.name}: its function merges records, and write={spec.write!r} would {does}, not add to it; "
+        "append the partial results of each batch and add them up in a view, count in a handler (SET n = n + :n), "
+        "aggregate in a streaming query with tm.Sink, or set per_batch=True if no key returns in a later batch"
+    )
 
 
 def finish(spec: TableSpec, rows: pa.Table, batch: str) -> Changes:
@@ -258,6 +274,8 @@ def _after_deletions(spec: TableSpec, rows: pa.Table) -> tuple[pa.Table, pa.Tabl
 def _newest(spec: TableSpec, rows: pa.Table) -> pa.Table:
     """Of each key the newest row, or the oldest where the first one in stays, of rows that are in their order."""
     if not has_origin(rows):
+        if rows.num_rows:
+            check_unmerged(spec)
         if not _starts(rows, spec.key).all():
             raise BadInput(
                 f"table {spec.name}: several rows have the same {', '.join(spec.key)} and its function hides which "

@@ -99,7 +99,9 @@ class Sink:
         The arguments are those of ``Pipeline.table``; ``delete`` is a condition on the row, such as ``"op = 'd'"``.
         """
         columns = (key,) if isinstance(key, str) else tuple(key)
-        spec = TableSpec(name, columns, write, version, delete, create=create, evolve=evolve)
+        # The query knows what a row adds up to over its micro-batches.
+        keyed = write != "append"
+        spec = TableSpec(name, columns, write, version, delete, create=create, evolve=evolve, per_batch=keyed)
         if name in self._tables:
             raise BadInput(f"table {name} is filled twice by sink {self.name}; a table is filled by one function")
         if delete == "tombstone":

@@ -12,6 +12,7 @@ from tallymark import Json, Kafka, Limits, Pipeline, Standalone, Tally
 from tallymark.audit.deep import compare
 from tallymark.errors import BadInput, Unreachable
 from tallymark.steps import Progress, Step
+from tallymark.trial import try_pipeline
 from tests.support import databases, redis
 from tests.support.kafka import Topics
 from tests.support.pipelines import UNBALANCED
@@ -131,6 +132,16 @@ def test_what_needs_a_single_record_refuses_functions_that_merge_them(
     deleting.table("counts", key="id", write="upsert", delete="tombstone")(merged)
     with pytest.raises(BadInput, match="table counts: delete= needs a function that makes each row of a single record"):
         deleting.run("caught-up")
+    totals = make(brokers, topic, group, url)
+    totals.table("totals", key="id", write="upsert")(merged)
+    with pytest.raises(BadInput, match="table totals: its function merges records, and write='upsert' would replace"):
+        totals.run("caught-up")
+    with pytest.raises(BadInput, match="or set per_batch=True if no key returns in a later batch"):
+        try_pipeline(totals)
+    firsts = make(brokers, topic, group, url)
+    firsts.table("firsts", key="id", write="ignore")(merged)
+    with pytest.raises(BadInput, match="table firsts: its function merges records, and write='ignore' would keep"):
+        firsts.run("caught-up")
     wrong = make(brokers, topic, group, url)
     wrong.table("orders", key="id", write="upsert", delete="nonsense = 1")(keyed)
     with pytest.raises(BadInput, match="table orders: delete='nonsense = 1' can't be read"):

@@ -269,7 +269,7 @@ def test_the_tally_counts_records_whatever_a_function_makes_of_them(
     pipeline = Pipeline(group=group, source=Kafka(brokers, topic, value=Json("id BIGINT")), store=url)
     pipeline.table("filtered")(lambda r: r.select("value.id").where("id < 3"))
     pipeline.table("exploded")(lambda r: r.selectExpr("value.id", "explode(array(1, 2, 3)) AS item"))
-    pipeline.table("counted", key="even", write="upsert")(
+    pipeline.table("counted", key="even", write="upsert", per_batch=True)(
         lambda r: r.groupBy((r["value.id"] % 2 == 0).alias("even")).count()
     )
     assert pipeline.run("caught-up") == Tally(applied=10)

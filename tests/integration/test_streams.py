@@ -241,7 +241,7 @@ def test_a_deletion_without_a_version_among_rows_of_its_key_is_refused(spark: Sp
     """The rows of a micro-batch have no order but their versions."""
     from tallymark.spark.microbatch import collected, table_rows
 
-    spec = TableSpec("sales", ("id",), "upsert", version="v", delete="op = 'd'")
+    spec = TableSpec("sales", ("id",), "upsert", version="v", delete="op = 'd'", per_batch=True)
     rows = spark.createDataFrame([(1, "c", 1), (1, "c", 2), (2, "d", None), (2, "c", 3)], "id INT, op STRING, v INT")
     with pytest.raises(BadInput, match="several rows have the same id"):
         collected(spec, table_rows(spec, lambda one: one, rows), "batch")

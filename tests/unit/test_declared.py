@@ -97,6 +97,7 @@ def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:
         provenance = true
         create = false
         evolve = true
+        per_batch = true
         [limits]
         records = 10
         seconds = 1
@@ -124,7 +125,7 @@ def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:
     assert (setup.source.settings, setup.source.cluster.protocol) == ({"session.timeout.ms": 10000}, "SASL_SSL")
     ((spec, _),) = pipeline._tables.values()
     assert (spec.name, spec.key, spec.version, spec.deletes) == ("the orders", ("a", "b"), "v", "value IS NULL")
-    assert (spec.provenance, spec.create, spec.evolve) == (True, False, True)
+    assert (spec.provenance, spec.create, spec.evolve, spec.per_batch) == (True, False, True, True)
     assert pipeline.limits == Limits(records=10, seconds=1)
     assert setup.budget == Budget(max_dead_ratio=0.5, window=timedelta(minutes=15))
     assert setup.catch_up == SkipAhead(when_behind="1h", keep="5m")

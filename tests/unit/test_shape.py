@@ -43,6 +43,7 @@ IGNORE = TableSpec("orders", ("id",), "ignore")
 VERSIONED = TableSpec("orders", ("id",), "upsert", version="version")
 DELETING = TableSpec("orders", ("id",), "upsert", delete="tombstone")
 BOTH = TableSpec("orders", ("id",), "upsert", version="version", delete="tombstone")
+MERGED = TableSpec("orders", ("id",), "upsert", per_batch=True)
 BATCH = "run-1"
 SCHEMA = pa.schema(
     [
@@ -395,10 +396,20 @@ def test_provenance_needs_rows_of_single_records_and_names_of_its_own() -> None:
 def test_rows_of_merged_records_need_distinct_keys(ids: list[int]) -> None:
     rows = pa.table({"id": pa.array(ids, pa.int64())})
     if len(set(ids)) == len(ids):
-        assert finish(UPSERT, rows, BATCH).puts["id"].to_pylist() == sorted(ids)
+        assert finish(MERGED, rows, BATCH).puts["id"].to_pylist() == sorted(ids)
     else:
         with pytest.raises(BadInput, match=r"several rows have the same id .* aggregate to one row per key"):
-            finish(UPSERT, rows, BATCH)
+            finish(MERGED, rows, BATCH)
+
+
+@pytest.mark.parametrize("write", ["upsert", "ignore"])
+def test_rows_of_merged_records_have_a_key_only_where_the_table_says_so(write: Any) -> None:
+    rows = pa.table({"id": [1]})
+    with pytest.raises(BadInput, match=r"merges records, .* view, .* n = n \+ :n.* tm\.Sink, or set per_batch=True"):
+        finish(TableSpec("orders", ("id",), write), rows, BATCH)
+    assert len(finish(TableSpec("orders", ("id",), write, per_batch=True), rows, BATCH)) == 1
+    assert len(finish(TableSpec("orders", ("id",), write), rows.slice(0, 0), BATCH)) == 0
+    assert len(finish(TableSpec("orders"), rows, BATCH)) == 1
 
 
 # Tables that can't work
@@ -417,6 +428,7 @@ def test_rows_of_merged_records_need_distinct_keys(ids: list[int]) -> None:
         ({"delete": "tombstone"}, r"table t: delete= needs write='upsert': rows are deleted by their key"),
         ({"key": ("id",), "write": "ignore", "delete": "tombstone"}, r"table t: delete= needs write='upsert'"),
         ({"key": ("id",), "write": "upsert", "delete": ""}, r"table t: delete= needs 'tombstone' or a condition"),
+        ({"per_batch": True}, r"table t: per_batch= needs write='upsert' or 'ignore'"),
         ({"name": "tallymark_positions"}, r"belong to the ledger; choose another"),
         ({"name": "Tallymark_x"}, r"belong to the ledger"),
         ({"name": ""}, r"a table needs a name"),

@@ -100,6 +100,7 @@ def _add(pipeline: Pipeline, document: Document, name: str, said: Table) -> None
         provenance=said.provenance,
         create=said.create,
         evolve=said.evolve,
+        per_batch=said.per_batch,
     )
     register(_function(document, name, said.sql))
 

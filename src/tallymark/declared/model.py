@@ -155,6 +155,7 @@ class Table(Strict):
     provenance: bool = False
     create: bool = True
     evolve: bool = False
+    per_batch: bool = False
 
 
 class PipelineFile(Strict):

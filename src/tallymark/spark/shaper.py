@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from tallymark import raw
 from tallymark.errors import BatchTooLarge, TooManyDead
-from tallymark.shape import OFFSET, TIMESTAMP, Refusal, Staged, TableSpec
+from tallymark.shape import OFFSET, TIMESTAMP, Refusal, Staged, TableSpec, check_unmerged
 from tallymark.source import Kafka
 from tallymark.spans import Span
 from tallymark.spark.decode import RECORD
@@ -56,6 +56,8 @@ class Shaper:
         found = {}
         for spec, function in self.tables:
             rows = apply(spec, function, nothing)
+            if OFFSET not in rows.columns:
+                check_unmerged(spec)
             picks = picked(rows, nothing)
             found[spec.name] = rows, picks if picks == self._picks_of_one(spec, function) else None
         return found
