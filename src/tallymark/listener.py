@@ -13,8 +13,8 @@ from typing import get_args
 from tallymark.batches import Batch
 from tallymark.books import LetterQuery
 from tallymark.consumer import Consumer
-from tallymark.errors import BadInput, TallymarkError, TooManyDead
-from tallymark.handler import Handler, RecordFailed
+from tallymark.errors import BadInput, DataRefused, TallymarkError, TooManyDead
+from tallymark.handler import Handler, RecordFailed, told_apart
 from tallymark.loop import Until
 from tallymark.membership import Group
 from tallymark.patience import patiently
@@ -119,7 +119,7 @@ class Listening:
                         self._listener.handler(batch.records, db)
                     else:
                         self._check_failures(batch, workers.work(batch, db))
-            except RecordFailed as failed:
+            except (RecordFailed, DataRefused) as failed:
                 if batch.abandoned:
                     raise
                 log.info("looking for the records at fault batch=%s error=%s", batch.name, failed)
@@ -136,6 +136,8 @@ class Listening:
         try:
             with db.savepoint():
                 self._listener.handler(records, db)
+                with told_apart():
+                    db.check()
         except RecordFailed as error:
             if len(records) == 1:
                 batch.dead(records[0], str(error))

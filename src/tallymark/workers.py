@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 from tallymark.batches import Batch
 from tallymark.errors import BadInput, Retry, TallymarkError, described
-from tallymark.handler import Handler, RecordFailed
+from tallymark.handler import Handler, RecordFailed, told_apart
 from tallymark.records import Record
 from tallymark.spans import Partition
 from tallymark.stores.transaction import OVER, Transaction
@@ -62,7 +62,7 @@ class Workers:
         while (at := lanes.take()) is not None:
             record = lanes.records[at]
             try:
-                with lanes.turn(at, db) as own:
+                with told_apart(), lanes.turn(at, db) as own:
                     self._handler.one(record, own)
             except RecordFailed as error:
                 batch.dead(record, str(error))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import sqlite3
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine, event
 
 import tallymark as tm
 from tallymark.errors import BadInput, TooManyDead
@@ -17,6 +20,7 @@ from tallymark.steps import Progress, Step
 from tests.support.databases import execute, query
 from tests.support.kafka import Topics
 from tests.support.pipelines import UNBALANCED, eventually
+from tests.support.proxy import Cut, Proxy
 
 Databases = Callable[[str], str]
 VALUE = tm.Json("id BIGINT, name STRING")
@@ -276,6 +280,136 @@ def test_on_redis_the_function_gets_a_small_client(brokers: str, topic: str, gro
     assert client.get(redis.key(redis_url, "count")) == b"299"
     assert not client.exists(redis.key(redis_url, "order:13"))
     assert client.hget(redis.key(redis_url, "order:299"), "name") == b"n299"
+
+
+HOW = [{"workers": 1}, {"workers": 3}, {"batch": True}]
+
+
+def each(batch: bool, take: Callable[[tm.Record, Any], None]) -> Callable[..., None]:
+    """The function for single records, or one for batches that does the same."""
+
+    def take_all(records: tm.Records, db: Any) -> None:
+        for record in records:
+            take(record, db)
+
+    return take_all if batch else take
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"), [*(("postgresql", how) for how in HOW), ("sqlite", {"workers": 1}), ("sqlite", {"workers": 3})]
+)
+def test_what_the_database_refuses_only_in_the_commit_is_blamed_on_its_records(
+    brokers: str, topic: str, group: str, database: Databases, kind: str, how: dict[str, Any]
+) -> None:
+    url = database(kind)
+    app = make(brokers, url)
+    execute(url, "CREATE TABLE customers (id BIGINT PRIMARY KEY)")
+    execute(url, "CREATE TABLE orders (customer BIGINT REFERENCES customers (id) DEFERRABLE INITIALLY DEFERRED)")
+
+    def take(record: tm.Record, db: Any) -> None:
+        number = record.value["id"]
+        db.execute("INSERT INTO orders (customer) VALUES (:id)", {"id": number})
+        if number not in (42, 142):
+            # After the row that refers to it: what is deferred stays so, also while the records at fault are found.
+            db.execute("INSERT INTO customers (id) VALUES (:id)", {"id": number})
+        if number == 200:
+            raise ValueError("no")
+
+    app.listen(topic, group=group, value=VALUE, **how)(each("batch" in how, take))
+    with enforcing_foreign_keys():
+        assert app.run("caught-up") == tm.Tally(applied=297, dead=3)
+    assert len(query(url, "SELECT * FROM orders")) == len(query(url, "SELECT * FROM customers")) == 297
+    assert sorted("foreign key" in str(error).lower() for _, _, error in letters(url)) == [False, True, True]
+    assert query(url, UNBALANCED) == []
+
+
+@contextmanager
+def enforcing_foreign_keys() -> Iterator[None]:
+    """For all engines, as SQLAlchemy's documentation shows it for SQLite."""
+
+    def on(connection: Any, _: Any) -> None:
+        if isinstance(connection, sqlite3.Connection):
+            connection.execute("PRAGMA foreign_keys = ON")
+
+    event.listen(Engine, "connect", on)
+    try:
+        yield
+    finally:
+        event.remove(Engine, "connect", on)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_what_redis_refuses_at_the_end_is_blamed_on_its_records(
+    brokers: str, topic: str, group: str, redis_url: str, how: dict[str, Any]
+) -> None:
+    from tests.support import redis
+
+    client = redis.client(redis_url)
+    client.rpush(redis.key(redis_url, "order:13"), "a list")
+    app = tm.App(brokers=brokers, store=redis_url, kafka=QUICK)
+
+    def take(record: tm.Record, db: Any) -> None:
+        number = record.value["id"]
+        db.hset(f"order:{number}", "name", None if number == 15 else record.value["name"])
+        db.incrby("count")
+        if number == 14:
+            db.sadd("count", "x")
+
+    app.listen(topic, group=group, value=VALUE, **how)(each("batch" in how, take))
+    assert app.run("caught-up") == tm.Tally(applied=297, dead=3)
+    assert client.get(redis.key(redis_url, "count")) == b"297"
+    assert client.lrange(redis.key(redis_url, "order:13"), 0, -1) == [b"a list"]
+    assert client.hget(redis.key(redis_url, "order:299"), "name") == b"n299"
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_procedure_that_commits_ends_the_run_at_once_and_says_that_rows_are_there(
+    brokers: str, topic: str, group: str, database: Databases, workers: int
+) -> None:
+    url = database("mariadb")
+    app = make(brokers, url)
+    execute(url, "CREATE PROCEDURE note(n BIGINT) BEGIN INSERT INTO seen (id) VALUES (n); COMMIT; END")
+
+    @app.listen(topic, group=group, value=VALUE, workers=workers)
+    def receive(record: tm.Record, db: Any) -> None:
+        db.execute("CALL note(:id)", {"id": record.value["id"]})
+
+    with pytest.raises(BadInput, match=r"CALL note ended the transaction inside the block: rows .* in the tables"):
+        app.run("caught-up")
+    assert max(Counter(ids(url)).values()) == 1
+    assert query(url, "SELECT sum(next_offset) FROM tallymark_positions") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "statement", "workers"),
+    [
+        ("postgresql", b"ROLLBACK TO SAVEPOINT", 1),
+        ("mariadb", b"ROLLBACK TO SAVEPOINT", 1),
+        ("postgresql", b"RELEASE SAVEPOINT", 3),
+    ],
+)
+def test_a_connection_that_is_cut_while_the_records_at_fault_are_looked_for_is_replaced(
+    brokers: str, topic: str, group: str, database: Databases, kind: str, statement: bytes, workers: int
+) -> None:
+    url = database(kind)
+    with Proxy(url) as proxy:
+        app = tm.App(brokers=brokers, store=proxy.url, kafka=QUICK)
+        execute(url, "CREATE TABLE seen (id BIGINT NOT NULL)")
+        armed: list[bool] = []
+
+        @app.listen(topic, group=group, value=VALUE, workers=workers)
+        def receive(record: tm.Record, db: Any) -> None:
+            insert(record, db)
+            if record.value["id"] == 42:
+                if not armed:
+                    armed.append(True)
+                    proxy.arm(Cut(statement, "request"), Cut(statement, "reply"))
+                raise ValueError("no")
+
+        assert app.run("caught-up") == tm.Tally(applied=299, dead=1)
+        assert [one.lose for one in proxy.done] == ["request", "reply"]
+    assert ids(url) == [n for n in range(300) if n != 42]
+    assert query(url, UNBALANCED) == []
 
 
 def test_listeners_of_an_app_stop_together(brokers: str, topic: str, group: str, database: Databases) -> None:

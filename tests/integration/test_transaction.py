@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Integer, String, select, text
+from sqlalchemy import Connection, Integer, String, event, select, text
 from sqlalchemy.exc import IntegrityError, NoResultFound, OperationalError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -294,13 +294,40 @@ def test_errors_are_translated_when_they_leave_the_block(store: SqlStore, claims
     assert (seen(store), position(store)) == ([], 0)
 
 
-def test_a_deferred_constraint_that_fails_in_commit_is_a_matter_of_the_data(database: Callable[[str], str]) -> None:
-    store = opened(database("postgresql"))
-    prepare(store, "CREATE TABLE seen (id INTEGER UNIQUE DEFERRABLE INITIALLY DEFERRED)")
-    with pytest.raises(DataRefused), store.begin(nothing) as db:
-        db.execute(INSERT, [{"id": 1}, {"id": 1}])
+DEFERRED = "REFERENCES parents (id) DEFERRABLE INITIALLY DEFERRED"
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
+def test_what_the_commit_refuses_is_a_matter_of_the_data_and_can_be_looked_at_before(
+    database: Callable[[str], str], kind: str
+) -> None:
+    store = opened(database(kind))
+    if kind == "sqlite":
+        event.listen(store.engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
+        with store.engine.connect() as connection:
+            # A row that was wrong before is nobody's fault now.
+            driver: Any = connection.connection.driver_connection
+            driver.execute("PRAGMA foreign_keys = OFF")
+            driver.execute("CREATE TABLE old (id INTEGER REFERENCES parents (id))")
+            driver.execute("INSERT INTO old VALUES (77)")
+            driver.execute("PRAGMA foreign_keys = ON")
+    prepare(store, "CREATE TABLE parents (id INTEGER PRIMARY KEY)", f"CREATE TABLE seen (id INTEGER {DEFERRED})")
+    with pytest.raises(DataRefused, match=r"^refused when the block ended: .*; nothing was written$"):
+        run(store, nothing, insert(1))
     assert seen(store) == []
+    with store.begin(nothing) as db:
+        with pytest.raises(DataRefused), db.savepoint():
+            insert_and_check(db, 1)
+        for number in (2, 3):
+            db.execute("INSERT INTO parents (id) VALUES (:id)", {"id": number})
+            insert_and_check(db, number)
+    assert seen(store) == [2, 3]
     store.close()
+
+
+def insert_and_check(db: Any, number: int) -> None:
+    db.execute(INSERT, {"id": number})
+    db.check()
 
 
 # What the block can't do
@@ -346,6 +373,111 @@ def test_mysql_statements_that_would_commit_are_refused(database: Callable[[str]
     with pytest.raises(BadInput, match="meets CREATE"):
         run(store, nothing, insert(1), lambda db: db.execute("\nCREATE TABLE others (id INTEGER)"))
     assert seen(store) == []
+    store.close()
+
+
+def sent(statement: str) -> Callable[[Any], object]:
+    return lambda db: db.exec_driver_sql(statement)
+
+
+COMMENTED = ("/* why not */ COMMIT", "-- done\nCOMMIT", "  ; /* a *//* b */ -- c\n rollback")
+
+
+def test_what_ends_a_transaction_is_refused_behind_comments_too(store: SqlStore) -> None:
+    for statement in COMMENTED:
+        with pytest.raises(BadInput, match="raise to roll back"):
+            run(store, nothing, insert(1), sent(statement))
+        assert seen(store) == []
+
+
+MYSQL_COMMITS = [
+    "/* tidy up */ TRUNCATE TABLE others",
+    "# tidy up\nDROP TABLE others",
+    "SET autocommit = 1",
+    "SET @x = 1, SESSION autocommit = 1",
+    "CHECK TABLE seen",
+    "LOCK TABLES seen WRITE",
+    "OPTIMIZE TABLE seen",
+    "START TRANSACTION",
+    "XA START 'x'",
+]
+MYSQL_ENDS = [
+    ("CALL ends()", "CALL ends"),
+    ("CALL goes_on(7)", "CALL goes_on"),
+    ("CALL fails()", "CALL fails"),
+    ("CALL answers()", "CALL answers"),
+    ("/*! COMMIT */", r"/\*! COMMIT"),
+    ("EXECUTE IMMEDIATE 'COMMIT'", "EXECUTE IMMEDIATE"),
+]
+PROCEDURES = (
+    "CREATE PROCEDURE ends() BEGIN INSERT INTO seen (id) VALUES (50); COMMIT; END",
+    "CREATE PROCEDURE goes_on(n INT) BEGIN COMMIT; INSERT INTO seen (id) VALUES (n); END",
+    "CREATE PROCEDURE fails() BEGIN COMMIT; INSERT INTO seen (id) VALUES (70); INSERT INTO seen (id) VALUES (70); END",
+    "CREATE PROCEDURE answers() BEGIN COMMIT; SELECT 1; END",
+    "CREATE PROCEDURE harmless() BEGIN INSERT INTO seen (id) VALUES (60); SELECT 1; END",
+)
+
+
+def test_on_mysql_what_has_committed_is_never_taken_for_a_rollback(database: Callable[[str], str]) -> None:
+    store = opened(database("mariadb"))
+    store.create_ledger()
+    prepare(store, "CREATE TABLE others (id INTEGER)", "CREATE TABLE seen (id INTEGER NOT NULL PRIMARY KEY)")
+    prepare(store, *PROCEDURES)
+    held = take(store, "group", "me", [PARTITION])
+    for statement in MYSQL_COMMITS:
+        with pytest.raises(BadInput, match=r"MySQL commits a transaction when it meets|raise to roll back"):
+            run(store, step(held), insert(1), sent(statement))
+        assert seen(store) == []
+    for first in (insert(1), lambda db: db.scalar("SELECT 1")):
+        for statement, name in MYSQL_ENDS:
+            prepare(store, "DELETE FROM seen")
+            with pytest.raises(BadInput, match=rf"{name} ended the transaction inside the block: rows that .* may be"):
+                run(store, step(held), first, sent(statement), insert(2))
+            assert position(store) == 0
+            assert 2 not in seen(store)
+    run(store, step(held), insert(61), lambda db: db.execute("CALL harmless()").all(), insert(62))
+    assert (seen(store)[-3:], position(store)) == ([60, 61, 62], 3)
+    store.close()
+
+
+def test_on_postgresql_no_statement_of_several_may_commit(database: Callable[[str], str]) -> None:
+    store = opened(database("postgresql"))
+    prepare(store, "CREATE TABLE seen (id INTEGER)")
+    for ending in ("; COMMIT", "; COMMIT; BEGIN", "; COMMIT AND CHAIN", "; /* so */ END; SELECT 1"):
+        with pytest.raises(BadInput, match=r"INSERT INTO ended the transaction inside the block: rows that .* may be"):
+            run(store, nothing, sent(f"INSERT INTO seen VALUES (1){ending}"))
+
+    def caught(db: Any) -> None:
+        with suppress(BadInput):
+            db.exec_driver_sql("INSERT INTO seen VALUES (1); COMMIT")
+
+    for after in ([insert(2)], []):
+        with pytest.raises(BadInput, match="INSERT INTO ended the transaction"):
+            run(store, nothing, caught, *after)
+    run(store, nothing, lambda db: db.exec_driver_sql("INSERT INTO seen VALUES (3); SAVEPOINT a; ROLLBACK TO a"))
+    assert seen(store) == [1] * 6 + [3]
+    prepare(store, "CREATE PROCEDURE ends() LANGUAGE plpgsql AS 'BEGIN COMMIT; END'")
+    with pytest.raises(TallymarkError, match="invalid transaction termination") as raised:
+        run(store, nothing, lambda db: db.execute("CALL ends()"))
+    assert not raised.value.transient
+    store.close()
+
+
+def test_on_sqlite_nothing_goes_on_outside_of_a_transaction_that_was_rolled_back(
+    database: Callable[[str], str],
+) -> None:
+    """A statement may roll back everything, and its error may be caught: what comes then would commit by itself."""
+    store = opened(database("sqlite"))
+    prepare(store, "CREATE TABLE seen (id INTEGER NOT NULL PRIMARY KEY)")
+
+    def roll_back(db: Any) -> None:
+        with suppress(IntegrityError):
+            db.execute("INSERT OR ROLLBACK INTO seen (id) VALUES (1)")
+
+    for after in ([insert(2)], []):
+        with pytest.raises(Unreachable, match="has rolled the transaction back by itself"):
+            run(store, nothing, insert(1), roll_back, *after)
+        assert seen(store) == []
     store.close()
 
 

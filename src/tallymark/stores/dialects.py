@@ -101,6 +101,21 @@ class Dialect(ABC):
     def check_constraints(self, connection: Connection) -> None:  # noqa: B027
         """Have constraints checked now and from now on: a deferred one would fail in COMMIT, which blames no row."""
 
+    def check_deferred(self, connection: Connection) -> None:  # noqa: B027
+        """Raise if COMMIT would refuse what was written; deferred constraints stay deferred."""
+
+    @abstractmethod
+    def in_transaction(self, driver: Any) -> bool:
+        """Whether the server has told the driver's connection that a transaction is open."""
+
+    def is_aborted(self, driver: Any) -> bool:  # noqa: ARG002
+        """Whether the open transaction can only be rolled back."""
+        return False
+
+    def has_ended(self, cursor: Any) -> bool:  # noqa: ARG002
+        """Whether the text that the driver's cursor has executed ended a transaction and began another one."""
+        return False
+
     @abstractmethod
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
         """Write rows as ``spec.write`` says. Where there is a key, each occurs once, and they come sorted."""

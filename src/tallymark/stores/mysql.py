@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 MANY = 1_000
 """From so many rows on LOAD DATA is faster. With fewer the server names the row that it refuses."""
 DELETED_AT_ONCE = 500
+IN_TRANSACTION = 1
+"""SERVER_STATUS_IN_TRANS, which comes with every answer that says that a statement has succeeded."""
 REST = 64 * 1024
 """Room for what else is in a packet besides a row's texts and bytes."""
 ESCAPED = "[\\x00\\n\\r\\x1a\"'\\\\]"
@@ -67,6 +69,9 @@ class Mysql(Dialect):
             loose.append("ssl_check_hostname")
         proven = not loose and {"ssl_ca", "ssl_capath"} & set(given)
         return None if proven else f"{(loose or given)[0]}="
+
+    def in_transaction(self, driver: Any) -> bool:
+        return bool(driver.server_status & IN_TRANSACTION)
 
     def check_table(self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str]) -> None:
         found = text(

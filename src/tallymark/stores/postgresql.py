@@ -22,6 +22,10 @@ from tallymark.stores.tls import Tls
 
 # A server that vanished without a word is noticed within a minute.
 CONNECT = {"connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3}
+IDLE, IN_ERROR = 0, 3
+"""libpq's PQTRANS_IDLE and PQTRANS_INERROR."""
+ENDED = (b"COMMIT", b"BEGIN", b"START TRANSACTION", b"PREPARE TRANSACTION")
+"""What PostgreSQL answers to statements that begin or end a transaction. ROLLBACK may be one to a savepoint."""
 INCOMING = "tallymark_incoming"
 """The temporary table that rows with a key come through; it is gone with the transaction."""
 BYTEWISE = "C"
@@ -53,6 +57,22 @@ class Postgresql(Dialect):
 
     def check_constraints(self, connection: Connection) -> None:
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
+
+    def check_deferred(self, connection: Connection) -> None:
+        with connection.begin_nested() as probe:
+            self.check_constraints(connection)
+            # A constraint that was deferred is deferred again.
+            probe.rollback()
+
+    def in_transaction(self, driver: Any) -> bool:
+        return bool(driver.pgconn.transaction_status != IDLE)
+
+    def is_aborted(self, driver: Any) -> bool:
+        return bool(driver.pgconn.transaction_status == IN_ERROR)
+
+    def has_ended(self, cursor: Any) -> bool:
+        # Several statements in one text have a result each, and psycopg shows only one of them.
+        return any(one.command_status in ENDED for one in getattr(cursor, "_results", ()))
 
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
         check_lengths(table, rows)

@@ -39,12 +39,13 @@ from tallymark.spans import GroupState, Owner, Partition, Position, Tally
 from tallymark.steps import Step
 from tallymark.stores.dialects import READ_ONLY, Dialect
 from tallymark.stores.failures import translated
+from tallymark.stores.guard import guard
 from tallymark.stores.mysql import Mysql
 from tallymark.stores.postgresql import Postgresql
 from tallymark.stores.rows import refused_rows, write
 from tallymark.stores.sql_books import SqlBooks
 from tallymark.stores.sql_still import SqlStill, holding_still
-from tallymark.stores.sql_transaction import Known, SqlTransaction, guard
+from tallymark.stores.sql_transaction import Known, SqlTransaction
 from tallymark.stores.sqlite import Sqlite
 from tallymark.stores.staging import Stages, clear_stages
 from tallymark.stores.store import RowsRefused, Store

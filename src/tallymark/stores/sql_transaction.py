@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, CursorResult, Engine, Executable, NestedTransaction, ScalarResult, event, text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy import Connection, CursorResult, Engine, Executable, ScalarResult, text
+from sqlalchemy.exc import DBAPIError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from tallymark.errors import BadInput, TableChanged, Unreachable
+from tallymark.errors import DataRefused, TableChanged, TallymarkError, Unreachable
 from tallymark.fence import Entry
 from tallymark.ledger.commit import write_entry
 from tallymark.shape import Write
@@ -22,24 +21,15 @@ from tallymark.stores.dialects import Dialect
 from tallymark.stores.failures import translated
 from tallymark.stores.fitting import Fitted, fit
 from tallymark.stores.given import Given, Rows, cast, changes, check_keys
-from tallymark.stores.transaction import ENDS_ITSELF, Transaction, spec_for
+from tallymark.stores.guard import Guard, refuse
+from tallymark.stores.transaction import Transaction, spec_for
 
 Known = dict[tuple[Any, ...], Fitted]
 """Tables that were found before, by the spec and the shape of the rows."""
 MOST_KNOWN = 1_000
-GUARD = "tallymark_transaction"
-"""Execution option of a connection that belongs to a handler's transaction."""
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
 _ENDING = ("commit", "rollback", "close", "begin", "begin_twophase", "invalidate", "detach")
-_ENDS = re.compile(
-    r"[\s;]*(COMMIT|END|ABORT|ROLLBACK(?!.*\bTO\b)|BEGIN|START\s+TRANSACTION)\b", re.IGNORECASE | re.DOTALL
-)
-_MYSQL_COMMITS = re.compile(
-    r"[\s;]*(?!\w+\s+(?:OR\s+REPLACE\s+)?TEMPORARY\b)"
-    r"(ALTER|ANALYZE|CREATE|DROP|FLUSH|GRANT|LOCK|OPTIMIZE|RENAME|REPAIR|REVOKE|TRUNCATE|UNLOCK)\b",
-    re.IGNORECASE,
-)
 
 
 class SqlTransaction(Transaction):
@@ -56,23 +46,21 @@ class SqlTransaction(Transaction):
         self._found: Known = {}
         self._stack = ExitStack()
         self._connection: Connection | None = None
-        self._whole: NestedTransaction | None = None
-        self._used = False
+        self._guard = Guard(store, dialect)
 
     @property
     def connection(self) -> Connection:
         """SQLAlchemy's own, for ORMs: ``Session(bind=db.connection)``."""
         connection = self._open
-        if self._whole is None:
-            # In a savepoint of ours a session makes its own, and rolls back no more than that.
-            self._whole = connection.begin_nested()
+        # In a savepoint of ours a session makes its own, and rolls back no more than that.
+        self._guard.nest()
         return connection
 
     @property
     def _open(self) -> Connection:
         self._check_open()
         if self._connection is None:
-            self._connection = self._begin()
+            self._connection = self._guard.watch(self._stack.enter_context(self._engine.begin()))
         return self._connection
 
     def execute(self, statement: str | Executable, parameters: Parameters = None, **options: Any) -> CursorResult[Any]:
@@ -91,7 +79,7 @@ class SqlTransaction(Transaction):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return _refuse if name in _ENDING else getattr(self._open, name)
+        return refuse if name in _ENDING else getattr(self._open, name)
 
     def write(
         self,
@@ -130,23 +118,36 @@ class SqlTransaction(Transaction):
         try:
             yield
             nested.commit()
-        except BaseException:
-            # After a deadlock or without a connection there is no savepoint any more. ``_whole`` will tell.
-            with suppress(SQLAlchemyError):
+        except BaseException as error:
+            # After a deadlock or without a connection there is no savepoint any more. The guard will tell.
+            with suppress(SQLAlchemyError), self._guard.rolling_back(error):
                 nested.rollback()
             self.written, self._found = written, found
+            other = isinstance(error, Exception) and not isinstance(error, SQLAlchemyError | TallymarkError)
+            if other and nested.connection.invalidated:
+                # Nobody can go on in this transaction, whatever the error was about.
+                raise Unreachable(f"{self._store}: the connection was cut inside a transaction; try again") from error
             raise
+
+    def check(self) -> None:
+        with translated(self._store):
+            self._dialect.check_deferred(self._open)
 
     @contextmanager
     def opened(self) -> Iterator[SqlTransaction]:
         """Commit at the end of the block, or roll back."""
         try:
-            with self._stack:
+            with self._stack, self._guard.undoing():
                 yield self
-        except (DBAPIError, PoolTimeout):
-            # Other errors of SQLAlchemy are about how it is used, and for whoever wrote the handler.
-            with translated(self._store):
-                raise
+        except (DBAPIError, PoolTimeout, PendingRollbackError) as error:
+            # Other errors of SQLAlchemy are about how it is used, and for the author of the handler.
+            try:
+                with translated(self._store):
+                    raise
+            except DataRefused as refused:
+                if not self._over:
+                    raise
+                raise DataRefused(f"refused when the block ended: {refused}; nothing was written") from error
         finally:
             self._over = True
         if len(self._known) > MOST_KNOWN:
@@ -158,76 +159,13 @@ class SqlTransaction(Transaction):
         if entry is None and self._connection is None:
             return
         connection = self._open
-        self._check_whole()
+        self._guard.finish()
         if entry is None:
             on_step(Step.WRITTEN)
         else:
             write_entry(connection, entry, lambda: on_step(Step.WRITTEN))
             on_step(Step.MOVED)
-        self._over = True
-
-    def _begin(self) -> Connection:
-        connection = self._stack.enter_context(self._engine.begin()).execution_options(**{GUARD: self})
-        if self._dialect.name != "postgresql":
-            self._whole = connection.begin_nested()
-        return connection
-
-    def _check_whole(self) -> None:
-        """Refuse to commit half, when something was undone behind our back.
-
-        MySQL rolls back all of a transaction that was in a deadlock, and goes on as if nothing had happened: then the
-        first savepoint is gone. psycopg knows the state of PostgreSQL's transaction without asking.
-        """
-        if self._whole is not None and not self._whole.is_active:
-            raise BadInput(f"the transaction was ended inside the block, and is undone: {ENDS_ITSELF}")
-        if self._dialect.name == "postgresql":
-            self._check_postgresql()
-        if self._whole is None:
-            return
-        try:
-            self._whole.commit()
-        except DBAPIError as error:
-            if "savepoint" not in str(error.orig).lower():
-                raise
-            raise Unreachable(f"{self._store} has rolled the transaction back by itself; try again") from error
-
-    def _check_postgresql(self) -> None:
-        driver: Any = self._open.connection.driver_connection
-        status = driver.info.transaction_status.name
-        if status == "INERROR":
-            raise BadInput(
-                "a statement in the block has failed, and its error was caught too late: PostgreSQL takes back the "
-                "whole transaction, unless the statement stands in `with db.savepoint():`"
-            )
-        if status == "IDLE" and self._used:
-            raise BadInput(f"the transaction was ended inside the block, and is undone: {ENDS_ITSELF}")
-
-    def before_commit(self, connection: Connection) -> None:
-        if not self._over:
-            # SQLAlchemy takes the transaction for ended now, and would not roll it back any more.
-            connection.dialect.do_rollback(connection.connection)
-            _refuse()
-
-    def before_statement(self, statement: str) -> None:
-        if _ENDS.match(statement):
-            _refuse()
-        self._used = True
-        if self._dialect.name == "mysql" and (found := _MYSQL_COMMITS.match(statement)):
-            raise BadInput(f"MySQL commits a transaction when it meets {found[1].upper()}: do that outside the block")
-
-
-def guard(engine: Engine) -> None:
-    """Have every transaction of ours look at what is done in it. Made once: to listen to each one takes longer."""
-
-    @event.listens_for(engine, "commit")
-    def commit(connection: Connection) -> None:
-        if (ours := connection.get_execution_options().get(GUARD)) is not None:
-            ours.before_commit(connection)
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def execute(connection: Connection, _: Any, statement: str, *__: Any) -> None:
-        if (ours := connection.get_execution_options().get(GUARD)) is not None:
-            ours.before_statement(statement)
+        self._over = self._guard.may_commit = True
 
 
 class _Driver(NamedTuple):
@@ -252,10 +190,6 @@ class _Driver(NamedTuple):
 def _for_driver(statement: str, dialect: Any) -> _Driver:
     compiled = text(statement).compile(dialect=dialect)
     return _Driver(str(compiled), frozenset(compiled.params), compiled.positiontup)
-
-
-def _refuse(*_: Any, **__: Any) -> NoReturn:
-    raise BadInput(ENDS_ITSELF)
 
 
 def _statement(statement: str | Executable) -> Executable:

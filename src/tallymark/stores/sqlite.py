@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pyarrow as pa
@@ -39,6 +40,20 @@ class Sqlite(Dialect):
     def engine_options(self) -> dict[str, Any]:
         return {"connect_args": {"timeout": LOCK_WAIT}}
 
+    def in_transaction(self, driver: Any) -> bool:
+        return bool(driver.in_transaction)
+
+    def check_deferred(self, connection: Connection) -> None:
+        if not connection.exec_driver_sql("PRAGMA foreign_keys").scalar():
+            return
+        broken = _violations(connection)
+        if broken:
+            with connection.engine.connect() as other:
+                broken -= _violations(other.execution_options(**{READ_ONLY: True}))
+        if broken:
+            (table, _, parent, _), *_ = sorted(broken, key=str)
+            raise DataRefused(f"FOREIGN KEY constraint failed: a row of {table} refers to none of {parent}")
+
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
         _check_numbers(rows)
         statement = resolved(sqlite.insert(table), spec, rows.column_names, BYTEWISE).values(places(table, rows))
@@ -50,6 +65,11 @@ class Sqlite(Dialect):
         if spec.version:
             statement = statement.where(deletable(table, spec, given[spec.version], BYTEWISE))
         self._execute_many(connection, statement, rows)
+
+
+def _violations(connection: Connection) -> Counter[tuple[Any, ...]]:
+    """The rows that refer to a row that is not there."""
+    return Counter(tuple(row) for row in connection.exec_driver_sql("PRAGMA foreign_key_check"))
 
 
 def _check_numbers(rows: pa.Table) -> None:

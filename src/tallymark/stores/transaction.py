@@ -48,6 +48,10 @@ class Transaction(ABC):
     def savepoint(self) -> AbstractContextManager[None]:
         """Undo what the block did if it raises, and let the error pass. Savepoints nest."""
 
+    @abstractmethod
+    def check(self) -> None:
+        """Have the store look now at what it would look at only in the commit: ``DataRefused`` if that would fail."""
+
     def _check_open(self) -> None:
         if self._over:
             raise BadInput(OVER)

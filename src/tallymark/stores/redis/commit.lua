@@ -34,7 +34,6 @@ for _ = 1, count() do
   tables[#tables + 1] = rows
 end
 if #wrong > 0 then return {'wrong', wrong} end
-if only_try == '1' then return {'done', {}} end
 
 local commands, called = {}, {}
 for _ = 1, count() do
@@ -66,6 +65,8 @@ if redis.acl_check_cmd and #tables + #commands > 0 then
     if not redis.acl_check_cmd(command, KEYS[1]) then return {'denied', command} end
   end
 end
+
+if only_try == '1' then return {'done', {}} end
 
 -- Of two texts, which comes first by its bytes: the server's locale must not decide.
 local function before(a, b)

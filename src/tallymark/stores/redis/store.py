@@ -208,7 +208,7 @@ class RedisStore(Store):
     def begin(
         self, entry: Callable[[], Entry | None], on_step: Callable[[Step], None] = lambda _: None
     ) -> Iterator[RedisTransaction]:
-        db = RedisTransaction(self.name, lambda: self._client, self._keys, self._address.rows)
+        db = RedisTransaction(self.name, lambda: self._client, self._keys, self._address.rows, self._try_out)
         with db.opened():
             yield db
             made = entry()
@@ -219,10 +219,12 @@ class RedisStore(Store):
         if made is not None:
             on_step(Step.MOVED)
         answer = self._answer(work, divisible=made is not None and _divisible(made))
-        if answer[0] == b"wrong":
-            _, _, key, kind = answer[1][0]
-            raise DataRefused(f"key {key.decode()} holds a {kind.decode()}; nothing was written")
+        _check_rows(answer)
         self._check_moved(answer, made)
+
+    def _try_out(self, work: Work) -> None:
+        """Raise if the server would refuse what a handler has collected so far."""
+        _check_rows(self._answer(work))
 
     def apply(
         self,
@@ -378,6 +380,12 @@ class RedisStore(Store):
                 f"{self.name} throws away any key when memory is short (maxmemory-policy {policy}), positions among "
                 "them; set it to noeviction, or to volatile-ttl if others need room"
             )
+
+
+def _check_rows(answer: list[Any]) -> None:
+    if answer[0] == b"wrong":
+        _, _, key, kind = answer[1][0]
+        raise DataRefused(f"key {key.decode()} holds a {kind.decode()}; nothing was written")
 
 
 def _divisible(entry: Entry) -> bool:

@@ -39,9 +39,12 @@ class RedisTransaction(Transaction):
     what was committed before, not what this block has collected. A key of another type is refused when the block ends.
     """
 
-    def __init__(self, store: str, client: Callable[[], Any], keys: Keys, form: Form) -> None:
+    def __init__(
+        self, store: str, client: Callable[[], Any], keys: Keys, form: Form, try_out: Callable[[Work], None]
+    ) -> None:
         self.written = {}
         self._store, self._client, self._keys, self._form = store, client, keys, form
+        self._try_out = try_out
         self._blocks: list[Block] = []
         self._commands: list[tuple[Any, ...]] = []
 
@@ -117,7 +120,7 @@ class RedisTransaction(Transaction):
     def zadd(self, key: str, scores: Mapping[str, float]) -> None:
         """Members with their scores."""
         if any(math.isnan(score) for score in scores.values()):
-            raise BadInput(f"zadd {key}: a score is not a number")
+            raise DataRefused(f"zadd {key}: a score is not a number")
         self._collect("ZADD", key, chain.from_iterable((_value(score), name) for name, score in scores.items()))
 
     def zrem(self, key: str, *members: Value) -> None:
@@ -154,6 +157,11 @@ class RedisTransaction(Transaction):
 
     # The end of the block
 
+    def check(self) -> None:
+        work = Work(only_try=True)
+        if self.add_to(work):
+            self._try_out(work)
+
     @contextmanager
     def opened(self) -> Iterator[RedisTransaction]:
         try:
@@ -166,7 +174,7 @@ class RedisTransaction(Transaction):
         rows = set(chain.from_iterable(block.keys for block in self._blocks))
         for _, key, *_ in self._commands:
             if key in rows:
-                raise BadInput(f"key {key} is written as a row and by a command in one block: use one of them")
+                raise DataRefused(f"key {key} is written as a row and by a command in one block: use one of them")
         work.blocks += self._blocks
         work.commands += _settled(self._commands)
         return bool(self._blocks or self._commands)
@@ -187,7 +195,7 @@ class RedisTransaction(Transaction):
 
     def _name(self, key: str) -> str:
         if not isinstance(key, str) or not key:
-            raise BadInput(f"{key!r} is no key: write a text, such as orders:42")
+            raise DataRefused(f"{key!r} is no key: write a text, such as orders:42")
         if key == LEDGER or key.startswith(f"{LEDGER}:"):
             raise BadInput(f"key {key} belongs to the ledger: choose another name")
         return f"{{{self._keys.tag}}}:{key}"
@@ -206,7 +214,7 @@ def _settled(commands: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     for command, key, *rest in commands:
         kind = _HOLDS.get(command)
         if kind and kinds.setdefault(key, kind) != kind:
-            raise BadInput(f"key {key} is a {kinds[key]} and a {kind} in one block: use two keys")
+            raise DataRefused(f"key {key} is a {kinds[key]} and a {kind} in one block: use two keys")
         adding, not_numbers = sums.setdefault(key, {}), texts.setdefault(key, set())
         if command not in ("INCRBY", "HINCRBY"):
             for field, value in _set_by(command, rest, [*adding, *not_numbers]):
@@ -237,7 +245,7 @@ def _set_by(command: str, rest: Sequence[Any], fields: Sequence[str]) -> Iterabl
 
 def _value(value: Any) -> Value:
     if isinstance(value, bool) or not isinstance(value, str | bytes | int | float):
-        raise BadInput(f"Redis keeps texts, bytes and numbers, and {type(value).__name__} is none: convert it")
+        raise DataRefused(f"Redis keeps texts, bytes and numbers, and {type(value).__name__} is none: convert it")
     if isinstance(value, int):
         # More digits than a number may have that is added to: as a text.
         return value if abs(value) < 10**MOST_DIGITS else str(value)
@@ -246,11 +254,11 @@ def _value(value: Any) -> Value:
 
 def _field(field: Any) -> str:
     if not isinstance(field, str):
-        raise BadInput(f"{field!r} is no field of a hash: write a text")
+        raise DataRefused(f"{field!r} is no field of a hash: write a text")
     return field
 
 
 def _count(key: str, n: int) -> int:
     if not isinstance(n, int) or isinstance(n, bool) or abs(n) >= 10**MOST_DIGITS:
-        raise BadInput(f"key {key}: {n} can't be added to it: whole numbers of up to {MOST_DIGITS} digits can")
+        raise DataRefused(f"key {key}: {n} can't be added to it: whole numbers of up to {MOST_DIGITS} digits can")
     return n

@@ -1,0 +1,203 @@
+"""What keeps a handler's transaction whole: nothing in its block may end it, and a statement that did is noticed.
+
+Statements that are known to end a transaction are refused before they are sent. For the others the driver knows after
+each statement, without asking, whether the server is still in the transaction.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
+
+from sqlalchemy import Connection, Engine, NestedTransaction, event
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from tallymark.errors import BadInput, TallymarkError, Unreachable
+from tallymark.stores.dialects import Dialect
+from tallymark.stores.failures import translate
+from tallymark.stores.transaction import ENDS_ITSELF
+
+GUARD = "tallymark_guard"
+"""Execution option of a connection that belongs to a handler's transaction."""
+
+# Not a comment that MySQL executes: /*! COMMIT */
+_BEFORE = r"(?:[\s;]|/\*(?!!)(?:[^*]|\*(?!/))*\*/|(?:--|\#)[^\n]*(?:\n|$))*"
+_ENDS = re.compile(
+    _BEFORE + r"(COMMIT|END|ABORT|ROLLBACK(?!.*\bTO\b)|BEGIN|(?:START|PREPARE)\s+TRANSACTION|XA)\b",
+    re.IGNORECASE | re.DOTALL,
+)
+_MYSQL_COMMITS = re.compile(
+    _BEFORE + r"(?!\w+\s+(?:OR\s+REPLACE\s+)?TEMPORARY\b)"
+    r"(ALTER|ANALYZE|CACHE|CHANGE|CHECK|CREATE|DROP|FLUSH|GRANT|INSTALL|LOAD\s+INDEX|LOCK|OPTIMIZE|RENAME|REPAIR|RESET|"
+    r"REVOKE|SET\s+PASSWORD|SET\b[^;]*\bautocommit|TRUNCATE|UNINSTALL|UNLOCK)\b",
+    re.IGNORECASE,
+)
+_PLAIN = re.compile(
+    _BEFORE + r"(CREATE|DELETE|DROP|EXPLAIN|INSERT|LOAD|RELEASE|REPLACE|ROLLBACK|SAVEPOINT|SELECT|SHOW|TABLE|UPDATE|"
+    r"VALUES|WITH)\b",
+    re.IGNORECASE,
+)
+"""Statements that never commit, where ``_MYSQL_COMMITS`` has let them pass."""
+_NAME = re.compile(_BEFORE + r"([^\s(;]+(?:\s+[^\s(;]+)?)")
+
+
+class Guard:
+    """Watches one transaction."""
+
+    def __init__(self, store: str, dialect: Dialect) -> None:
+        self.may_commit = False
+        self._store, self._dialect = store, dialect
+        self._connection: Connection | None = None
+        self._driver: Any = None
+        self._whole: NestedTransaction | None = None
+        self._in_transaction = False
+        """Whether the server has said that it is in a transaction. MySQL is not before it touches a table."""
+        self._running: str | None = None
+        """The statement that was sent last, until it has succeeded."""
+        self._failed = False
+        self._suspect: str | None = None
+        """On MySQL, the last statement that may have committed without a trace: a CALL, say."""
+        self._ended: str | None = None
+
+    def watch(self, connection: Connection) -> Connection:
+        """From now on, all that is done on this connection."""
+        self._driver = connection.connection.driver_connection
+        self._connection = connection.execution_options(**{GUARD: self})
+        if self._dialect.name != "postgresql":
+            self.nest()
+        self._in_transaction = self._dialect.in_transaction(self._driver)
+        return self._connection
+
+    def nest(self) -> None:
+        """Have all that comes inside a savepoint of ours: if that is gone, so is the transaction."""
+        if self._whole is None and self._connection is not None:
+            self._whole = self._connection.begin_nested()
+
+    def finish(self) -> None:
+        """Refuse to commit half, when something was undone or committed inside the block.
+
+        MySQL rolls back all of a transaction that was in a deadlock, and goes on as if nothing had happened: then the
+        first savepoint is gone. So it is after a procedure that commits and begins anew.
+        """
+        self._check()
+        if self._dialect.is_aborted(self._driver):
+            raise BadInput(
+                "a statement in the block has failed, and its error was caught too late: PostgreSQL takes back the "
+                "whole transaction, unless the statement is inside `with db.savepoint():`"
+            )
+        if self._whole is None:
+            return
+        try:
+            self._whole.commit()
+        except DBAPIError as error:
+            if not _misses_savepoint(error):
+                raise
+            raise self._lost() from error
+        self._whole = None
+
+    @contextmanager
+    def undoing(self) -> Iterator[None]:
+        """Before all is rolled back because of an error, find out whether a part of it was committed."""
+        try:
+            yield
+        except Exception as error:
+            if self._suspect is not None and self._running is not None and self._whole is not None:
+                with suppress(SQLAlchemyError), self.rolling_back(error):
+                    self._whole.rollback()
+            raise
+
+    @contextmanager
+    def rolling_back(self, error: BaseException) -> Iterator[None]:
+        """If there is no savepoint to go back to, and no deadlock explains that, something has committed."""
+        try:
+            yield
+        except DBAPIError as missing:
+            passing = isinstance(error, DBAPIError) and translate(error, self._store).transient
+            passing = passing or getattr(error, "transient", False) or not isinstance(error, Exception)
+            if self._suspect is None or passing or not _misses_savepoint(missing):
+                raise
+            raise self._lost() from error
+
+    def before_commit(self, connection: Connection) -> None:
+        if not self.may_commit:
+            # SQLAlchemy takes the transaction for ended now, and would not roll it back any more.
+            connection.dialect.do_rollback(connection.connection)
+            refuse()
+
+    def before_statement(self, statement: str) -> None:
+        self._failed = self._failed or self._running is not None
+        self._check()
+        if _ENDS.match(statement):
+            refuse()
+        if self._dialect.name == "mysql" and (found := _MYSQL_COMMITS.match(statement)):
+            words = " ".join(found[1].upper().split())
+            raise BadInput(f"MySQL commits a transaction when it meets {words}: do that outside the block")
+        self._running = statement
+        # The others tell exactly after each statement whether it has ended the transaction.
+        if self._dialect.name == "mysql" and not _PLAIN.match(statement):
+            self._suspect = _named(statement)
+
+    def after_statement(self, statement: str, cursor: Any) -> None:
+        self._running = None
+        now = self._dialect.in_transaction(self._driver)
+        if (self._in_transaction and not now) or self._dialect.has_ended(cursor):
+            self._suspect = _named(statement)
+            raise self._lost()
+        self._in_transaction = now
+
+    def _check(self) -> None:
+        """Raise if the transaction that was begun is over."""
+        if self._ended is not None:
+            raise BadInput(self._ended)
+        undone = self._whole is not None and not self._whole.is_active
+        if undone or (self._connection is not None and not self._connection.in_transaction()):
+            raise BadInput(f"the transaction was ended inside the block, and is undone: {ENDS_ITSELF}")
+        if self._in_transaction and not self._dialect.in_transaction(self._driver):
+            raise self._lost()
+
+    def _lost(self) -> TallymarkError:
+        """Why the transaction is gone: undone by the database itself, or ended by a statement that succeeded."""
+        failed = self._failed or self._running is not None
+        if failed and self._suspect is None:
+            return Unreachable(f"{self._store} has rolled the transaction back by itself; try again")
+        self._ended = (
+            f"{self._store}: {self._suspect or 'a statement'} ended the transaction inside the block: rows that the "
+            "block wrote before may be in the tables already, and the next start writes them again; remove them first, "
+            "and leave the statement out or execute it on a connection of its own"
+        )
+        return BadInput(self._ended)
+
+
+def guard(engine: Engine) -> None:
+    """Have every transaction of ours look at what is done in it. Made once: to listen to each one takes longer."""
+
+    @event.listens_for(engine, "commit")
+    def commit(connection: Connection) -> None:
+        if (ours := connection.get_execution_options().get(GUARD)) is not None:
+            ours.before_commit(connection)
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def execute(connection: Connection, _: Any, statement: str, *__: Any) -> None:
+        if (ours := connection.get_execution_options().get(GUARD)) is not None:
+            ours.before_statement(statement)
+
+    @event.listens_for(engine, "after_cursor_execute")
+    def executed(connection: Connection, cursor: Any, statement: str, *_: Any) -> None:
+        if (ours := connection.get_execution_options().get(GUARD)) is not None:
+            ours.after_statement(statement, cursor)
+
+
+def refuse(*_: Any, **__: Any) -> NoReturn:
+    raise BadInput(ENDS_ITSELF)
+
+
+def _misses_savepoint(error: DBAPIError) -> bool:
+    return "savepoint" in str(error.orig).lower()
+
+
+def _named(statement: str) -> str:
+    """The first words of a statement, without its values."""
+    found = _NAME.match(statement)
+    return " ".join(found[1].split())[:60] if found else "a statement"
