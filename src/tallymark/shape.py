@@ -136,13 +136,13 @@ def table_schema(spec: TableSpec, schema: pa.Schema) -> pa.Schema:
     return pa.schema([*schema, *(pa.field(name, kind) for name, kind in PROVENANCE.items())])
 
 
-def check_unmerged(spec: TableSpec) -> None:
-    """Refuse a function that merges records where rows have a key: a batch alone does not know what they add up to."""
+def check_unmerged(spec: TableSpec, why: str = "its function merges records") -> None:
+    """Refuse rows of several records where they have a key: a batch alone does not know what they add up to."""
     if spec.write == "append" or spec.per_batch:
         return
     does = "replace what earlier batches have made of a key" if spec.write == "upsert" else "keep the first batch alone"
     raise BadInput(
-        f"table {spec.name}: its function merges records, and write={spec.write!r} would {does}, not add to it; "
+        f"table {spec.name}: {why}, and write={spec.write!r} would {does}, not add to it; "
         "append the partial results of each batch and add them up in a view, count in a handler (SET n = n + :n), "
         "aggregate in a streaming query with tm.Sink, or set per_batch=True if no key returns in a later batch"
     )

@@ -141,6 +141,8 @@ def make(brokers: str, topic: str, group: str, store: str, **settings: Any) -> P
     pipeline.table("latest", key="id", write="upsert", delete="tombstone", provenance=True)(keyed)
     pipeline.table("firsts", key="id", write="ignore", provenance=True)(lambda records: keyed(records).where("id > 0"))
     pipeline.table("plain")(named)
+    versioned = pipeline.table("versions", key="id", write="upsert", version="v", delete="tombstone", provenance=True)
+    versioned(lambda records: keyed(records).selectExpr("*", "if(name IS NULL, NULL, 9 - id) AS v"))
     return pipeline
 
 
@@ -194,6 +196,7 @@ def test_every_offset_is_explained_and_what_was_changed_by_hand_is_found(
     assert kinds(healthy, "log") == [{"applied": 11, "filtered": 2, "dead": 1, "marker": 3}, {"applied": 35}]
     # 13 is a tombstone: it has deleted what 5 had put; 3 and 4 are overwritten.
     assert kinds(healthy, "latest")[0] == {"applied": 10, "superseded": 3, "dead": 1, "marker": 3}
+    assert kinds(healthy, "versions")[0] == kinds(healthy, "latest")[0]
     assert kinds(healthy, "firsts")[0] == {"applied": 9, "superseded": 3, "filtered": 1, "dead": 1, "marker": 3}
 
     databases.execute(
@@ -206,6 +209,8 @@ def test_every_offset_is_explained_and_what_was_changed_by_hand_is_found(
         "DELETE FROM latest WHERE id IN (0, 3)",
         "INSERT INTO latest (id, tallymark_topic, tallymark_partition, tallymark_offset) "
         "SELECT 5, tallymark_topic, tallymark_partition, 5 FROM latest WHERE id = 1",
+        "INSERT INTO versions (id, v, tallymark_topic, tallymark_partition, tallymark_offset) "
+        "SELECT 5, 4, tallymark_topic, tallymark_partition, 5 FROM versions WHERE id = 1",
         "DELETE FROM firsts WHERE id = 2",
         "DELETE FROM tallymark_dead_letters",
         "UPDATE tallymark_positions SET applied = applied + 1, absent = absent - 1 WHERE partition_id = 0",
@@ -237,7 +242,8 @@ def test_every_offset_is_explained_and_what_was_changed_by_hand_is_found(
         (1, 34, "foreign"),
     ]
     assert bad(spoilt, "firsts") == [(0, 2, "missing"), (0, 10, "missing"), (1, 34, "foreign")]
-    assert spoilt.wrong == 18
+    assert bad(spoilt, "versions") == [(0, 5, "foreign"), (0, 10, "missing"), (1, 34, "foreign")]
+    assert spoilt.wrong == 21
     store.close()
 
 

@@ -138,6 +138,15 @@ def test_what_needs_a_single_record_refuses_functions_that_merge_them(
         totals.run("caught-up")
     with pytest.raises(BadInput, match="or set per_batch=True if no key returns in a later batch"):
         try_pipeline(totals)
+    windows = make(brokers, topic, group, url)
+    of_one = "row_number() OVER (PARTITION BY value.id ORDER BY offset DESC) AS nth"
+    total = "1 + count(*) OVER (PARTITION BY value.id) AS total"
+    windows.table("choosing", key="id", write="upsert")(
+        lambda records: records.selectExpr("value.id", of_one).where("nth = 1").select("id")
+    )
+    windows.table("totals", key="id", write="upsert")(lambda records: records.selectExpr("value.id", total))
+    with pytest.raises(BadInput, match="table totals: a window function computes total of the records of one batch"):
+        try_pipeline(windows)
     firsts = make(brokers, topic, group, url)
     firsts.table("firsts", key="id", write="ignore")(merged)
     with pytest.raises(BadInput, match="table firsts: its function merges records, and write='ignore' would keep"):

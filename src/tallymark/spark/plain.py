@@ -81,6 +81,26 @@ def _pick(expression: Any, below: Mapping[int, Pick]) -> Pick | None:
     return replace(found, is_null=True) if kind == "IsNull" else found
 
 
+def over_several_records(rows: DataFrame) -> list[str]:
+    """The columns that a window function has computed, or that are computed from such."""
+    plan = without_names(rows)
+    found = _windowed(plan)
+    return [name for name, attribute in zip(rows.columns, _ids(plan), strict=True) if attribute in found]
+
+
+def _windowed(plan: Any) -> set[int]:
+    found = set[int]().union(*map(_windowed, _listed(plan.children())))
+    if plan.nodeName() == "Window":
+        return found | {one.exprId().id() for one in _listed(plan.windowExpressions())}
+    if plan.nodeName() != "Project" or not found:
+        return found
+    return {
+        one.exprId().id()
+        for one in _listed(plan.projectList())
+        if any(used.exprId().id() in found for used in _listed(one.references().toSeq()))
+    }
+
+
 def without_names(rows: DataFrame) -> Any:
     """The plan, without the names that subqueries and views have in it."""
     jvm: Any = rows.sparkSession._jvm

@@ -18,7 +18,7 @@ from tallymark.source import Kafka
 from tallymark.spans import Span
 from tallymark.spark.decode import RECORD
 from tallymark.spark.failures import FunctionFailed, explained
-from tallymark.spark.plain import Pick, pick, picked
+from tallymark.spark.plain import Pick, over_several_records, pick, picked
 from tallymark.spark.poison import poisonous
 from tallymark.spark.provenance import collect
 from tallymark.spark.shaping import TableFunction, apply, as_columns, schema_of
@@ -58,6 +58,8 @@ class Shaper:
             rows = apply(spec, function, nothing)
             if OFFSET not in rows.columns:
                 check_unmerged(spec)
+            for name in over_several_records(rows):
+                check_unmerged(spec, f"a window function computes {name} of the records of one batch")
             picks = picked(rows, nothing)
             found[spec.name] = rows, picks if picks == self._picks_of_one(spec, function) else None
         return found
