@@ -87,6 +87,7 @@ LONG = {
     "test_at_least_once_repeats_the_rows_of_the_batch_that_was_halfway_and_loses_none": "sqlite|mariadb",
     "test_at_most_once_loses_the_rows_of_the_batch_that_was_halfway_and_repeats_none": "sqlite|mariadb",
     "test_a_row_of_several_records_has_no_single_one": "exceptAll",
+    "test_services_and_loops_go_on_behind_a_broker_that_pauses_and_restarts": "",
 }
 """Tests, or those of their cases, that are much like others and take long: ``make faults`` runs them."""
 # A run that fails says something about the change, not about its luck. CONTRIBUTING tells how to try other examples.

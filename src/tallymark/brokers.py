@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -25,7 +26,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
 from tallymark.cluster import Cluster
-from tallymark.complaints import Complaints
+from tallymark.complaints import MOVED, Complaints, judged
 from tallymark.errors import BadInput, TallymarkError, UnknownTopic, Unreachable
 from tallymark.patience import patiently
 from tallymark.read import Record
@@ -46,7 +47,10 @@ OWN = {
     "socket.timeout.ms": 10_000,
     # Without it the client would ask for ever the broker that it knows as controller, though that is gone.
     "topic.metadata.refresh.interval.ms": 5_000,
+    "allow.auto.create.topics": False,
 }
+ANY_TOPIC = "__consumer_offsets"
+"""To ask for the cluster alone, a topic has to be named; this one need not exist."""
 _UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.TOPIC_EXCEPTION}
 
 
@@ -74,10 +78,14 @@ class GroupMember:
 
 
 class Brokers:
-    """Asks, and never joins a group or commits anything. An address alone is completed by the environment."""
+    """Asks, and never joins a group or commits anything; ``stop`` ends the waiting for an answer.
 
-    def __init__(self, cluster: Cluster | str) -> None:
+    An address alone is completed by the environment.
+    """
+
+    def __init__(self, cluster: Cluster | str, stop: threading.Event | None = None) -> None:
         self.cluster = Cluster(cluster) if isinstance(cluster, str) else cluster
+        self.stop = stop or threading.Event()
         self.address = self.cluster.brokers
         self.complaints = Complaints(self.cluster)
         # librdkafka would write to stderr by itself; what matters comes back as an error.
@@ -106,7 +114,7 @@ class Brokers:
         while True:
             try:
                 return self.topics(self.resolve(topics))
-            except UnknownTopic:
+            except (UnknownTopic, Unreachable):
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.1)
@@ -127,11 +135,15 @@ class Brokers:
             for member in found.members
         ]
 
-    def cluster_id(self) -> str:
+    def cluster_id(self, topic: str = ANY_TOPIC) -> str:
+        """The id of the cluster. A topic that the client may see spares the brokers' logs a refusal."""
         if self._cluster_id is None:
-            description = self._wait(self._admin.describe_cluster(request_timeout=TIMEOUT))
-            self._cluster_id = str(description.cluster_id)
+            self._cluster_id = str(self._metadata(topic).cluster_id)
         return self._cluster_id
+
+    def nodes(self, seconds: float = TIMEOUT) -> list[int]:
+        """The ids of the brokers that are up."""
+        return sorted(self._metadata(ANY_TOPIC, seconds).brokers)
 
     def topics(self, names: Sequence[str], *, existing_only: bool = False) -> dict[str, Topic]:
         """The named topics, with their ids and partitions: all of them, or those that exist."""
@@ -143,7 +155,7 @@ class Brokers:
 
     def _ask_topics(self, names: Sequence[str]) -> dict[str, Callable[[], Topic]]:
         """Asks now, and answers for each when it is called."""
-        self.cluster_id()
+        self.cluster_id(*names[:1])
         asked = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=TIMEOUT) if names else {}
         return {name: partial(self._topic, name, future) for name, future in asked.items()}
 
@@ -167,7 +179,7 @@ class Brokers:
 
     def logs(self, topics: Mapping[str, Topic]) -> dict[Partition, Log]:
         """Where each partition starts and ends now. A new partition may take a moment to find its leader."""
-        return patiently(lambda: self._logs(topics), patience=TIMEOUT)
+        return patiently(lambda: self._logs(topics), self.stop, TIMEOUT)
 
     def _logs(self, topics: Mapping[str, Topic]) -> dict[Partition, Log]:
         partitions = [partition for topic in topics.values() for partition in topic.partitions]
@@ -254,38 +266,69 @@ class Brokers:
             try:
                 answer = future.result(LOOK_SECONDS)
             except FutureTimeout:
-                # Whoever waits for a broker that is gone gets to know here which ones are left.
-                with suppress(KafkaException):
-                    self._admin.list_topics(timeout=LOOK_SECONDS)
-                self._admin.poll(0)
-                self.complaints.check()
-                if time.monotonic() > deadline:
-                    raise Unreachable(f"the brokers at {self.address} do not answer; check address and port") from None
+                # A client that waits for a broker which is gone learns here which ones are left.
+                self._refresh(None)
+                self._check_waiting(deadline)
             except KafkaException as error:
                 self._admin.poll(0)
+                if judged(error.args[0]) is MOVED:
+                    self._refresh(topic)
                 raise self.explain(error.args[0], topic) from error
             else:
                 self.complaints.clear()
                 return answer
+
+    def _check_waiting(self, deadline: float) -> None:
+        """Raise what makes waiting useless."""
+        self._admin.poll(0)
+        self.complaints.check()
+        if self.stop.is_set():
+            raise Unreachable(f"the brokers at {self.address} had not answered when the run was told to end")
+        if time.monotonic() > deadline:
+            raise Unreachable(f"the brokers at {self.address} do not answer; check address and port")
+
+    def _refresh(self, topic: str | None) -> None:
+        """Have the client learn the cluster anew, at least as far as this topic goes."""
+        with suppress(KafkaException):
+            self._admin.list_topics(topic, timeout=LOOK_SECONDS)
+
+    def _metadata(self, topic: str | None, seconds: float = TIMEOUT) -> Any:
+        """The brokers, and all topics or one. ``describe_cluster`` may abort the process: see docs/design.md."""
+        deadline, patience = time.monotonic() + seconds, LOOK_SECONDS
+        while True:
+            try:
+                found = self._admin.list_topics(topic, timeout=min(seconds, patience))
+            except KafkaException as error:
+                self._admin.poll(0)
+                passes = judged(error.args[0]).error.transient
+                if not passes or time.monotonic() + patience > deadline:
+                    raise self.explain(error.args[0], topic) from error
+                self._check_waiting(deadline)
+                # A large cluster may take longer to answer.
+                patience *= 2
+            else:
+                self.complaints.clear()
+                return found
 
     def explain(self, error: Any, topic: str | None) -> TallymarkError:
         """An error of the client as one of ours."""
         if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
             return _UnknownGroup(error.str())
         if error.code() in _UNKNOWN and topic is not None:
-            return UnknownTopic(f"topic {topic} does not exist on {self.address}; {self._suggestion(topic)}")
+            return self._unknown(topic)
         return self.complaints.explain(error, topic)
 
-    def _suggestion(self, topic: str) -> str:
-        close = difflib.get_close_matches(topic, self._existing_topics(), n=3)
-        return f"did you mean {' or '.join(close)}?" if close else "create it or correct the name"
+    def _unknown(self, topic: str) -> TallymarkError:
+        """A broker does not know the topic: one that has just started may not yet, though the cluster does."""
+        existing = self._existing_topics()
+        if topic in existing:
+            return Unreachable(f"a broker at {self.address} does not know topic {topic} yet: try again")
+        close = difflib.get_close_matches(topic, existing, n=3)
+        way = f"did you mean {' or '.join(close)}?" if close else "create it or correct the name"
+        return UnknownTopic(f"topic {topic} does not exist on {self.address}; {way}")
 
     def _existing_topics(self) -> list[str]:
-        try:
-            return [name for name in self._admin.list_topics(timeout=TIMEOUT).topics if not name.startswith("__")]
-        except KafkaException as error:
-            self._admin.poll(0)
-            raise self.explain(error.args[0], None) from error
+        return [name for name in self._metadata(None).topics if not name.startswith("__")]
 
 
 def connect(make: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -> T:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import count
+from typing import TypeVar
 
 import pyarrow as pa
 
@@ -23,7 +24,7 @@ from tallymark.batch import Batch as Accounts
 from tallymark.batches import Batch
 from tallymark.brokers import Brokers, Topic
 from tallymark.commit import Committer, Destination
-from tallymark.errors import Fenced, UnknownTopic
+from tallymark.errors import Fenced, UnknownTopic, Unreachable
 from tallymark.fetch import Fetcher, OutOfRange
 from tallymark.formats import Decoder
 from tallymark.goals import Goals
@@ -43,6 +44,8 @@ from tallymark.steps import OnStep, Progress, Step, ignore
 from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 FETCH_SECONDS = 0.1
 """How long to wait for records before looking whether partitions come or go."""
@@ -70,7 +73,7 @@ class Consuming:
         self._on_step = on_step
         self._ledger = destination.ledger
         self._most = destination.rows.most_records
-        self._brokers = Brokers(setup.source.cluster)
+        self._brokers = Brokers(setup.source.cluster, stop)
         committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience)
         self._committer = HandledCommitter(committer)
         membership = setup.member(self._brokers, self.owner)
@@ -98,7 +101,7 @@ class Consuming:
     def batches(self, most: int, until: Until = "stopped") -> Iterator[Batch]:
         """Batch after batch, until stopped or at the end of what is there now."""
         try:
-            topics = patiently(self._check, self._stop, self._setup.patience)
+            topics = self._patiently(self._check)
             goals = self.share.goals(topics) if until == "caught-up" else None
             if not self._may_go_on(goals, lambda: None):
                 return
@@ -113,6 +116,10 @@ class Consuming:
                         self._ahead.start(min(most, self._most or most), FETCH_SECONDS)
                     yield batch
                     batch.check_taken()
+        except Unreachable as error:
+            if not self._stop.is_set():
+                raise
+            log.warning("left without waiting any longer group=%s: %s", self._setup.group, error)
         finally:
             self._ahead.close()
             self.share.leave()
@@ -240,7 +247,8 @@ class Consuming:
             return
         positions = {partition: move.stop for partition, move in self._next.items()}
         logs = self.share.logs(positions)
-        found = jumps(ahead, positions, logs, self._brokers.offsets_at, datetime.now(timezone.utc))
+        now = datetime.now(timezone.utc)
+        found = self._patiently(lambda: jumps(ahead, positions, logs, self._brokers.offsets_at, now))
         for partition, jump in found.items():
             move, to = self._next[partition], min(jump.to, logs[partition].stop)
             if to > move.stop:
@@ -254,7 +262,7 @@ class Consuming:
             return None
         began = time.monotonic()
         try:
-            taken = self._ahead.take(most, FETCH_SECONDS)
+            taken = self._patiently(lambda: self._ahead.take(most, FETCH_SECONDS))
         except OutOfRange as gone:
             if gone.partition in self._next:
                 self._begin({gone.partition: self._next[gone.partition].start})
@@ -283,10 +291,14 @@ class Consuming:
     def _pass_over(self, moves: Sequence[Move]) -> None:
         """Move positions over offsets that hold no records: markers of transactions, losses, skips."""
         batch = Batch(f"{self.owner.run}-{next(self._batches)}", moves, {}, NO_RECORDS, (), self.transaction)
+        # Before the transaction: that must not wait for brokers.
+        self._patiently(lambda: self._identity()())
         try:
             with self._committing(batch) as (handled, on_step):
-                accounts = partial(self._accounts, batch, self._identity())
-                self._committer.ledger_only(accounts, handled, on_step)
+                self._committer.ledger_only(batch.accounts, handled, on_step)
         except Fenced:
             if not batch.abandoned:
                 raise
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        return patiently(work, self._stop, self._setup.patience)

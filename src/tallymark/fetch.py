@@ -13,6 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tallymark.brokers import Brokers, connect
+from tallymark.complaints import judged
 from tallymark.errors import TallymarkError
 from tallymark.source import Kafka
 from tallymark.spans import Partition
@@ -32,7 +33,6 @@ FETCH = {
 }
 MOST_AT_ONCE = 1_000_000
 """Messages that librdkafka hands over in one call."""
-_PASSING = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._RESOLVE}
 
 
 class OutOfRange(TallymarkError):
@@ -131,6 +131,6 @@ class Fetcher:
     def _failed(self, error: Any, message: Any, *, mine: bool) -> None:
         if error.code() == KafkaError._AUTO_OFFSET_RESET and mine:
             raise OutOfRange(Partition(message.topic(), message.partition()))
-        # librdkafka goes on trying by itself.
-        if mine and error.code() not in _PASSING and not error.retriable():
+        # librdkafka goes on trying by itself, and asks for fresh metadata where it needs that.
+        if mine and not judged(error).error.transient:
             raise self._brokers.explain(error, message.topic())

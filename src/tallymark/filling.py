@@ -48,7 +48,7 @@ class Filling:
         self._stop = stop
         self._on_step = on_step
         self._destination = destination
-        self._brokers = Brokers(setup.source.cluster)
+        self._brokers = Brokers(setup.source.cluster, stop)
         self._decode = Decoder(setup.source.value)
         committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience)
         self._committer = HandledCommitter(committer)

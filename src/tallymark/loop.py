@@ -7,7 +7,6 @@ stay on the caller's thread.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
@@ -19,11 +18,12 @@ from typing import Literal
 from tallymark.background import Background
 from tallymark.brokers import Brokers, Topic
 from tallymark.commit import Committer, Destination
-from tallymark.errors import BatchTooLarge, Fenced, TallymarkError, UnknownTopic
+from tallymark.errors import BatchTooLarge, Fenced, TallymarkError, UnknownTopic, Unreachable
 from tallymark.fence import Entry
 from tallymark.goals import Goals
 from tallymark.job import Job
 from tallymark.membership import Alone, Membership
+from tallymark.patience import patiently
 from tallymark.pause import may_go_on
 from tallymark.plan import Plan
 from tallymark.prepare import Cursor, Preparation, Prepared
@@ -59,7 +59,7 @@ class Loop:
         self._ledger = destination.ledger
         self._reader = reader
         self._on_step = on_step
-        self._stop = threading.Event()
+        self._stop = brokers.stop
         member = membership or Alone(brokers, job.topics)
         self._share = Share(
             job.group,
@@ -72,7 +72,7 @@ class Loop:
             job.patience,
             tolerant=any(map(is_pattern, job.topics)),
         )
-        self._cursor = Cursor()
+        self._cursor, self._total = Cursor(), Tally()
         self._ahead = Preparation(
             job, brokers, reader, self._share, self._cursor, self._store.most_records, self._stop, on_step
         )
@@ -98,7 +98,7 @@ class Loop:
 
     def _check(self) -> dict[str, Topic]:
         """Everything that can be wrong, before we join and claim. Returns the topics that there are."""
-        topics = self._brokers.find(self.job.topics)
+        topics = patiently(lambda: self._brokers.find(self.job.topics), self._stop, self.job.patience)
         schemas = self._reader.schemas()
         self._store.check_tables(self.job.tables, schemas)
         self._ledger.create_ledger()
@@ -148,16 +148,21 @@ class Loop:
     def _batches_until(self, goals: Goals | None) -> Tally:
         background = Background("tallymark-read")
         try:
-            return self._pump(background, goals)
+            self._pump(background, goals)
+        except Unreachable as error:
+            if not self._stop.is_set():
+                raise
+            log.warning("left without waiting any longer group=%s: %s", self.job.group, error)
         finally:
             # A read that nobody wants any more is given up, not waited for.
             self._stop.set()
             self._reader.cancel()
             background.close()
+        return self._total
 
-    def _pump(self, background: Background, goals: Goals | None) -> Tally:
+    def _pump(self, background: Background, goals: Goals | None) -> None:
         """Commit batch after batch, each while the next one is being read."""
-        total, pause = Tally(), FIRST_WAIT
+        pause = FIRST_WAIT
         self._settle()
         ahead = background.submit(self._ahead.prepare)
         while True:
@@ -173,10 +178,10 @@ class Loop:
             if not finished:
                 ahead = background.submit(self._ahead.prepare)
             if prepared is not None and self._running(goals):
-                total += self._commit_if_ours(prepared)
+                self._total += self._commit_if_ours(prepared)
             if finished and self._finished(goals):
                 self._running(goals)
-                return total
+                return
 
     def _wait(self, ahead: Future[Prepared | None]) -> Prepared | None:
         """The batch that is being read, unless somebody wants to leave, or its partitions are gone meanwhile."""

@@ -14,6 +14,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from tallymark.brokers import connect
+from tallymark.complaints import SILENT, UNAUTHORIZED, judged
 from tallymark.errors import AccessDenied, BadInput, Fenced, TallymarkError
 from tallymark.membership import Assignment, Group
 from tallymark.mirror import Mirror
@@ -24,8 +25,6 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 LEAVE_SECONDS = 10.0
-QUIETLY = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._RESOLVE}
-"""What librdkafka gets over by itself."""
 SETTINGS = {
     "enable.auto.commit": False,
     "auto.offset.reset": "latest",
@@ -160,7 +159,7 @@ class Member:
         client.incremental_unassign(taken) if self._cooperative else client.unassign()
 
     def _on_error(self, error: Any) -> None:
-        if error.code() in (KafkaError.GROUP_AUTHORIZATION_FAILED, KafkaError.TOPIC_AUTHORIZATION_FAILED):
+        if judged(error) is UNAUTHORIZED:
             self._fail(AccessDenied(f"group {self.name}: the brokers refused: {error.str()}; check the ACLs"))
         elif error.code() == KafkaError.UNSUPPORTED_VERSION:
             self._fail(BadInput(f"group {self.name}: the brokers can't do Group(protocol='consumer'): {error.str()}"))
@@ -169,7 +168,7 @@ class Member:
             self._fail(BadInput(f"group {self.name}: {words}"))
         elif error.fatal() or error.code() == KafkaError._FATAL:
             self._fail(self._ended(error))
-        elif error.code() not in QUIETLY:
+        elif judged(error) is not SILENT:
             log.warning("member group=%s error=%s", self.name, error.str())
 
     def _ended(self, error: Any) -> TallymarkError:

@@ -12,22 +12,15 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
+from tallymark.complaints import HANDOVER, judged
 from tallymark.spans import Partition
 
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 1.0
 """How long to wait before what failed is sent again."""
-PASSING = {
-    KafkaError.REBALANCE_IN_PROGRESS,
-    KafkaError.ILLEGAL_GENERATION,
-    KafkaError.UNKNOWN_MEMBER_ID,
-    KafkaError.STALE_MEMBER_EPOCH,
-    KafkaError._WAIT_COORD,
-}
-"""What happens while partitions change hands."""
 
 
 class Mirror:
@@ -81,6 +74,6 @@ class Mirror:
             failed = {Partition(one.topic, one.partition): one.offset for one in listed}
             self._waiting = {**failed, **self._waiting}
             self._not_before = time.monotonic() + AGAIN_SECONDS
-            complained, self._complained = self._complained, error.code() not in PASSING or self._complained
+            complained, self._complained = self._complained, judged(error) is not HANDOVER or self._complained
         if not complained and self._complained:
             log.warning("positions are not mirrored to Kafka for now group=%s error=%s", self._group, error.str())

@@ -18,6 +18,7 @@ from tallymark.job import Job
 from tallymark.loop import Loop, Until
 from tallymark.observe import observed
 from tallymark.openletters import OpenLetters
+from tallymark.patience import patiently
 from tallymark.plan import Limits
 from tallymark.replay import check_delivery, replay
 from tallymark.setup import Setup, new_owner
@@ -165,7 +166,7 @@ class Pipeline:
         """
         stop = threading.Event()
         with self.setup.destination() as destination, leaving_on_signals(stop.set):
-            job, brokers = self._job(), self._brokers(destination)
+            job, brokers = self._job(), self._brokers(destination, stop)
             check_order(job.tables, overwrite=overwrite)
             with self._reading(destination, job.owner) as reader:
                 filled = partial(backfill, topic=topic, partition=partition, overwrite=overwrite)
@@ -185,7 +186,7 @@ class Pipeline:
             found = OpenLetters(job.group, destination.ledger, job.topics, letters or LetterQuery())
             if not len(found):
                 return Tally()
-            brokers = Brokers(self.setup.source.cluster)
+            brokers = Brokers(self.setup.source.cluster, stop)
             with self._reading(destination, job.owner) as reader:
                 return replay(job, brokers, destination, reader, found, on_step, stop, overwrite=overwrite)
 
@@ -203,10 +204,10 @@ class Pipeline:
         member = self.setup.member(brokers, job.owner)
         return Loop(job, brokers, destination, self._reader(destination, job.owner), on_step, member)
 
-    def _brokers(self, destination: Destination) -> Brokers:
+    def _brokers(self, destination: Destination, stop: threading.Event | None = None) -> Brokers:
         """The cheap questions first: Spark takes seconds to start."""
-        brokers = Brokers(self.setup.source.cluster)
-        brokers.find(self.setup.source.topic_names)
+        brokers = Brokers(self.setup.source.cluster, stop)
+        patiently(lambda: brokers.find(self.setup.source.topic_names), brokers.stop, self.setup.patience)
         destination.rows.ping()
         destination.ledger.ping()
         return brokers

@@ -87,7 +87,7 @@ class Reasons:
                 if found := _holdup(brokers, topic):
                     return found
             if not topics:
-                brokers.ask(lambda admin: {"cluster": admin.describe_cluster(request_timeout=ASK_SECONDS)})
+                brokers.nodes(ASK_SECONDS)
         except TallymarkError as error:
             return str(error)
         return "the brokers answer, but have not acknowledged yet; look at their logs"

@@ -79,7 +79,7 @@ class Replaying:
         self._stop = stop
         self._on_step = on_step
         self._ledger = destination.ledger
-        self._brokers = Brokers(setup.source.cluster)
+        self._brokers = Brokers(setup.source.cluster, stop)
         self._decode = Decoder(setup.source.value)
         committer = Committer(setup.group, destination, UNLIMITED, lambda _: [], setup.patience)
         self._committer = HandledCommitter(committer)

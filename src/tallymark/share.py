@@ -103,14 +103,16 @@ class Share:
             others = patiently(lambda: self._brokers.members(self._group), self._stop, self._patience)
             self._may_override = not others
         self._heartbeat.start()
-        self._membership.join()
+        patiently(self._membership.join, self._stop, self._patience)
         self._joined = time.monotonic()
 
     def goals(self, topics: Mapping[str, Topic]) -> Goals:
         """To come to the end of all that is in these topics now, and that this membership is about."""
         chosen = self._membership.chosen
-        logs = self._brokers.logs(topics).values()
-        return Goals([log for log in logs if chosen is None or log.partition in chosen], self._ledger, self._group)
+        logs = patiently(lambda: self._brokers.logs(topics), self._stop, self._patience)
+        return Goals(
+            [log for log in logs.values() if chosen is None or log.partition in chosen], self._ledger, self._group
+        )
 
     @property
     def assigned(self) -> bool:
@@ -123,7 +125,7 @@ class Share:
             self._look_at_claims()
         except Fenced as refused:
             return self.recover(refused)
-        now = self._membership.assignment()
+        now = patiently(self._membership.assignment, self._stop, self._patience)
         self._say_waiting(now)
         lost = [one for one in self.claims if now.ours.get(one) != self._serials[one]]
         revoked = [one for one in self.claims if one in now.leaving and one not in lost]
@@ -214,7 +216,7 @@ class Share:
             return {one: readable_from(position, logs[one], on_loss) for one, position in positions.items()}
         except PositionRefused:
             # That the topic was replaced meanwhile would be the better explanation.
-            self.check_identity()
+            patiently(self.check_identity, self._stop, self._patience)
             raise
 
     def ask_identity(self) -> Callable[[], None]:

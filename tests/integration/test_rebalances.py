@@ -21,7 +21,7 @@ import tallymark as tm
 from tallymark.batches import Batch
 from tallymark.brokers import Brokers
 from tallymark.consumer import Consumer
-from tallymark.errors import BadInput, Fenced, UnknownTopic
+from tallymark.errors import BadInput, Fenced, UnknownTopic, Unreachable
 from tallymark.fence import Wish
 from tallymark.fetch import Fetcher
 from tallymark.member import Member
@@ -497,7 +497,7 @@ def test_an_error_that_comes_among_records_takes_none_of_them_with_it(spec: Spec
     fetcher = Fetcher(tm.Kafka(spec.brokers, first.topic), Brokers(spec.brokers))
     fetcher.add({first: 0, second: 0})
     fetcher._client = Interrupted(fetcher._client, second)  # type: ignore[assignment]
-    with pytest.raises(UnknownTopic):
+    with pytest.raises(Unreachable, match="does not know topic"):
         fetch_until(fetcher, first, 10)
     assert [message.offset() for message in fetch_until(fetcher, first, 10)] == list(range(10))
     fetcher.close()

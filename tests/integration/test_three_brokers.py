@@ -15,6 +15,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import tallymark as tm
 from tallymark.sandbox import KafkaCluster
 from tests.support import databases, truth
+from tests.support.load import Load
 from tests.support.pipelines import Background, eventually
 from tests.support.running import wait_for
 from tests.support.storm_member import QUICK
@@ -36,29 +37,6 @@ def topic(cluster: KafkaCluster, group: str) -> str:
     admin.create_topics([NewTopic(group, PARTITIONS, 3)])[group].result(30)
     wait_for(lambda: len(admin.list_topics(group).topics[group].partitions) == PARTITIONS)
     return group
-
-
-class Load:
-    """Numbers sent steadily, without loss, in a thread of its own."""
-
-    def __init__(self, brokers: str, topic: str) -> None:
-        self.sent = 0
-        self._brokers, self._topic = brokers, topic
-        self._enough = threading.Event()
-        self._thread = threading.Thread(target=self._send, daemon=True)
-        self._thread.start()
-
-    def _send(self) -> None:
-        with tm.Producer(self._brokers) as producer:
-            while not self._enough.wait(0.004):
-                producer.send(self._topic, {"number": self.sent}, key=str(self.sent % 100))
-                self.sent += 1
-
-    def stop(self) -> int:
-        self._enough.set()
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        return self.sent
 
 
 def numbers(store: str) -> Counter[int]:

@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from tallymark.complaints import judged
 from tallymark.read import DeadLetter, Reading, Seen
 from tallymark.replaying import Message
 from tallymark.shape import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
@@ -121,6 +122,8 @@ class PlainReader:
             for message in self._consumer.consume(500, 0.02):
                 at, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
                 if error := message.error():
+                    if judged(error).error.transient:
+                        continue
                     # The end of the log is behind the end of every span, also when the last offsets hold no record.
                     assert error.code() == KafkaError._PARTITION_EOF, error
                     missing.discard(at)

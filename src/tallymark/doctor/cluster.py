@@ -36,8 +36,7 @@ class Examination:
 
     def reach(self) -> Iterator[Finding]:
         yield from rules.access(self.cluster)
-        found = self.brokers.ask(lambda admin: {"": admin.describe_cluster(request_timeout=PATIENCE)})
-        self.nodes = sorted(node.id for node in found[""].nodes)
+        self.nodes = self.brokers.nodes(PATIENCE)
         yield rules.size(len(self.nodes))
 
     def node_settings(self) -> list[Finding]:

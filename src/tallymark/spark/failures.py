@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,31 +10,54 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from tallymark.errors import AccessDenied, BadInput, BatchTooLarge, ReadFailed, TallymarkError, Unreachable
+from tallymark.errors import AccessDenied, BadInput, BatchTooLarge, ReadFailed, TallymarkError, Unreachable, Verdict
 from tallymark.spark.decode import first_line
 
-_BROKER_MARKS = (
-    "org.apache.kafka.common.errors.TimeoutException",
-    "org.apache.kafka.common.errors.DisconnectException",
-    "Cannot fetch record for offset",
-    "Failed to construct kafka consumer",
-    # The log moved under us: planning again tells whether records are lost.
-    "OffsetOutOfRangeException",
-    "Some data may have been lost",
-    "Partition's offset was changed",
+TOO_MUCH = Verdict(
+    BatchTooLarge,
+    "the batch is more than Spark's driver can take: {words}; give it a larger spark.driver.memory, or set "
+    "limits.memory lower",
 )
+DENIED = Verdict(AccessDenied, "the brokers at {name} refused Spark's client: {words}")
+AWAY = Verdict(Unreachable, "Spark could not read from the brokers at {name}: {words}")
+FAILED = Verdict(ReadFailed, "Spark failed to read a batch: {words}")
 
-
-_DENIED_MARKS = (
-    "org.apache.kafka.common.errors.SaslAuthenticationException",
-    "org.apache.kafka.common.errors.SslAuthenticationException",
-    "org.apache.kafka.common.errors.TopicAuthorizationException",
-    "org.apache.kafka.common.errors.GroupAuthorizationException",
-    "org.apache.kafka.common.errors.ClusterAuthorizationException",
-)
+# Spark has no codes: the first verdict counts of which a mark is in what it says.
+SPARK: Mapping[Verdict, tuple[str, ...]] = {
+    TOO_MUCH: ("is bigger than spark.driver.maxResultSize", "java.lang.OutOfMemoryError"),
+    DENIED: (
+        "org.apache.kafka.common.errors.SaslAuthenticationException",
+        "org.apache.kafka.common.errors.SslAuthenticationException",
+        "org.apache.kafka.common.errors.TopicAuthorizationException",
+        "org.apache.kafka.common.errors.GroupAuthorizationException",
+        "org.apache.kafka.common.errors.ClusterAuthorizationException",
+    ),
+    AWAY: (
+        "org.apache.kafka.common.errors.TimeoutException",
+        "org.apache.kafka.common.errors.DisconnectException",
+        "org.apache.kafka.common.errors.NetworkException",
+        "org.apache.kafka.common.errors.BrokerNotAvailableException",
+        "org.apache.kafka.common.errors.CoordinatorNotAvailableException",
+        "org.apache.kafka.common.errors.FencedLeaderEpochException",
+        "org.apache.kafka.common.errors.KafkaStorageException",
+        "org.apache.kafka.common.errors.LeaderNotAvailableException",
+        "org.apache.kafka.common.errors.NotLeaderOrFollowerException",
+        "org.apache.kafka.common.errors.OffsetNotAvailableException",
+        "org.apache.kafka.common.errors.ReplicaNotAvailableException",
+        "org.apache.kafka.common.errors.UnknownLeaderEpochException",
+        # A broker that has just started does not know all topics yet; of one that is gone, planning again tells.
+        "org.apache.kafka.common.errors.UnknownTopicIdException",
+        "org.apache.kafka.common.errors.UnknownTopicOrPartitionException",
+        "Cannot fetch record for offset",
+        "Failed to construct kafka consumer",
+        # The log moved under us: planning again tells whether records are lost.
+        "OffsetOutOfRangeException",
+        "Some data may have been lost",
+        "Partition's offset was changed",
+    ),
+}
 _TRACEBACK = "Traceback (most recent call last)"
 _BAD_VALUE = "SQLSTATE: 22"
-_TOO_MUCH = ("is bigger than spark.driver.maxResultSize", "java.lang.OutOfMemoryError")
 
 
 class FunctionFailed(BadInput):
@@ -83,18 +106,10 @@ def _explain(error: Exception, brokers: str, table: str | None) -> TallymarkErro
     if table is not None and (_TRACEBACK in everything or _BAD_VALUE in everything):
         # Such errors quote values, and a value may say anything, the words below among them.
         return FunctionFailed(table, _user_words(error))
-    if any(mark in everything for mark in _TOO_MUCH):
-        return BatchTooLarge(
-            f"the batch is more than Spark's driver can take: {_root_cause(error)}; "
-            "give it a larger spark.driver.memory, or set limits.memory lower"
-        )
-    if any(mark in everything for mark in _DENIED_MARKS):
-        return AccessDenied(f"the brokers at {brokers} refused Spark's client: {_root_cause(error)}")
-    if any(mark in everything for mark in _BROKER_MARKS):
-        return Unreachable(f"Spark could not read from the brokers at {brokers}: {_root_cause(error)}")
-    if table is not None:
+    verdict = next((one for one, marks in SPARK.items() if any(mark in everything for mark in marks)), FAILED)
+    if verdict is FAILED and table is not None:
         return FunctionFailed(table, _user_words(error))
-    return ReadFailed(f"Spark failed to read a batch: {_root_cause(error)}")
+    return verdict.on(brokers, _root_cause(error))
 
 
 def _user_words(error: Exception) -> str:
