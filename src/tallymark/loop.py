@@ -122,10 +122,10 @@ class Loop:
 
     def _follow(self, settled: Settled) -> None:
         self._cursor.remove(settled.gone)
-        self._cursor.add({one: self._share.claims[one].position.next_offset for one in settled.gained})
         if settled.gone:
             self._cursor.turn += 1
             self._reader.let_go(settled.gone)
+        self._cursor.add({one: self._share.claims[one].position.next_offset for one in settled.gained})
         if settled.gained:
             self._check_gained(settled.gained)
             self._clear_stages()
@@ -209,7 +209,7 @@ class Loop:
 
     def _commit_if_ours(self, prepared: Prepared) -> Tally:
         if prepared.turn != self._cursor.turn:
-            self._cursor.go_back(prepared.batch.plan.moves)
+            self._cursor.go_back(prepared.batch.plan.moves, prepared.turn)
             self._abandon(prepared)
             return Tally()
         try:

@@ -46,9 +46,12 @@ class Cursor:
 
     offsets: dict[Partition, int] = field(default_factory=dict)
     turn: int = 0
+    added: dict[Partition, int] = field(default_factory=dict)
+    """The turn since which each partition is ours."""
 
     def add(self, offsets: Mapping[Partition, int]) -> None:
         self.offsets |= offsets
+        self.added |= dict.fromkeys(offsets, self.turn)
 
     def remove(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
@@ -58,9 +61,13 @@ class Cursor:
         """These are in a batch; the next one begins behind them."""
         self.offsets |= {move.partition: move.stop for move in moves}
 
-    def go_back(self, moves: Iterable[Move]) -> None:
-        """What is left of these partitions goes on where the moves began, and what was read behind them is void."""
-        self.offsets |= {move.partition: move.start for move in moves if move.partition in self.offsets}
+    def go_back(self, moves: Iterable[Move], turn: int) -> None:
+        """What is left of these partitions goes on where the moves began, and what was read behind them is void.
+
+        The moves are of this ``turn``: what was claimed again since then is where its position says.
+        """
+        kept = (move for move in moves if move.partition in self.offsets and self.added[move.partition] <= turn)
+        self.offsets |= {move.partition: move.start for move in kept}
         self.turn += 1
 
 

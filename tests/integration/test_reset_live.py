@@ -117,6 +117,65 @@ def test_a_loop_drops_what_it_has_read_and_goes_on_from_where_it_was_sent(
     assert standing(run.store, group)[0].tally.applied == 50
 
 
+def move_while_paused(brokers: str, store: str, group: str, topic: str, more: Callable[[], None], to: int) -> None:
+    """Pause the group, let more records come, send it elsewhere, and resume it when its run has claimed again."""
+    owner = standing(store, group)[0].owner
+    assert owner is not None
+    assert in_process("pause", group, "--reason", "a test", "--store", store).returncode == 0
+    more()
+    send_to(brokers, store, group, topic, to)
+    assert standing(store, group)[0].owner is None
+    wait_for(lambda: standing(store, group)[0].owner == owner)
+    assert in_process("resume", group, "--store", store).returncode == 0
+
+
+def test_a_loop_that_was_moved_while_it_was_paused_goes_on_from_there(
+    topics: Topics, brokers: str, group: str, database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "LOOK_SECONDS", 0.2)
+    run, staged = Run(brokers, database("sqlite"), group, topics.create(1), records=200), threading.Event()
+
+    def watch(step: Step, progress: Progress) -> None:
+        if step is Step.STAGED and offsets(run.store, group) == {0: 60}:
+            staged.set()
+
+    def more() -> None:
+        """One batch is ready to be committed, and waits for the end of the pause."""
+        topics.send_to(run.topic, 0, [{"id": number} for number in range(60, 100)])
+        assert staged.wait(30)
+
+    topics.send_to(run.topic, 0, [{"id": number} for number in range(60)])
+    loop = SharedLoop(run, watch)
+    try:
+        wait_for(lambda: offsets(run.store, group) == {0: 60})
+        move_while_paused(brokers, run.store, group, run.topic, more, 20)
+        wait_for(lambda: loop.error is not None or offsets(run.store, group) == {0: 100})
+    finally:
+        loop.close()
+    assert loop.error is None
+    found: TIMES = Counter((int(part), int(offset)) for part, offset, *_ in truth.events(run.store).elements())
+    assert set(found) == {(0, offset) for offset in range(100)}
+    assert twice(found) == set(range(20, 60))
+
+
+def test_a_service_that_was_moved_while_it_was_paused_goes_on_from_there(
+    topics: Topics, brokers: str, group: str, database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(share, "LOOK_SECONDS", 0.2)
+    store, topic = database("sqlite"), topics.create(1)
+    make_table(store)
+    topics.send_to(topic, 0, numbers(60))
+    with Service(brokers, store, group, topic) as service:
+        wait_for(lambda: offsets(store, group) == {0: 60})
+        move_while_paused(brokers, store, group, topic, lambda: topics.send_to(topic, 0, numbers(40)), 20)
+        wait_for(lambda: service.error is not None or offsets(store, group) == {0: 100})
+        assert service.error is None
+    found = seen(store)
+    assert set(found) == {(0, offset) for offset in range(100)}
+    # It may have read some of the others before it noticed the pause.
+    assert twice(found) >= set(range(20, 60))
+
+
 def test_a_run_that_reads_alone_ends(topics: Topics, brokers: str, group: str, database: Callable[[str], str]) -> None:
     run, hold = Run(brokers, database("sqlite"), group, topics.create(1)), Hold()
     topics.send_to(run.topic, 0, [{"id": number} for number in range(60)])

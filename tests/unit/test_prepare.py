@@ -77,3 +77,17 @@ def test_after_one_that_was_too_large_some_batches_stay_small(
         made.learn(found, seconds=0.001)
         limits.append(made._limit)
     assert limits == [*[50] * (CAREFUL - 1), 100, *[50] * 2]
+
+
+def test_what_was_claimed_again_stays_where_its_position_says() -> None:
+    """A batch was prepared and passed by; then one of its partitions was sent elsewhere and claimed again."""
+    cursor, moves = Cursor(), [Move(ONE, 10, 0, 5), Move(OTHER, 20, 0, 5)]
+    cursor.add({ONE: 10, OTHER: 20})
+    cursor.pass_by(moves)
+    turn = cursor.turn
+    cursor.remove([ONE])
+    cursor.turn += 1
+    cursor.add({ONE: 3})
+    cursor.go_back(moves, turn)
+    assert cursor.offsets == {ONE: 3, OTHER: 20}
+    assert cursor.turn > turn + 1
