@@ -10,6 +10,8 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import contextmanager
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any
@@ -59,6 +61,8 @@ class Handler:
             # Only what was returned tells whether there is more to do: a decorator hides what a function is.
             if inspect.isawaitable(returned):
                 self._loop().run_until_complete(returned)
+            elif isinstance(returned, Future):
+                returned.result()
             elif isinstance(returned, NOT_DONE):
                 raise BadInput(
                     f"listener {self.name} returned a {type(returned).__name__}, which nobody runs, so nothing was "
@@ -97,7 +101,7 @@ def _meaning(error: BaseException) -> BaseException:
         # What SQLAlchemy itself complains of, as of a row that is not there, is about the record.
         mine = ours is error or ours.transient or isinstance(error, DBAPIError)
         return ours if mine else RecordFailed(described(error))
-    except (ConnectionError, TimeoutError, asyncio.TimeoutError):
+    except (ConnectionError, TimeoutError, asyncio.TimeoutError, FutureTimeout):
         return Retry(described(error))
     except RecordFailed:
         return error

@@ -18,6 +18,9 @@ import pyarrow as pa
 from tallymark.shape import Refusal, Staged
 from tallymark.spans import Partition, Span
 
+LONGEST = 20_000
+"""Characters of an error or a reason that are kept in the ledger."""
+
 
 @dataclass(frozen=True)
 class Seen:
@@ -68,7 +71,13 @@ class DeadLetter:
 
 
 def storable(text: str) -> str:
-    """The text as every database can hold it: PostgreSQL knows no NUL, and UTF-8 no half of a character."""
+    """The text as every database can hold it: PostgreSQL knows no NUL, and UTF-8 no half of a character.
+
+    Of one that is very long, as of an error that quotes a whole record, the beginning and the end are kept: MySQL takes
+    no statement that is larger than its packets.
+    """
+    if len(text) > LONGEST:
+        text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
     return text.encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 
 

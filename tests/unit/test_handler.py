@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import sys
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 import pyarrow as pa
@@ -81,6 +84,23 @@ def test_an_async_function_runs_however_it_is_hidden(disguise: str, batch: bool)
     seen: Seen = []
     call(disguises(seen)[disguise], "db", batch=batch)
     assert seen == [(RECORDS if batch else RECORD, "db")]
+
+
+def test_work_that_was_given_to_a_pool_is_waited_for() -> None:
+    began, seen = threading.Event(), list[Any]()
+
+    def work(record: Any, db: Any) -> None:
+        began.wait(5)
+        seen.append((record, db))
+        if db is None:
+            raise KeyError("x")
+
+    with ThreadPoolExecutor() as pool:
+        threading.Timer(0.05, began.set).start()
+        call(lambda record, db: pool.submit(work, record, db), "db")
+        assert seen == [(RECORD, "db")]
+        with pytest.raises(RecordFailed, match="KeyError: 'x'"):
+            call(lambda record, db: pool.submit(work, record, db))
 
 
 def generator(record: Any, db: Any) -> Iterator[None]:
@@ -193,6 +213,7 @@ def raising(error: BaseException) -> Callable[[Any], None]:
         (ConnectionResetError("reset"), Retry, "ConnectionResetError: reset"),
         (TimeoutError("slow"), Retry, "TimeoutError: slow"),
         (asyncio.TimeoutError(), Retry, "TimeoutError"),
+        (FutureTimeout(), Retry, "TimeoutError"),
         (PendingRollbackError("Can't reconnect", code="8s2b"), Unreachable, "the connection was cut"),
         (Retry("later"), Retry, "later"),
         (TallymarkError("ours"), TallymarkError, "ours"),

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tallymark.errors import TallymarkError
 from tallymark.letters import check_letters, parted, places, refused
-from tallymark.read import DeadLetter, Reading, Seen
+from tallymark.read import LONGEST, DeadLetter, Reading, Seen, storable
 from tallymark.shape import OFFSET, PARTITION, TOPIC, Refusal, TableSpec
 from tallymark.spans import Partition
 from tests.unit.strategies import NOON
@@ -86,3 +86,11 @@ def test_a_batch_that_can_not_be_read_again_is_not_written() -> None:
         TallymarkError, match=r"totals merges records, and orders\[0\] offset 3, which table orders refu"
     ):
         parted(Log().read(), refusals([3]), TABLES, None)
+
+
+def test_words_are_kept_as_every_database_can_hold_them() -> None:
+    assert storable("a\0b\ud800") == "a\\0b\\ud800"
+    assert storable("x" * LONGEST) == "x" * LONGEST
+    long = storable("begin" + "x" * 30_000_000 + "end")
+    assert (long[:5], long[-3:]) == ("begin", "end")
+    assert len(long) < LONGEST + 10
