@@ -48,6 +48,16 @@ def parse(ddl: str) -> pa.Schema:
     return pa.schema(fields)
 
 
+def name(kind: pa.DataType) -> str:
+    """A type as a schema names it, without what is in it."""
+    if pa.types.is_decimal(kind):
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    nested = {pa.types.is_list: "ARRAY", pa.types.is_map: "MAP", pa.types.is_struct: "STRUCT"}
+    return next((word for is_one, word in nested.items() if is_one(kind)), None) or next(
+        word for word, plain in PLAIN.items() if plain == kind
+    )
+
+
 class _Parser:
     """Every method reads what it is named after, and leaves off behind it."""
 

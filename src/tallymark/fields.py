@@ -8,12 +8,14 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
 
 import pyarrow as pa
+
+from tallymark import ddl
 
 Convert = Callable[[Any], Any]
 
@@ -21,15 +23,20 @@ LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 ESCAPED = re.compile('["\\\\\x00-\x1f\ud800-\udfff\U00010000-\U0010ffff]')
 SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
 DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?")
-BASE64 = re.compile(r"(?:[\0- ]*[A-Za-z0-9+/]{4})*(?:[\0- ]*[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]=|==))?[\0- ]*")
-BLANK = "".join(map(chr, [*range(0x21), 0x7F]))
-DATE = re.compile(r"\+?([0-9]{4,7})(?:-([0-9]{1,2})(?:-([0-9]{1,2})(?:[ T].*)?)?)?", re.DOTALL)
-TIMESTAMP = re.compile(
-    r"([0-9]{4})-([0-9]{1,2})(?:-([0-9]{1,2})"
-    r"(?:[ T]([0-9]{1,2})(?::([0-9]{1,2})(?::([0-9]{1,2})(?:\.([0-9]*))?([^.0-9].*)?)?)?)?)?"
-)
-ZONE = re.compile(r"Z|(?:UTC|GMT|UT)?(?:([+-])(?:([0-9]{1,2})(?::([0-9]{1,2}))?|([0-9]{2})([0-9]{2})))?")
-UTC, WIDEST_ZONE = timedelta(), timedelta(hours=18)
+BASE64 = re.compile(r"(?:[\0- ]*[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==))*[\0- ]*")
+PADDED = re.compile(r"[^=]*={0,2}")
+DAY = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
+MINUTE = DAY + "[T ](?:[01][0-9]|2[0-3]):[0-9]{2}"
+SECOND = MINUTE + ":[0-9]{2}(?:[.][0-9]+)?"
+CLOCK = f"{DAY}|{MINUTE}|{SECOND}"
+MOMENT = f"{DAY}|{MINUTE}|{SECOND}(?: ?(?:Z|UTC|[+-][0-9]{{2}}(?::?[0-9]{{2}})?))?"
+"""How a DATE, a TIMESTAMP_NTZ and a TIMESTAMP are written, by the rules that the engines of Python and Java share."""
+DATE, ZONELESS, ZONED = re.compile(DAY), re.compile(CLOCK), re.compile(MOMENT)
+ZONE = re.compile(r" ?([+-])([0-9]{2}):?([0-9]{2})?$")
+SECONDS_END, MICROS_END = len("2026-01-31T12:00:00"), len("2026-01-31T12:00:00.123456")
+WIDEST_ZONE = timedelta(hours=18)
+SHOWN = 60
+"""Characters of a value that the words about it repeat."""
 
 
 MISFITS = (ValueError, ArithmeticError, RecursionError)
@@ -66,10 +73,10 @@ def parse(value: bytes) -> Any:
     return _DECODER.decode(text)
 
 
-def converter(kind: pa.DataType, top: bool = False) -> Convert:
-    """What makes a field from its parsed value, or raises one of MISFITS. ``top`` is for the object's own fields."""
+def converter(kind: pa.DataType) -> Convert:
+    """What makes a field from its parsed value, or raises one of MISFITS."""
     if pa.types.is_struct(kind):
-        return _struct(kind, top=False)
+        return _struct(kind)
     if pa.types.is_list(kind):
         return _array(kind)
     if pa.types.is_map(kind):
@@ -78,9 +85,6 @@ def converter(kind: pa.DataType, top: bool = False) -> Convert:
         return _integer(kind)
     if pa.types.is_decimal(kind):
         return _decimal(kind)
-    if kind == pa.timestamp("us"):
-        # Spark leaves out the zone of a field, and refuses it further down.
-        return _local_time if top else _zoneless_time
     return {
         pa.string(): _string,
         pa.bool_(): _boolean,
@@ -88,13 +92,44 @@ def converter(kind: pa.DataType, top: bool = False) -> Convert:
         pa.float32(): _float,
         pa.binary(): _binary,
         pa.date32(): _date,
+        pa.timestamp("us"): _local_time,
         pa.timestamp("us", tz="UTC"): _moment,
     }[kind]
 
 
-def objects(kind: pa.StructType) -> Convert:
-    """What makes a whole value."""
-    return _struct(kind, top=True)
+def misfit(value: Any, kind: pa.DataType, path: str = "") -> str:
+    """Which part of a value does not fit, and why, such as ``items[2].price: 'x' does not fit DOUBLE``."""
+    for step, item, convert, inner in _parts(value, kind):
+        try:
+            convert(item)
+        except MISFITS:
+            return misfit(item, inner, path + step)
+    return f"{path.lstrip('.')}: {_shown(value)} does not fit {ddl.name(kind)}"
+
+
+def _parts(value: Any, kind: pa.DataType) -> Iterator[tuple[str, Any, Convert, pa.DataType]]:
+    """What a value holds that its type says something about: where it is, and how it is converted."""
+    if pa.types.is_struct(kind) and type(value) is Pairs:
+        kinds = {field.name: (converter(field.type), field.type) for field in kind}
+        yield from ((f".{name}", item, *kinds[name]) for name, item in value if name in kinds and item is not None)
+    elif pa.types.is_map(kind) and type(value) is Pairs:
+        convert = converter(kind.item_type)
+        yield from ((f".{_cut(name)}", item, convert, kind.item_type) for name, item in value if item is not None)
+    elif pa.types.is_list(kind) and type(value) is list:
+        convert = converter(kind.value_type)
+        yield from ((f"[{at}]", item, convert, kind.value_type) for at, item in enumerate(value) if item is not None)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, (Pairs, list)):
+        return "an object" if isinstance(value, Pairs) else "an array"
+    if isinstance(value, bool):
+        return json.dumps(value)
+    return _cut(value) if isinstance(value, (Whole, Real)) else repr(_cut(value))
+
+
+def _cut(text: str) -> str:
+    return str(text) if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 def _no_number(constant: str) -> None:
@@ -104,8 +139,8 @@ def _no_number(constant: str) -> None:
 _DECODER = json.JSONDecoder(parse_int=Whole, parse_float=Real, parse_constant=_no_number, object_pairs_hook=Pairs)
 
 
-def _struct(kind: pa.StructType, top: bool) -> Convert:
-    fields = {field.name: converter(field.type, top) for field in kind}
+def _struct(kind: pa.StructType) -> Convert:
+    fields = {field.name: converter(field.type) for field in kind}
 
     def convert(value: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -219,53 +254,39 @@ def _java_double(number: float) -> str:
 def _binary(value: Any) -> bytes:
     if not BASE64.fullmatch(_typed(value, str)):
         raise Unfit
-    return base64.b64decode(value)
+    return b"".join(map(base64.b64decode, PADDED.findall(value)))
 
 
 def _date(value: Any) -> date:
-    found = DATE.fullmatch(_typed(value, str).strip(BLANK))
-    if not found:
-        raise Unfit
-    year, month, day = (int(part or 1) for part in found.groups())
-    return date(year, month, day)
-
-
-def _moment(value: Any) -> datetime:
-    time, zone = _time(value)
-    return time - zone if zone else time
+    return date.fromisoformat(_written(value, DATE))
 
 
 def _local_time(value: Any) -> datetime:
-    return _time(value)[0]
+    return _time(_written(value, ZONELESS))
 
 
-def _zoneless_time(value: Any) -> datetime:
-    time, zone = _time(value)
-    if zone is not None:
+def _moment(value: Any) -> datetime:
+    text = _written(value, ZONED)
+    zone = ZONE.search(text, SECONDS_END)
+    return _time(text.rstrip(" ZUTC")) if zone is None else _time(text[: zone.start()]) - _ahead_of_utc(zone)
+
+
+def _written(value: Any, form: re.Pattern[str]) -> str:
+    if not form.fullmatch(_typed(value, str)):
         raise Unfit
-    return time
+    return str(value)
 
 
-def _time(value: Any) -> tuple[datetime, timedelta | None]:
-    """A date with or without a time of day, and how far its zone is ahead of UTC."""
-    found = TIMESTAMP.fullmatch(_typed(value, str).lstrip(" ").rstrip(BLANK))
-    if not found:
-        raise Unfit
-    year, month, day, hour, minute, second, fraction, zone = found.groups()
-    micros = int(fraction[:6].ljust(6, "0")) if fraction else 0
-    time = datetime(int(year), int(month), int(day or 1), int(hour or 0), int(minute or 0), int(second or 0), micros)
-    return time, _offset(zone) if zone else None
+def _time(text: str) -> datetime:
+    """Of digits behind the microseconds the calendar knows nothing."""
+    if len(text) > SECONDS_END:
+        text = text[:MICROS_END].ljust(MICROS_END, "0")
+    return datetime.fromisoformat(text)
 
 
-def _offset(zone: str) -> timedelta:
-    if zone == "Z":
-        return UTC
-    found = ZONE.fullmatch(zone.strip(BLANK))
-    if not found:
-        raise Unfit
-    sign, hours, minutes, short_hours, short_minutes = found.groups()
-    minutes = int(minutes or short_minutes or 0)
-    offset = timedelta(hours=int(hours or short_hours or 0), minutes=minutes)
-    if offset > WIDEST_ZONE or minutes > 59:
+def _ahead_of_utc(zone: re.Match[str]) -> timedelta:
+    sign, hours, minutes = zone.groups(default="0")
+    offset = timedelta(hours=int(hours), minutes=int(minutes))
+    if offset > WIDEST_ZONE or int(minutes) > 59:
         raise Unfit
     return -offset if sign == "-" else offset

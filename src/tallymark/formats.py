@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -35,7 +36,8 @@ DEEPEST = 200
 """Objects and arrays within each other. Far beyond it Python runs out of stack, the sooner the deeper it is called."""
 LONGEST = 1000
 """Digits of the longest number that Spark reads."""
-DIGITS = bytes.maketrans(b"123456789", b"000000000")
+IN_NUMBERS = b".eE+-"
+DIGITS = bytes.maketrans(b"123456789" + IN_NUMBERS, b"0" * 14)
 APART = 31
 """Bytes between the places where a number of too many digits is looked for first."""
 STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
@@ -48,8 +50,7 @@ PIECES = 8
 FEW = 100
 """Values that are about as quickly looked at one by one."""
 
-DAY = r"^\d{4}-\d\d-\d\d"
-CLOCK = DAY + r"[ T]\d\d:\d\d:\d\d(\.\d+)?"
+CLOCK = rf"^{fields.DAY}[ T]\d\d:\d\d:\d\d(\.\d+)?"
 ZONED = CLOCK + r"(Z|[+-](0\d|1[0-7]):[0-5]\d)$"
 SECONDS_LENGTH = len("2026-01-01 00:00:00")
 SURPLUS_DIGITS = r"(\.\d{6})\d+"
@@ -105,20 +106,19 @@ class Decoder:
             places = pc.indices_nonzero(given.is_valid())
             dead = [places[at].as_py() for at in dead]
             found = _spread(found, given.is_valid())
-        return Decoded(found, {at: self._why(given[at].as_py()) for at in dead}, slow)
+        return Decoded(found, {at: explain(self._source, given[at].as_py()) for at in dead}, slow)
 
     def _few(self, objects: _Objects, values: Sequence[bytes | None]) -> Decoded:
         dead: list[int] = []
         found = objects.one_by_one(values, 0, dead)
-        return Decoded(found, {at: self._why(values[at] or b"") for at in dead}, len(values))
-
-    def _why(self, value: bytes) -> str:
-        return "nested too deeply" if _is_deep(value) else explain(self._source, value)
+        return Decoded(found, {at: explain(self._source, values[at] or b"") for at in dead}, len(values))
 
 
 def explain(source: Json | Bytes, value: bytes) -> str:
-    """Why a value is dead, for its letter."""
+    """Why a value is dead, for its letter: where it is JSON, which field does not fit."""
     assert isinstance(source, Json)
+    if _is_deep(value):
+        return "nested too deeply"
     try:
         decoded = fields.parse(value)
     except UnicodeDecodeError as error:
@@ -129,7 +129,18 @@ def explain(source: Json | Bytes, value: bytes) -> str:
         return f"not JSON: {error}"
     if not isinstance(decoded, fields.Pairs):
         return f"not a JSON object but {JSON_NAMES[type(decoded)]}"
-    return f"does not fit the schema {source.schema}"
+    kind, convert = _fields(source.schema)
+    try:
+        convert(decoded)
+    except fields.MISFITS:
+        return fields.misfit(decoded, kind)
+    return f"a number has more than {LONGEST} digits" if _has_long_number(value) else "does not fit the schema"
+
+
+@lru_cache(maxsize=64)
+def _fields(schema: str) -> tuple[pa.StructType, fields.Convert]:
+    kind = pa.struct(list(ddl.parse(schema)))
+    return kind, fields.converter(kind)
 
 
 class _Doubt(Exception):
@@ -140,13 +151,11 @@ class _Objects:
     """JSON objects of one schema."""
 
     def __init__(self, source: Json) -> None:
-        schema = ddl.parse(source.schema)
-        self.type = pa.struct(list(schema))
-        self._convert = fields.objects(self.type)
-        self.bulk = all(_is_time(field.type) or _in_bulk(field.type) for field in schema)
+        self.type, self._convert = _fields(source.schema)
+        self.bulk = all(_is_time(field.type) or _in_bulk(field.type) for field in self.type)
         self._check_digits = "decimal" in str(self.type)
         self._parsing = pyarrow.json.ParseOptions(
-            explicit_schema=pa.schema(pa.field(f.name, pa.string()) if _is_time(f.type) else f for f in schema),
+            explicit_schema=pa.schema(pa.field(f.name, pa.string()) if _is_time(f.type) else f for f in self.type),
             unexpected_field_behavior="ignore",
         )
 
@@ -264,7 +273,7 @@ def _is_deep(value: bytes) -> bool:
 def _has_long_number(value: bytes) -> bool:
     if len(value) - len(value.translate(None, b"0123456789")) <= LONGEST:
         return False
-    return b"0" * (LONGEST + 1) in _outside_strings(value).translate(DIGITS)
+    return b"0" * (LONGEST + 1) in _outside_strings(value).translate(DIGITS, IN_NUMBERS)
 
 
 def _outside_strings(value: bytes) -> bytes:
@@ -308,7 +317,7 @@ def _check_floats(found: pa.Array) -> None:
 def _times(text: pa.Array, kind: pa.DataType) -> pa.Array:
     """The spellings that are common, if all the values have the same."""
     if kind == pa.date32():
-        found = _cast(text, DAY + "$", kind)
+        found = _cast(text, f"^{fields.DAY}$", kind)
     else:
         zoned = kind.tz is not None and _all_match(text.drop_null()[:1], ZONED)
         found = (_cast(text, ZONED, kind) if zoned else _clocks(text)).cast(kind)

@@ -23,7 +23,7 @@ SCHEMA = Json("id BIGINT, name STRING, amount DOUBLE")
 RECORDS = 10_000
 POISON: dict[str, tuple[Callable[[int], Any], str, int]] = {
     "garbage": (lambda n: f"garbage {n}".encode(), "not JSON", 12),
-    "misfit": (lambda n: {"id": f"number {n}"}, "does not fit the schema", 9),
+    "misfit": (lambda n: {"id": f"number {n}"}, "does not fit BIGINT", 9),
     "constraint": (lambda n: {"id": n, "name": "x", "amount": -1.0}, "no_debts", 8),
     "nothing": (lambda n: {"id": n, "name": None, "amount": 1.0}, "name", 7),
     "fifth": (lambda n: {"id": n, "name": "boom", "amount": 1.0}, "ValueError: boom in the function", 1),

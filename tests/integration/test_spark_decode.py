@@ -24,7 +24,7 @@ SCHEMA = Json(
     "id BIGINT, name STRING, amount DOUBLE, price DECIMAL(5, 2), ok BOOLEAN, day DATE, at TIMESTAMP, n INT, "
     "who STRUCT<x: INT, y: STRING>, list ARRAY<INT>"
 )
-UNFIT = f"does not fit the schema {SCHEMA.schema}"
+UNFIT = " does not fit "
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -45,7 +45,8 @@ def kafka_frame(spark: SparkSession, values: Iterable[bytes | None]) -> DataFram
 @pytest.fixture(scope="module")
 def decoded(spark: SparkSession) -> Callable[[list[bytes | None]], list[tuple[Any, str | None]]]:
     """For each value what it was decoded to, and why not, all of them in one job."""
-    from tallymark.spark.decode import RAW, Decoder, explain
+    from tallymark.formats import explain
+    from tallymark.spark.decode import RAW, Decoder
 
     def decoded(values: list[bytes | None]) -> list[tuple[Any, str | None]]:
         rows = Decoder(SCHEMA)(kafka_frame(spark, values)).select("value", RAW).toArrow().to_pylist()
@@ -70,7 +71,7 @@ DEAD = {
     b'{"amount":"Infinity"}': UNFIT,
     b'{"amount":NaN}': "not JSON: NaN is no number",
     b'{"amount":-Infinity}': "not JSON: -Infinity is no number",
-    b'{"price":12345.6}': UNFIT,
+    b'{"price":12345.6}': "price: 12345.6 does not fit DECIMAL(5,2)",
     b'{"ok":"true"}': UNFIT,
     b'{"ok":1}': UNFIT,
     b'{"day":"yesterday"}': UNFIT,
@@ -89,9 +90,9 @@ DEAD = {
     b'{"at":"+12026-01-01"}': UNFIT,
     b'{"who":"me"}': UNFIT,
     b'{"who":[]}': UNFIT,
-    b'{"who":{"x":"a"}}': UNFIT,
+    b'{"who":{"x":"a"}}': "who.x: 'a' does not fit INT",
     b'{"list":1}': UNFIT,
-    b'{"list":[1,"a"]}': UNFIT,
+    b'{"list":[1,"a"]}': "list[1]: 'a' does not fit INT",
     b"[]": "not a JSON object but an array",
     b'[{"id":1}]': "not a JSON object but an array",
     b'[{"id":1},{"id":2}]': "not a JSON object but an array",
@@ -157,7 +158,7 @@ def test_what_does_not_fit_is_dead_and_says_why(decoded: Callable[..., list[tupl
     wrong = {
         value[:80]: (found, said)
         for (value, words), (found, said) in zip(DEAD.items(), decoded(list(DEAD)), strict=True)
-        if found is not None or said is None or not said.startswith(words)
+        if found is not None or said is None or words not in said
     }
     assert not wrong
 

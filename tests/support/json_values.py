@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 
 def _words(text: str) -> list[str]:
     return text.split(" ")
@@ -11,7 +9,7 @@ def _words(text: str) -> list[str]:
 
 NUMBERS = [
     *_words(
-        "1 -1 0 -0 -0.0 1.0 1e3 1E3 1e+2 127 128 -128 -129 256 32767 32768 -32769 65536 2147483647 2147483648 "
+        "1 -1 0 -0 -0.0 1.0 1e3 1E3 1e+2 127 128 200 255 -128 -129 256 32767 32768 -32769 65536 2147483647 2147483648 "
         "-2147483649 9223372036854775807 9223372036854775808 -9223372036854775808 -9223372036854775809 "
         "18446744073709551616 "
         "12345678901234567890 0.1 1.50 1.005 1.015 -1.005 999.994 999.995 999.99 1000 99999e-2 0.001 1e-50 1e22 1e23 "
@@ -21,6 +19,13 @@ NUMBERS = [
     "1" * 999,
     "1" * 1001,
     "0." + "1" * 400,
+    "1" * 600 + "." + "1" * 600,
+    "-" + "1" * 1000,
+    "-" + "1" * 1001,
+    "1" * 500 + "." + "1" * 500,
+    "-" + "1" * 500 + "." + "1" * 501,
+    "1" * 500 + "e-" + "1" * 500,
+    "1" * 500 + "e" + "1" * 501,
 ]
 OTHERS = [
     *_words(
@@ -53,6 +58,8 @@ TIMES = [
         "9999-12-31T23:59:59-01:00 9999-12-31 10000-01-01 02026-01-01 +2026-01-01 -2026-01-01 +12026-01-01 1582-10-10 "
         "2026-01-31t12:00:00 2026/01/31 20260131 20260131T120000Z 2026-01-31T012:00:00 2026-001-31 ٢٠٢٦-01-31 "
         "2026-01-31T12:00:00Zx 2026-01-31Tgarbage 2026-W05 2026-031 2026-01-31T12:00:00Z[UTC] 12:30:00 T12:30 epoch "
+        "now today yesterday tomorrow 12:30 12:30Z 2026-01-31T12 32768-01-01 294248-01-01 2026-01-31T12:00:00UTC+01 "
+        "2026-01-31T12:00:00GMT 2026-01-31T12:00Z 2026-01-31T12:00:00+24:00 2026-01-31T12:00:00Z+01 "
         "now 2026-01-31T12:00:00++1 2026-01-31T12:00:00+ 1969-12-31T23:59:59.999999Z 1900-01-01T00:00:00"
     ),
     "2026-01-31 12:00:00",
@@ -203,7 +210,9 @@ NESTED_VALUES = [
 
 SLOW = (
     "m MAP<STRING, INT>, mm MAP<STRING, STRUCT<x: INT>>, b BINARY, "
-    "w STRUCT<at: TIMESTAMP, n: TIMESTAMP_NTZ, day: DATE, d: DOUBLE, f: FLOAT>, ts ARRAY<TIMESTAMP>"
+    "w STRUCT<at: TIMESTAMP, n: TIMESTAMP_NTZ, day: DATE, d: DOUBLE, f: FLOAT, t: TINYINT, s: SMALLINT, x: STRING>, "
+    "ts ARRAY<TIMESTAMP>, days MAP<STRING, DATE>, ns ARRAY<STRUCT<n: TIMESTAMP_NTZ>>, tiny ARRAY<TINYINT>, "
+    "tinies MAP<STRING, ARRAY<STRUCT<t: TINYINT>>>, short ARRAY<SMALLINT>, ds ARRAY<DOUBLE>, xs ARRAY<STRING>"
 )
 SLOW_VALUES = [
     *(
@@ -218,18 +227,27 @@ SLOW_VALUES = [
             '"+/+/" 1 true null [] {} "é" "QQ===" "QQ==QQ==" "QUI=x" "QU\\nJD"'
         )
     ),
-    *(
-        f'{{"w":{{"{name}":"{time}"}}}}'.encode()
-        for name in ("at", "n", "day")
-        for time in TIMES
-        # Further down Spark lets years live that Python can't show.
-        if not re.match(r"0000|\+12026|10000|-2026|2026\d|9999-12-31T23:59:59-|0001-01-01T00:00:00\+", time)
-    ),
+    *(f'{{"w":{{"{name}":"{time}"}}}}'.encode() for name in ("at", "n", "day") for time in TIMES),
     *(
         f'{{"w":{{"{name}":{token}}}}}'.encode()
-        for name in ("at", "n", "day", "d", "f")
-        for token in ("17", "1e400", '""')
+        for name in ("at", "n", "day", "d", "f", "t", "s", "x")
+        for token in ("17", "1e400", '""', "127", "128", "255", "-129", "32768", "1.0", '"12:30"', "[1e400]", "null")
     ),
+    *(f'{{"ts":["{time}"]}}'.encode() for time in TIMES),
+    *(f'{{"days":{{"a":null,"b":"{time}"}}}}'.encode() for time in TIMES),
+    *(f'{{"ns":[{{}},null,{{"n":"{time}"}}]}}'.encode() for time in TIMES),
+    *(f'{{"tiny":[1,null,{number}]}}'.encode() for number in (-129, -128, 127, 128, 255, 256, "1.0", '"1"')),
+    *(f'{{"tinies":{{"a":[null,{{}},{{"t":{number}}}]}}}}'.encode() for number in (-129, -128, 127, 128, 255, 256)),
+    *(f'{{"short":[{number}]}}'.encode() for number in (-32769, -32768, 32767, 32768, 65535)),
+    *(f'{{"ds":[1.5,null,{number}]}}'.encode() for number in ("1e308", "1e309", "-1e400")),
+    *(
+        f'{{"xs":["a",null,{token}]}}'.encode()
+        for token in ("1e400", '{"a":[-1e400]}', '"Infinity"', '"\\"Infinity\\""', '{"a":"Infinity"}', "1e308")
+    ),
+    *(b'{"z":' + b"[" * depth + b"]" * depth + b"}" for depth in (198, 199, 200, 201, 400)),
+    b'{"z":' + b'[{"a":' * 99 + b'"\\"[[[[\\\\"' + b"}]" * 99 + b',"y":"' + b"[" * 500 + b'"}',
+    b'{"z":' + b'[{"a":' * 101 + b'"\\"[[[[\\\\"' + b"}]" * 101 + b"}",
+    b'{"z":[' + b"[]," * 300 + b"{}]}",
     b'{"ts":["2026-01-31",null,"2026-01-31T12:00:00+02:00"]}',
     b'{"ts":["x"]}',
     b'{"b":" "}',

@@ -122,7 +122,12 @@ def test_a_record_without_a_value_is_neither_dead_nor_decoded() -> None:
         (b"[]", "not a JSON object but an array"),
         (b"1.5", "not a JSON object but a number"),
         (b'{"id":"\xff"}', "not UTF-8: invalid start byte at byte 7"),
-        (b'{"id":"1"}', f"does not fit the schema {ORDERS.schema}"),
+        (b'{"id":"1"}', "id: '1' does not fit BIGINT"),
+        (b'{"id":true}', "id: true does not fit BIGINT"),
+        (b'{"amount":1e400}', "amount: 1e400 does not fit DOUBLE"),
+        (b'{"at":"12:30"}', "at: '12:30' does not fit TIMESTAMP"),
+        (b'{"at":{"a":1}}', "at: an object does not fit TIMESTAMP"),
+        (b'{"id":1,"z":' + b"7" * 1001 + b"}", "a number has more than 1000 digits"),
         pytest.param(b'{"z":' + b"[" * 200 + b"]" * 200 + b"}", "nested too deeply", id="deep"),
         pytest.param(b'{"z":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply", id="very deep"),
     ],
@@ -130,6 +135,27 @@ def test_a_record_without_a_value_is_neither_dead_nor_decoded() -> None:
 def test_a_dead_value_says_why_in_the_words_of_its_letter(value: bytes, words: str) -> None:
     for values in ([value], [order(1), value], [*map(order, range(MANY)), value]):
         assert Decoder(ORDERS)(values).errors == {len(values) - 1: words}
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"price": "123456789012345.678"}, "price: '123456789012345.678' does not fit DECIMAL(10,2)"),
+        ({"tiny": 128}, "tiny: 128 does not fit TINYINT"),
+        ({"items": [{"price": 1}, None, {"price": "x"}]}, "items[2].price: 'x' does not fit DECIMAL(10,2)"),
+        ({"items": {}}, "items: an object does not fit ARRAY"),
+        ({"items": [[]]}, "items[0]: an array does not fit STRUCT"),
+        ({"days": {"a": None, "b": "2026"}}, "days.b: '2026' does not fit DATE"),
+        ({"days": {"k" * 100: 1}}, f"days.{'k' * 60}...: 1 does not fit DATE"),
+        ({"text": "fine", "price": "9" * 100}, f"price: '{'9' * 60}...' does not fit DECIMAL(10,2)"),
+    ],
+)
+def test_a_dead_value_names_the_field(value: dict[str, Any], words: str) -> None:
+    schema = (
+        "text STRING, price DECIMAL(10, 2), tiny TINYINT, items ARRAY<STRUCT<price: DECIMAL(10, 2)>>, "
+        "days MAP<STRING, DATE>"
+    )
+    assert Decoder(Json(schema))([json.dumps(value).encode()]).errors == {0: words}
 
 
 def test_a_long_batch_of_large_values_is_no_more_than_arrow_can_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(:\d\d(\.\d+)?)?(Z|[+-]\d\d:?\d\d)?")
-DATE = re.compile(r"\d{4}-\d\d-\d\d")
+from tallymark import fields
+
 LARGEST = 2**63
 WIDER = {frozenset({"BIGINT", "DOUBLE"}): "DOUBLE", frozenset({"DATE", "TIMESTAMP"}): "TIMESTAMP"}
 Kind = str | dict[str, Any] | list[Any] | None
@@ -20,10 +20,10 @@ def infer_schema(values: Sequence[bytes]) -> str | None:
     objects = [found for found in map(_object, values) if found]
     if not objects or len(objects) * 2 < len(values):
         return None
-    fields: dict[str, Kind] = {}
+    found: dict[str, Kind] = {}
     for one in objects:
-        fields = _merged_fields(fields, {name: _kind(value) for name, value in one.items()})
-    return ", ".join(f"{_name(name)} {_ddl(kind)}" for name, kind in _distinct(fields).items())
+        found = _merged_fields(found, {name: _kind(value) for name, value in one.items()})
+    return ", ".join(f"{_name(name)} {_ddl(kind)}" for name, kind in _distinct(found).items())
 
 
 def _object(value: bytes) -> dict[str, Any] | None:
@@ -56,9 +56,9 @@ def _kind(value: Any, *, nested: bool = False) -> Kind:
 
 
 def _text_kind(value: str) -> str:
-    if TIMESTAMP.fullmatch(value):
-        return "TIMESTAMP"
-    return "DATE" if DATE.fullmatch(value) else "STRING"
+    if fields.DATE.fullmatch(value):
+        return "DATE"
+    return "TIMESTAMP" if fields.ZONED.fullmatch(value) else "STRING"
 
 
 def _merged(one: Kind, other: Kind) -> Kind:

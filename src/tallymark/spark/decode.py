@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cached_property
+from collections.abc import Callable
+from functools import cached_property, reduce
+from operator import or_
 
-import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from tallymark import raw
+from tallymark import fields
 from tallymark.errors import BadInput
-from tallymark.formats import explain as explain
+from tallymark.formats import DEEPEST
 from tallymark.read import Seen
 from tallymark.source import Bytes, Json
 from tallymark.spans import Partition
-from tallymark.spark.scan import RAW_RECORDS
 
 RAW = "_tallymark_raw"
 """The undecodable value, and NULL for every record that is fine."""
@@ -37,10 +36,11 @@ EPOCH = "1970-01-01 00:00:00"
 FIRST_MOMENT, LAST_MOMENT = "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"
 """What both databases and Python can hold of Spark's 300,000 years."""
 
+TIMES = (T.DateType, T.TimestampType, T.TimestampNTZType)
+
 SIZE = "_tallymark_size"
 """The bytes of key and value, before decoding."""
 
-PLACE = ["topic", "partition", "offset"]
 RECORD = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """The columns that a table's function sees."""
 
@@ -79,7 +79,7 @@ class Decoder:
         if schema is None:
             return [[*came, F.lit(None).cast("binary").alias(RAW), _size()]]
         others = [F.col(name) for name in RECORD if name != "value"]
-        casts = [_text(field).try_cast(field.dataType).alias(_cast_name(field)) for field in schema if _is_time(field)]
+        casts = [_found(field).try_cast(field.dataType).alias(_cast_name(field)) for field in schema if _is_cast(field)]
         value = F.struct(*(_field(field).alias(field.name) for field in schema))
         # One projection after the other, so that nothing that costs is computed for every mention of it.
         return [
@@ -124,9 +124,31 @@ def _fits(schema: T.StructType) -> Column:
     parsed = F.col(PARSED)
     fits = (F.size(parsed[VALUES]) == 1) & parsed[END] & parsed[CORRUPT].isNull() & _object().isNotNull()
     for field in schema:
-        if (unfit := _unfit(field)) is not None:
+        cast = _field(field) if isinstance(field.dataType, TIMES) else None
+        if (unfit := _unfit(_found(field), field.dataType, cast)) is not None:
             fits = fits & ~unfit
-    return F.when(F.col("value").isNotNull(), F.coalesce(fits, F.lit(False)))
+    return F.when(F.col("value").isNotNull(), F.coalesce(fits & ~_is_deep(), F.lit(False)))
+
+
+def _is_deep() -> Column:
+    """Whether objects and arrays are within each other more often than Python can follow."""
+    text = F.col("value").cast("string")
+    opened = F.length(text) - F.length(F.replace(F.replace(text, F.lit("["), F.lit("")), F.lit("{"), F.lit("")))
+    unescaped = F.replace(F.replace(text, F.lit("\\\\"), F.lit("")), F.lit('\\"'), F.lit(""))
+    brackets = F.regexp_replace(F.regexp_replace(unescaped, '"[^"]*"', ""), r"[^\[\]{}]", "")
+    depths = F.aggregate(
+        F.split(brackets, ""),
+        F.struct(F.lit(0).alias("at"), F.lit(0).alias("most")),
+        lambda found, sign: F.struct(
+            (found.at + F.when(sign.isin("[", "{"), 1).otherwise(-1)).alias("at"),
+            F.greatest(found.at + F.when(sign.isin("[", "{"), 1).otherwise(-1), found.most).alias("most"),
+        ),
+        lambda found: found.most,
+    )
+    # Hardly a value is long enough to be counted.
+    return F.when(
+        F.length("value") > 2 * DEEPEST, F.when(opened > DEEPEST, depths > DEEPEST).otherwise(F.lit(False))
+    ).otherwise(F.lit(False))
 
 
 def column(name: str) -> Column:
@@ -144,26 +166,41 @@ def first_line(error: BaseException) -> str:
 
 
 def _wrapper(schema: T.StructType) -> T.StructType:
-    """The schema to parse with. Timestamps are text, which is much faster to cast afterwards than to parse there."""
-    fields = [T.StructField(f.name, T.StringType()) if _is_time(f) else f for f in schema]
+    """The schema to parse with."""
     return T.StructType(
         [
-            T.StructField(VALUES, T.ArrayType(T.StructType(fields))),
+            T.StructField(VALUES, T.ArrayType(_loose(schema))),
             T.StructField(END, T.BooleanType()),
             T.StructField(CORRUPT, T.StringType()),
         ]
     )
 
 
-def _is_time(field: T.StructField) -> bool:
-    return isinstance(field.dataType, (T.TimestampType, T.TimestampNTZType))
+def _loose(kind: T.DataType) -> T.DataType:
+    """What to parse a type as. Spark's parser takes a byte as unsigned, and times in many forms, by itself.
+
+    It also takes much longer to parse a timestamp than to cast its text.
+    """
+    if isinstance(kind, T.StructType):
+        return T.StructType([T.StructField(field.name, _loose(field.dataType)) for field in kind])
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(_loose(kind.elementType))
+    if isinstance(kind, T.MapType):
+        return T.MapType(kind.keyType, _loose(kind.valueType))
+    if isinstance(kind, T.ByteType):
+        return T.ShortType()
+    return T.StringType() if isinstance(kind, TIMES) else kind
+
+
+def _is_cast(field: T.StructField) -> bool:
+    return _loose(field.dataType).simpleString() != field.dataType.simpleString()
 
 
 def _object() -> Column:
     return F.get(F.col(PARSED)[VALUES], F.lit(0))
 
 
-def _text(field: T.StructField) -> Column:
+def _found(field: T.StructField) -> Column:
     """The field as it was parsed, which for a timestamp is its text."""
     return _object()[field.name]
 
@@ -173,44 +210,56 @@ def _cast_name(field: T.StructField) -> str:
 
 
 def _field(field: T.StructField) -> Column:
-    return column(_cast_name(field)) if _is_time(field) else _text(field)
+    return column(_cast_name(field)) if _is_cast(field) else _found(field)
 
 
-def _unfit(field: T.StructField) -> Column | None:
-    """Whether Spark has parsed a field to something that the value does not say or no database can hold."""
-    found = _field(field)
-    if _is_time(field):
-        # Spark takes a time without a date for one of today, and a number for a year.
-        dated = F.instr(F.ltrim(_text(field)), "-") == 5
-        return _text(field).isNotNull() & ~F.coalesce(dated & _in_years(found, field.dataType), F.lit(False))
-    if isinstance(field.dataType, T.DateType):
-        return F.coalesce(~_in_years(found, field.dataType), F.lit(False))
-    if isinstance(field.dataType, (T.DoubleType, T.FloatType)):
-        return F.coalesce(F.abs(found) == float("inf"), F.lit(False))
-    return None
+def _unfit(found: Column, kind: T.DataType, cast: Column | None = None) -> Column | None:
+    """Whether Spark has parsed something that the value does not say or no database can hold. Never NULL.
+
+    ``cast`` is what has become of a time already, where it has.
+    """
+    if isinstance(kind, TIMES):
+        time = found.try_cast(kind) if cast is None else cast
+        return found.isNotNull() & ~F.coalesce(found.rlike(_form(kind)) & _in_years(time, kind), F.lit(False))
+    if isinstance(kind, T.StructType):
+        parts = [_unfit(found[field.name], field.dataType) for field in kind]
+        known = [part for part in parts if part is not None]
+        return reduce(or_, known) if known else None
+    if isinstance(kind, T.ArrayType):
+        return _any(found, kind.elementType)
+    if isinstance(kind, T.MapType):
+        return _any(F.map_values(found), kind.valueType)
+    rules: dict[type[T.DataType], Callable[[Column], Column]] = {
+        T.ByteType: lambda number: ~number.between(-128, 127),
+        T.DoubleType: lambda number: F.abs(number) == float("inf"),
+        T.FloatType: lambda number: F.abs(number) == float("inf"),
+        # Spark writes a number as text that is too large for it, and that JSON does not have.
+        T.StringType: lambda text: text.contains('Infinity"') & ~F.col("value").cast("string").contains("Infinity"),
+    }
+    rule = rules.get(type(kind))
+    return None if rule is None else F.coalesce(rule(found), F.lit(False))
+
+
+def _any(found: Column, kind: T.DataType) -> Column | None:
+    """Whether one of an array does not fit."""
+    if _unfit(F.lit(None), kind) is None:
+        return None
+
+    def unfit(one: Column) -> Column:
+        rule = _unfit(one, kind)
+        assert rule is not None
+        return rule
+
+    return F.coalesce(F.exists(found, unfit), F.lit(False))
+
+
+def _form(kind: T.DataType) -> str:
+    forms: dict[type[T.DataType], str] = {T.DateType: fields.DAY, T.TimestampNTZType: fields.CLOCK}
+    return rf"^(?:{forms.get(type(kind), fields.MOMENT)})\z"
 
 
 def _in_years(time: Column, kind: T.DataType, first: str = FIRST_MOMENT) -> Column:
     return time.between(*(F.lit(moment).cast(kind) for moment in (first, LAST_MOMENT)))
-
-
-def second_opinion(spark: SparkSession, decode: Decoder, found: pa.Table, errors: dict[int, str]) -> pa.Table:
-    """Of the records that Arrow can't decode those that Spark can, which are no errors then.
-
-    Spark knows more spellings, and what is dead must not depend on the size of a batch.
-    """
-    doubtful = raw.only(found, errors.keys())
-    decoded = decode(spark.createDataFrame(doubtful, RAW_RECORDS))
-    saved = decoded.where(F.col(RAW).isNull()).select(*RECORD).toArrow()
-    places = {_place(row) for row in saved.select(PLACE).to_pylist()}
-    for at, row in zip(sorted(errors), doubtful.select(PLACE).to_pylist(), strict=True):
-        if _place(row) in places:
-            del errors[at]
-    return saved.select(raw.SCHEMA.names)
-
-
-def _place(row: Mapping[str, object]) -> tuple[object, ...]:
-    return tuple(row[name] for name in PLACE)
 
 
 def count(batch: DataFrame) -> tuple[dict[Partition, Seen], int]:

@@ -1,7 +1,7 @@
 """A large batch in one pass: the tasks that read Kafka decode, pick columns and stage them, and report what they saw.
 
-That goes where all tables append, and all that their functions do is to pick columns. What Arrow can't decode comes to
-the driver as it is, and Spark has the last word on it.
+That goes where all tables append, and all that their functions do is to pick columns. What can't be decoded comes to
+the driver as it is, for its dead letters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tallymark.spark.scan import complete
 from tallymark.stores.staging import Loader, Stages, new_attempt, pieces
 
 MOST_DOUBTFUL = 1000
-"""Records of a task that Arrow may leave to the driver: if it is more, Spark does better with all of them."""
+"""Undecodable records of a task that the driver takes: if there are more, Spark does better with the whole batch."""
 DDL = (
     "attempt BIGINT, rows BIGINT, refused STRING, size BIGINT, slow BIGINT, given_up BOOLEAN, doubtful BINARY, "
     "seen ARRAY<STRUCT<topic: STRING, partition: INT, records: BIGINT, last: TIMESTAMP>>"

@@ -35,7 +35,7 @@ from tallymark.shape import Staged, TableSpec
 from tallymark.source import Kafka
 from tallymark.spans import Partition, Span, split
 from tallymark.spark import access
-from tallymark.spark.decode import RAW, RECORD, Decoder, count, second_opinion
+from tallymark.spark.decode import RAW, RECORD, Decoder, count
 from tallymark.spark.failures import FunctionFailed, explained, while_java_lives
 from tallymark.spark.onepass import OnePass, Outcome, targets
 from tallymark.spark.room import Room
@@ -236,16 +236,11 @@ class SparkReader:
 
     def _by_arrow(self, arrived: Arrived, spans: Sequence[Span], batch: str, road: str) -> Reading:
         """Shape records that are here."""
-        found, good, errors = arrived.found, arrived.records, dict(arrived.errors)
-        if errors:
-            good = raw.leave_out(good, errors)
-            with explained(self._source.brokers):
-                saved = second_opinion(self._spark, self._decode, found, errors)
-            good = pa.concat_tables([good, saved.cast(good.schema)])
+        found, errors = arrived.found, arrived.errors
         log.info("batch=%s bytes=%d road=%s", batch, arrived.size, road)
-        rows, refusals = self._shaper.shape_arrow(good, spans)
+        rows, refusals = self._shaper.shape_arrow(raw.leave_out(arrived.records, errors.keys()), spans)
         letters = raw.letters(found, errors)
-        return Reading(raw.seen(found, errors), rows, letters, refusals, arrived.size)
+        return Reading(raw.seen(found, errors.keys()), rows, letters, refusals, arrived.size)
 
     def _by_spark(self, found: DataFrame, spans: Sequence[Span], batch: str) -> Reading:
         """Decode and shape records without having seen them."""
