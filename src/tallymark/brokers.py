@@ -32,7 +32,7 @@ from tallymark.patience import patiently
 from tallymark.read import Record
 from tallymark.source import is_pattern
 from tallymark.spans import Log, Partition
-from tallymark.times import timestamp
+from tallymark.times import headers, timestamp
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -345,4 +345,4 @@ class _UnknownGroup(TallymarkError):
 
 
 def _record(message: Any) -> Record:
-    return Record(message.offset(), timestamp(message), message.key(), message.value(), message.headers() or ())
+    return Record(message.offset(), timestamp(message), message.key(), message.value(), headers(message))

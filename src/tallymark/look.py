@@ -17,7 +17,7 @@ from tallymark.positions import Start
 from tallymark.records import Record
 from tallymark.source import Kafka
 from tallymark.spans import Log, Partition
-from tallymark.times import timestamp
+from tallymark.times import headers, timestamp
 
 AT_ONCE, WAIT_SECONDS = 1_000, 0.2
 SILENT_SECONDS = 10.0
@@ -82,4 +82,4 @@ def _clamped(log: Log, offset: int) -> int:
 
 def _record(message: Any) -> Record:
     place = message.topic(), message.partition(), message.offset()
-    return Record(*place, timestamp(message), message.key(), message.value(), message.headers() or ())
+    return Record(*place, timestamp(message), message.key(), message.value(), headers(message))

@@ -12,7 +12,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
 from tallymark.read import DeadLetter, Seen
 from tallymark.spans import Partition, Span
-from tallymark.times import LAST_MILLIS
+from tallymark.times import LAST_MILLIS, headers
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TIMESTAMP = pa.timestamp("us", "UTC")
@@ -140,5 +140,5 @@ _PARTS: dict[str, Callable[[Any], Any]] = {
     "partition": methodcaller("partition"),
     "offset": methodcaller("offset"),
     "timestamp": _micros,
-    "headers": methodcaller("headers"),
+    "headers": lambda message: headers(message) or None,
 }

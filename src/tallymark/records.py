@@ -13,7 +13,7 @@ from tallymark import raw
 from tallymark.formats import Decoder
 from tallymark.read import DeadLetter
 from tallymark.spans import Partition
-from tallymark.times import EPOCH, timestamp
+from tallymark.times import EPOCH, headers, timestamp
 
 
 class Record(NamedTuple):
@@ -83,7 +83,7 @@ class Records(Sequence[Record]):
                 timestamp(message),
                 message.key(),
                 value,
-                message.headers() or (),
+                headers(message),
             )
             for message, value in zip(self._messages, _python_values(self._values), strict=True)
         ]
@@ -107,7 +107,7 @@ def letter(message: Any, error: str, table: str | None = None) -> DeadLetter:
         timestamp(message),
         message.key(),
         message.value(),
-        message.headers() or (),
+        headers(message),
         table,
         error,
     )

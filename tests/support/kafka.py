@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import time
 import uuid
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 TIMEOUT = 30.0
+RD_KAFKA_PRODUCER = 0
+V_END, V_TOPIC, V_PARTITION, V_VALUE, V_HEADER = 0, 1, 3, 4, 9
+"""Of librdkafka's rd_kafka_vtype_t: what the next arguments of rd_kafka_producev mean."""
 
 
 class Topics:
@@ -72,6 +78,21 @@ class Topics:
             self._producer.poll(0)
         assert self._producer.flush(TIMEOUT) == 0, f"{topic} takes no records"
         assert not failures, f"{len(failures)} records did not get to {topic}: {failures[0]}"
+
+    def send_with_headers(self, topic: str, value: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """One record with headers whose names are any bytes, which only librdkafka itself can write."""
+        (path,) = Path(confluent_kafka.__file__).parent.with_name("confluent_kafka.libs").glob("librdkafka*")
+        library, problem = ctypes.CDLL(str(path)), ctypes.create_string_buffer(512)
+        library.rd_kafka_conf_new.restype = library.rd_kafka_new.restype = ctypes.c_void_p
+        conf = ctypes.c_void_p(library.rd_kafka_conf_new())
+        assert not library.rd_kafka_conf_set(conf, b"bootstrap.servers", self.brokers.encode(), problem, 512)
+        producer = ctypes.c_void_p(library.rd_kafka_new(RD_KAFKA_PRODUCER, conf, problem, 512))
+        parts: list[Any] = [V_TOPIC, topic.encode(), V_PARTITION, 0, V_VALUE, value, ctypes.c_size_t(len(value))]
+        for name, content in headers:
+            parts += [V_HEADER, name, content, ctypes.c_ssize_t(len(content))]
+        assert not library.rd_kafka_producev(producer, *parts, V_END)
+        assert not library.rd_kafka_flush(producer, int(TIMEOUT * 1000))
+        library.rd_kafka_destroy(producer)
 
     def send_in_transaction(
         self, topic: str, by_partition: Mapping[int, Iterable[Any]], *, commit: bool = True
