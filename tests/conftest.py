@@ -88,6 +88,9 @@ LONG = {
     "test_at_most_once_loses_the_rows_of_the_batch_that_was_halfway_and_repeats_none": "sqlite|mariadb",
     "test_a_row_of_several_records_has_no_single_one": "exceptAll",
     "test_services_and_loops_go_on_behind_a_broker_that_pauses_and_restarts": "",
+    "test_a_commit_that_is_never_answered_is_settled_like_any_other": "mariadb-reply|postgresql-reply|redis-request",
+    "test_a_consumer_that_waits_for_a_silent_store_can_be_stopped": "mariadb|redis",
+    "test_a_member_whose_store_is_silent_for_good_leaves_its_group": "mariadb",
 }
 """Tests, or those of their cases, that are much like others and take long: ``make faults`` runs them."""
 # A run that fails says something about the change, not about its luck. CONTRIBUTING tells how to try other examples.

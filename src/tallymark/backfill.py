@@ -93,17 +93,14 @@ class Filler:
         self._skips = skips
         self._job, self._brokers, self._reader, self._on_step, self._stop = job, brokers, reader, on_step, stop
         self._store = destination.rows
-        self._committer = Committer(job.group, destination, job.budget, self._letters, job.patience)
+        self._committer = Committer(job.group, destination, job.budget, self._letters, job.patience, stop)
         most = min(job.limits.records, self._store.most_records or job.limits.records)
         self._most = replace(job.limits, records=most)
         self._limit = most
         self._batches = count(1)
 
     def run(self) -> Tally:
-        schemas = self._reader.schemas()
-        self._store.check_tables(self._job.tables, schemas)
-        self._store.create_ledger()
-        self._store.create_tables(self._job.tables, schemas)
+        self._patiently(self._check)
         total = Tally()
         while not self._stop.is_set():
             skips = self._patiently(self._skips.listed)
@@ -111,6 +108,12 @@ class Filler:
                 break
             total += self._fill(skips[0], sum(len(skip.span) for skip in skips))
         return total
+
+    def _check(self) -> None:
+        schemas = self._reader.schemas()
+        self._store.check_tables(self._job.tables, schemas)
+        self._store.create_ledger()
+        self._store.create_tables(self._job.tables, schemas)
 
     def _fill(self, skip: Skip, left: int) -> Tally:
         """Fill the first chunk of this skip."""

@@ -14,18 +14,19 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 from tallymark.batch import Batch
 from tallymark.budget import Budget
 from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, Unreachable
 from tallymark.fence import Claim, Entry
 from tallymark.letters import Letters, parted, places
-from tallymark.patience import patiently
+from tallymark.patience import LAST_SECONDS, patiently
 from tallymark.shape import Changes, Refusal
-from tallymark.spans import Partition
+from tallymark.spans import Partition, Tally
 from tallymark.steps import Step
 from tallymark.stores.store import RowsRefused, Store
 
@@ -34,6 +35,7 @@ log = logging.getLogger(__name__)
 Delivery = Literal["exactly-once", "at-least-once", "at-most-once"]
 Claims = dict[Partition, Claim]
 OnStep = Callable[[Step], None]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,11 @@ class Destination:
                 "can't share one; leave out ledger=, or choose delivery='at-least-once' or 'at-most-once'"
             )
 
+    def ping(self, stop: threading.Event | None = None, patience: float | None = None) -> None:
+        """Raise what keeps us from using it, unless it passes."""
+        for store in dict.fromkeys((self.rows, self.ledger)):
+            patiently(store.ping, stop, patience)
+
 
 class Committer:
     """Commits the batches of one group. ``letters`` fetches what is to be kept of records that a table refused."""
@@ -64,6 +71,7 @@ class Committer:
         budget: Budget,
         letters: Letters,
         patience: float | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         self.group = group
         self.destination = destination
@@ -71,7 +79,8 @@ class Committer:
         self._ledger = destination.ledger
         self._budget = budget
         self._letters = letters
-        self.patience = patience
+        self._patience = patience
+        self._stop = stop
         self._deliver = {
             "exactly-once": self._together,
             "at-least-once": self._rows_first,
@@ -90,19 +99,23 @@ class Committer:
             except RowsRefused as refused:
                 batch = self._refusing(batch, refused.refusals)
 
+    def patiently(self, work: Callable[[], T]) -> T:
+        """What a batch in flight needs is tried again a little longer than its run is wanted."""
+        return patiently(work, self._stop, self._patience, after_stop=LAST_SECONDS)
+
     def _together(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
         entry = self.budgeted(batch.entry(self.group, claims))
         return self.write_ledger(batch.changes, entry, claims, on_step), entry
 
     def _rows_first(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
-        patiently(lambda: self._write_rows(batch.changes, on_step), patience=self.patience)
+        self.patiently(lambda: self._write_rows(batch.changes, on_step))
         on_step(Step.HALFWAY)
         entry = self.budgeted(batch.entry(self.group, claims))
         return self.write_ledger((), entry, claims, on_step), entry
 
     def _ledger_first(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
         # Which rows are refused has to be known before the positions move.
-        patiently(lambda: self._rows.try_out(batch.changes, self._refusals_wanted), patience=self.patience)
+        self.patiently(lambda: self._rows.try_out(batch.changes, self._refusals_wanted))
         entry = self.budgeted(batch.entry(self.group, claims))
         held = self.write_ledger((), entry, claims, on_step)
         on_step(Step.HALFWAY)
@@ -129,7 +142,7 @@ class Committer:
                     raise
                 log.error("rows may be lost, as at-most-once allows group=%s error=%s", self.group, error)
 
-        patiently(attempt, patience=self.patience)
+        self.patiently(attempt)
 
     def write_ledger(self, changes: Sequence[Changes], entry: Entry, claims: Claims, on_step: OnStep) -> Claims:
         """Apply to the ledger's store, and find out what became of it if the connection breaks."""
@@ -156,7 +169,7 @@ class Committer:
                 if not self.has_fills(entry):
                     raise
 
-        patiently(attempt, patience=self.patience)
+        self.patiently(attempt)
         return claims
 
     def settled(self, entry: Entry, held: Claims) -> tuple[Claims, bool]:
@@ -186,9 +199,7 @@ class Committer:
             refusals[0].error,
         )
         found = [*batch.reading.refusals, *distinct.values()]
-        reading, refused = patiently(
-            lambda: parted(batch.reading, found, batch.tables, batch.again), patience=self.patience
-        )
+        reading, refused = self.patiently(lambda: parted(batch.reading, found, batch.tables, batch.again))
         known = places(batch.letters)
         undecoded = [letter for letter in reading.dead_letters if (letter.partition, letter.offset) not in known]
         fetched = self._letters([refusal for refusal in refused if refusal.record not in known])
@@ -204,8 +215,12 @@ class Committer:
         """The entry, with a pause in it if it uses up the window's budget."""
         if not self._budget.has_window or not entry.tally.dead:
             return entry
-        since = self._budget.window_start(entry.now, self._ledger.state(self.group))
-        return replace(entry, pause=self._budget.overdrawn(self._ledger.recent(self.group, since) + entry.tally))
+
+        def recent() -> Tally:
+            since = self._budget.window_start(entry.now, self._ledger.state(self.group))
+            return self._ledger.recent(self.group, since)
+
+        return replace(entry, pause=self._budget.overdrawn(self.patiently(recent) + entry.tally))
 
 
 def _with_epochs(entry: Entry, held: Mapping[Partition, Claim]) -> Entry:

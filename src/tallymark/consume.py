@@ -74,7 +74,7 @@ class Consuming:
         self._ledger = destination.ledger
         self._most = destination.rows.most_records
         self._brokers = Brokers(setup.source.cluster, stop)
-        committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience)
+        committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience, stop)
         self._committer = HandledCommitter(committer)
         membership = setup.member(self._brokers, self.owner)
         self.share = Share(

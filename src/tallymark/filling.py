@@ -50,7 +50,7 @@ class Filling:
         self._destination = destination
         self._brokers = Brokers(setup.source.cluster, stop)
         self._decode = Decoder(setup.source.value)
-        committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience)
+        committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience, stop)
         self._committer = HandledCommitter(committer)
         self._run = new_owner().run
         self._batches = count(1)
@@ -58,7 +58,7 @@ class Filling:
     def batches(self, most: int, topic: str | None, partition: int | None) -> Iterator[Batch]:
         """The open skips of the group, or of one topic or partition."""
         skips = OpenSkips(self._setup.group, self._destination, self._brokers, topic, partition)
-        self._destination.ledger.create_ledger()
+        self._patiently(self._destination.ledger.create_ledger)
         while not self._stop.is_set():
             found = self._patiently(skips.listed)
             if not found:

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from tallymark.plan import caught_up
-from tallymark.spans import Log, Partition, Span
-from tallymark.stores.store import Store
+from tallymark.spans import Log, Partition, Position, Span
 
 LOOK_SECONDS = 0.5
 """How often to look how far the other members are."""
 
 
 class Goals:
-    """The ends of all partitions at one moment."""
+    """The ends of all partitions at one moment. ``saved`` tells the positions of the group."""
 
-    def __init__(self, logs: Iterable[Log], ledger: Store, group: str) -> None:
+    def __init__(self, logs: Iterable[Log], saved: Callable[[], Mapping[Partition, Position]]) -> None:
         self._goals = [Span(log.partition, 0, log.stop) for log in logs]
-        self._ledger = ledger
-        self._group = group
+        self._ask = saved
         self._looked, self._others = 0.0, dict[Partition, int]()
 
     def reached(self, ours: Mapping[Partition, int]) -> bool:
@@ -30,7 +28,6 @@ class Goals:
 
     def _saved(self) -> Mapping[Partition, int]:
         if time.monotonic() - self._looked > LOOK_SECONDS:
-            positions = self._ledger.positions(self._group).get(self._group, [])
-            self._others = {position.partition: position.next_offset for position in positions}
+            self._others = {partition: position.next_offset for partition, position in self._ask().items()}
             self._looked = time.monotonic()
         return self._others

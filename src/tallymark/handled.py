@@ -11,7 +11,6 @@ from tallymark.batch import Batch
 from tallymark.commit import Claims, Committer, OnStep
 from tallymark.errors import CommitRefused, Unreachable
 from tallymark.fence import Entry
-from tallymark.patience import patiently
 from tallymark.steps import Step
 from tallymark.stores.transaction import Transaction
 
@@ -65,9 +64,7 @@ class HandledCommitter:
             else:
                 log.warning("commit outcome unknown batch=%s error=%s", sent.batch, error)
                 on_step(Step.UNKNOWN)
-                handled.claims, landed = patiently(
-                    lambda: committer.settled(sent, handled.claims), patience=committer.patience
-                )
+                handled.claims, landed = committer.patiently(lambda: committer.settled(sent, handled.claims))
             if not landed:
                 raise
         handled.moved = True

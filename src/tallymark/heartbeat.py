@@ -41,14 +41,18 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._beat, name="tallymark-heartbeat", daemon=True)
         self._thread.start()
 
-    def end(self, error: str | None) -> None:
-        """Say how it ended. A run that has failed before it could start is told of, too, if there is a ledger."""
+    def end(self, error: str | None, *, reached: bool = True) -> None:
+        """Say how it ended. A run that has failed before it could start is told of, too, if there is a ledger.
+
+        A ledger that is known to be out of reach is not told.
+        """
         if self._thread is not None:
             self._ending.set()
             self._thread.join(LAST_WAIT)
         elif error is None:
             return
-        self._finish(error)
+        if reached:
+            self._finish(error)
 
     def _finish(self, error: str | None) -> None:
         self._run = replace(self._run, ended=datetime.now(timezone.utc), error=error)

@@ -13,7 +13,7 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import Literal
+from typing import Literal, TypeVar
 
 from tallymark.background import Background
 from tallymark.brokers import Brokers, Topic
@@ -36,6 +36,7 @@ from tallymark.steps import OnStep, Progress, Step, ignore
 log = logging.getLogger(__name__)
 
 Until = Literal["stopped", "caught-up"]
+T = TypeVar("T")
 
 FIRST_WAIT, LONGEST_WAIT = 0.01, 0.1
 """Seconds that an idle loop waits before it looks for new records: the longer there are none, the longer."""
@@ -76,7 +77,7 @@ class Loop:
         self._ahead = Preparation(
             job, brokers, reader, self._share, self._cursor, self._store.most_records, self._stop, on_step
         )
-        self._committer = Committer(job.group, destination, job.budget, self._ahead.letters, job.patience)
+        self._committer = Committer(job.group, destination, job.budget, self._ahead.letters, job.patience, self._stop)
 
     def stop(self) -> None:
         """Finish the batch that is being committed, and leave."""
@@ -85,16 +86,16 @@ class Loop:
     def run(self, until: Until = "stopped") -> Tally:
         """Run until stopped, or until all that was in the topics at the start is in the tables."""
         try:
-            topics = self._check()
+            topics = self._patiently(self._check)
             goals = self._share.goals(topics) if until == "caught-up" else None
             if not self._running(goals, lambda: None):
                 return Tally()
             self._share.join(topics)
             return self._batches_until(goals)
         finally:
-            self._share.leave()
-            with suppress(TallymarkError):
-                self._store.clear_stages(self.job.group, of=self.job.owner.run)
+            if self._share.leave():
+                with suppress(TallymarkError):
+                    self._store.clear_stages(self.job.group, of=self.job.owner.run)
 
     def _check(self) -> dict[str, Topic]:
         """Everything that can be wrong, before we join and claim. Returns the topics that there are."""
@@ -104,6 +105,9 @@ class Loop:
         self._ledger.create_ledger()
         self._store.create_tables(self.job.tables, schemas)
         return topics
+
+    def _patiently(self, work: Callable[[], T]) -> T:
+        return patiently(work, self._stop, self.job.patience)
 
     def _running(self, goals: Goals | None, meanwhile: Callable[[], None] | None = None) -> bool:
         """Whether to go on; a paused group waits here."""
@@ -128,7 +132,7 @@ class Loop:
         self._cursor.add({one: self._share.claims[one].position.next_offset for one in settled.gained})
         if settled.gained:
             self._check_gained(settled.gained)
-            self._clear_stages()
+            self._patiently(self._clear_stages)
 
     def _check_gained(self, gained: Collection[Partition]) -> None:
         try:

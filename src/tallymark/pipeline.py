@@ -183,7 +183,10 @@ class Pipeline:
             job = self._job()
             check_delivery(destination)
             check_order(job.tables, overwrite=overwrite)
-            found = OpenLetters(job.group, destination.ledger, job.topics, letters or LetterQuery())
+            query = letters or LetterQuery()
+            found = patiently(
+                lambda: OpenLetters(job.group, destination.ledger, job.topics, query), stop, self.setup.patience
+            )
             if not len(found):
                 return Tally()
             brokers = Brokers(self.setup.source.cluster, stop)
@@ -208,8 +211,7 @@ class Pipeline:
         """The cheap questions first: Spark takes seconds to start."""
         brokers = Brokers(self.setup.source.cluster, stop)
         patiently(lambda: brokers.find(self.setup.source.topic_names), brokers.stop, self.setup.patience)
-        destination.rows.ping()
-        destination.ledger.ping()
+        destination.ping(brokers.stop, self.setup.patience)
         return brokers
 
     def _job(self, owner: Owner | None = None) -> Job:

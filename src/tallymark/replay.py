@@ -91,14 +91,12 @@ class Replayer:
         self._job, self._brokers, self._reader, self._on_step, self._stop = job, brokers, reader, on_step, stop
         self._store = destination.rows
         self._records: dict[tuple[object, int], DeadLetter] = {}
-        self._committer = Committer(job.group, destination, UNLIMITED, self._letters, job.patience)
+        self._committer = Committer(job.group, destination, UNLIMITED, self._letters, job.patience, stop)
         self._limit = min(MOST, job.limits.records, self._store.most_records or MOST)
         self._batches = count(1)
 
     def run(self, left: OpenLetters) -> Tally:
-        schemas = self._reader.schemas()
-        self._store.check_tables(self._job.tables, schemas)
-        self._store.create_tables(self._job.tables, schemas)
+        self._patiently(self._check)
         total = Tally()
         while not self._stop.is_set():
             letters = self._patiently(lambda: left.take(self._limit))
@@ -114,6 +112,11 @@ class Replayer:
             else:
                 left.drop(letter.id for letter in letters)
         return total
+
+    def _check(self) -> None:
+        schemas = self._reader.schemas()
+        self._store.check_tables(self._job.tables, schemas)
+        self._store.create_tables(self._job.tables, schemas)
 
     def _try(self, letters: Sequence[Letter], left: int) -> Tally:
         name = f"{self._job.owner.run}-replay-{next(self._batches)}"

@@ -81,7 +81,7 @@ class Replaying:
         self._ledger = destination.ledger
         self._brokers = Brokers(setup.source.cluster, stop)
         self._decode = Decoder(setup.source.value)
-        committer = Committer(setup.group, destination, UNLIMITED, lambda _: [], setup.patience)
+        committer = Committer(setup.group, destination, UNLIMITED, lambda _: [], setup.patience, stop)
         self._committer = HandledCommitter(committer)
         self._run = new_owner().run
         self._batches = count(1)

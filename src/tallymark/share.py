@@ -86,20 +86,20 @@ class Share:
         self._serials: dict[Partition, int] = {}
         self._fenced: dict[Partition, list[float]] = defaultdict(list)
         self._beginning = Beginning(start, frozenset(), membership.chosen, tolerant)
-        self._may_override = True
+        self._may_override, self._epochs = True, dict[Partition, int]()
         # Where all starts at the earliest, or is chosen one by one, it does not matter who comes first.
         self._begins = start.kind != "earliest" and membership.chosen is None
         self._heartbeat = Heartbeat(ledger, group, owner)
         self._failure: str | None = None
-        self._joined = 0.0
         self._identified = -GOOD_FOR_SECONDS
-        self._looked = time.monotonic()
+        self._joined, self._looked = 0.0, time.monotonic()
 
     def join(self, topics: Collection[str]) -> None:
         """Begin. ``topics`` are those that exist now: those that are added later start at the earliest."""
         self._beginning = replace(self._beginning, topics=frozenset(topics))
         if self._membership.grace is not None and not self._start.prefer_saved:
-            # Who joins others must not send their partitions somewhere else.
+            # Before the members: who claims later raises epochs, and who claimed earlier is a member or gone.
+            self._epochs = {one: position.epoch for one, position in self._saved().items()}
             others = patiently(lambda: self._brokers.members(self._group), self._stop, self._patience)
             self._may_override = not others
         self._heartbeat.start()
@@ -109,10 +109,8 @@ class Share:
     def goals(self, topics: Mapping[str, Topic]) -> Goals:
         """To come to the end of all that is in these topics now, and that this membership is about."""
         chosen = self._membership.chosen
-        logs = patiently(lambda: self._brokers.logs(topics), self._stop, self._patience)
-        return Goals(
-            [log for log in logs.values() if chosen is None or log.partition in chosen], self._ledger, self._group
-        )
+        logs = patiently(lambda: self._brokers.logs(topics), self._stop, self._patience).values()
+        return Goals([log for log in logs if chosen is None or log.partition in chosen], self._saved)
 
     @property
     def assigned(self) -> bool:
@@ -188,16 +186,17 @@ class Share:
         """
         self._failure = words(error)
 
-    def leave(self) -> None:
-        """Give everything back: first in the ledger, then in the group. Called because of an error, it tells of it."""
+    def leave(self) -> bool:
+        """Give everything back, first in the ledger, then in the group. Returns whether the ledger answers."""
         error = sys.exc_info()[1]
         told = self._failure if isinstance(error, GeneratorExit) else words(error)
         held, began = list(self.claims), time.monotonic()
-        self._release(held)
+        reached = self._release(held)
         self._membership.leave()
         if held:
-            self._remember("left", lost=held, since=began)
-        self._heartbeat.end(told)
+            self._remember("left", lost=held, since=began, written=reached)
+        self._heartbeat.end(told, reached=reached)
+        return reached
 
     def held_topics(self) -> dict[str, Topic]:
         """The topics, each as if it had only the partitions that are ours."""
@@ -277,13 +276,15 @@ class Share:
         for partition in partitions:
             del self.claims[partition]
 
-    def _release(self, partitions: Sequence[Partition]) -> None:
+    def _release(self, partitions: Sequence[Partition]) -> bool:
         claims = [self.claims[partition] for partition in partitions]
         self._drop(partitions)
-        # A claim that can't be given back is only a name: the next owner takes it anyway.
-        with suppress(TallymarkError):
-            if claims:
-                self._ledger.release(self._group, claims)
+        try:
+            self._ledger.release(self._group, claims) if claims else None
+            return True
+        except TallymarkError as error:
+            # A claim that can't be given back is only a name: the next owner takes it anyway.
+            return not error.transient
 
     def _gain(self, wanted: Mapping[Partition, int]) -> frozenset[Partition]:
         claims = patiently(lambda: self._claim(frozenset(wanted)), self._stop, self._patience)
@@ -314,9 +315,9 @@ class Share:
         return claims
 
     def _may_override_at(self, position: Position) -> bool:
-        """At the start of a run, and not what another member of the group has moved since."""
-        alone = self._membership.grace is None
-        return self._may_override and (alone or position.updated_at <= self._owner.since)
+        """At the start of a run, and not what another member of the group has claimed since."""
+        unclaimed = self._epochs.get(position.partition) == position.epoch
+        return self._may_override and (unclaimed or self._membership.grace is None)
 
     def _remember(
         self,
@@ -325,6 +326,7 @@ class Share:
         since: float,
         gained: Collection[Partition] = (),
         lost: Collection[Partition] = (),
+        written: bool = True,
     ) -> None:
         if self._membership.grace is None:
             return
@@ -344,4 +346,5 @@ class Share:
             tell(rebalance)
         # What is written for people to read must not stop the work.
         with suppress(TallymarkError):
-            self._ledger.record_rebalances(self._group, [rebalance])
+            if written:
+                self._ledger.record_rebalances(self._group, [rebalance])

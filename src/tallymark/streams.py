@@ -167,12 +167,13 @@ class Sink:
 
         schemas = {spec.name: schema(spec, results[spec.name]) for spec in self._specs}
         patiently(lambda: self._store.check_tables(self._specs, schemas), patience=self._patience)
-        self._store.create_ledger()
+        patiently(self._store.create_ledger, patience=self._patience)
         self._owner = new_owner()
         self._claims = patiently(partial(self._claim, micro), patience=self._patience)
         position = self._claims[self._partition].position
-        self._store.create_tables(self._specs, schemas)
-        self._store.clear_stages(self.name, keep={self._owner.run})
+        patiently(lambda: self._store.create_tables(self._specs, schemas), patience=self._patience)
+        kept = {self._owner.run}
+        patiently(lambda: self._store.clear_stages(self.name, keep=kept), patience=self._patience)
         self._heartbeat = Heartbeat(self._store, self.name, self._owner, micro.wanted)
         self._heartbeat.start()
         self._next, self._run = position.next_offset, micro.run

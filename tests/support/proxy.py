@@ -32,13 +32,14 @@ class Cut:
     """Where to cut: ``request`` never reaches the server, ``reply`` never reaches the client.
 
     ``after`` has to pass before, on the same connection. ``meanwhile`` is called when the server's side is cut and the
-    client does not know yet.
+    client does not know yet. ``silently`` never lets the client know: it waits for an answer that does not come.
     """
 
     statement: bytes
     lose: Lose
     meanwhile: Callable[[], None] = lambda: None
     after: bytes = b""
+    silently: bool = False
 
 
 class Proxy:
@@ -58,6 +59,8 @@ class Proxy:
         self._clients: set[socket.socket] = set()
         self._prepared: set[socket.socket] = set()
         self._waiting: dict[socket.socket, Cut] = {}
+        self._unanswered: list[socket.socket] = []
+        self._silent = False
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self.url = target.set(port=self._listener.getsockname()[1]).render_as_string(hide_password=False)
@@ -65,6 +68,14 @@ class Proxy:
     def arm(self, *cuts: Cut) -> None:
         """Cut at these, one after the other, each at the next time its statement passes."""
         self._due.extend(cuts)
+
+    def hush(self) -> None:
+        """From now on take connections and bytes, and say nothing."""
+        self._silent = True
+
+    def altered(self, data: bytes) -> bytes:
+        """What the client gets of what the server says."""
+        return data
 
     def __enter__(self) -> Proxy:
         for sock in (self._listener, self._woken):
@@ -92,6 +103,9 @@ class Proxy:
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()
+        if self._silent:
+            self._unanswered.append(client)
+            return
         try:
             server = socket.create_connection(self._target)
         except OSError:
@@ -112,6 +126,8 @@ class Proxy:
         cut = self._due.popleft() if sock in self._clients and self._due and self._is_due(sock, data) else None
         if not data:
             self._close(sock, peer)
+        elif self._silent:
+            return
         elif sock in self._waiting:
             self._cut(self._waiting.pop(sock), client=peer, server=sock)
         elif cut is not None and cut.lose == "request":
@@ -120,7 +136,7 @@ class Proxy:
             if cut is not None:
                 self._waiting[peer] = cut
             with contextlib.suppress(OSError):
-                peer.sendall(data)
+                peer.sendall(data if sock in self._clients else self.altered(data))
 
     def _is_due(self, client: socket.socket, data: bytes) -> bool:
         cut = self._due[0]
@@ -131,7 +147,13 @@ class Proxy:
     def _cut(self, cut: Cut, client: socket.socket, server: socket.socket) -> None:
         self._close(server)
         cut.meanwhile()
-        self._close(client)
+        if cut.silently:
+            self._selector.unregister(client)
+            self._peers.pop(client)
+            self._clients.discard(client)
+            self._unanswered.append(client)
+        else:
+            self._close(client)
         self.done.append(cut)
 
     def _close(self, *socks: socket.socket) -> None:
@@ -145,6 +167,6 @@ class Proxy:
 
     def _close_all(self) -> None:
         self._close(*list(self._peers))
-        for sock in (self._listener, self._wake, self._woken):
+        for sock in (self._listener, self._wake, self._woken, *self._unanswered):
             sock.close()
         self._selector.close()

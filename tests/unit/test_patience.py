@@ -68,3 +68,16 @@ def test_somebody_who_wants_to_leave_does_not_wait() -> None:
         patiently(work_and_stop, stop)
     assert len(calls) == 1
     assert time.monotonic() - began < 5
+
+
+def test_what_has_to_be_finished_gets_a_last_moment() -> None:
+    stop = threading.Event()
+    stop.set()
+    work, calls = failing(2, Unreachable("away for a moment"))
+    assert patiently(work, stop, after_stop=5) == "done"
+    assert len(calls) == 3
+    work, _ = failing(99, Unreachable("away for good"))
+    began = time.monotonic()
+    with pytest.raises(Unreachable):
+        patiently(work, stop, patience=600, after_stop=0.3)
+    assert time.monotonic() - began < 5

@@ -140,6 +140,10 @@ def test_the_codes_are_those_that_the_drivers_know() -> None:
         (sqlite3.OperationalError("database is locked"), failures.CONFLICT),
         (psycopg.errors.ProtocolViolation("insufficient data left in message"), failures.CHANGED),
         (psycopg.errors.ProtocolViolation("query_wait_timeout"), failures.GONE),
+        (
+            psycopg.errors.ProtocolViolation("transaction blocks not allowed in statement pooling mode"),
+            failures.POOLER,
+        ),
         (psycopg.errors.InternalError_("tuple concurrently updated"), failures.CONFLICT),
         # Words that quote a value say nothing.
         (psycopg.errors.UniqueViolation("Key (id)=(connection refused) already exists"), failures.DATA),

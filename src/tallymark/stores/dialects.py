@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -33,7 +34,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.engine import URL
-from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.engine.interfaces import DBAPIConnection, ExceptionContext
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from sqlalchemy.sql.dml import Insert
@@ -41,11 +42,15 @@ from sqlalchemy.sql.dml import Insert
 from tallymark.errors import DataRefused
 from tallymark.shape import TableSpec
 from tallymark.stores.columns import is_text, python_rows
+from tallymark.stores.failures import READ_ONLY as READ_ONLY_SERVER
+from tallymark.stores.failures import judged
 from tallymark.stores.tls import Tls, check_file, take_tls, warn
-from tallymark.stores.url import shown, with_password
+from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT, seconds, shown, with_password
 
 IDLE_SECONDS = 1.0
 """How long a connection may be unused before it is tried out."""
+READ_SECONDS = 300
+"""For how long a server may be silent while a statement waits for its answer, unless the URL has read_timeout=."""
 READ_ONLY = "tallymark_read_only"
 """Execution option of connections that only look: on SQLite they take no write lock."""
 
@@ -64,9 +69,12 @@ class Dialect(ABC):
 
     def engine(self, url: URL) -> Engine:
         """Its URL says everything in the driver's own words, password and all: executors get that one."""
+        for name in (CONNECT_TIMEOUT, READ_TIMEOUT):
+            seconds(url, name, CONNECT_SECONDS)
         url = self._in_own_words(with_password(url))
         engine = create_engine(url.set(drivername=self.driver), **self.engine_options())
         _ping_after_idling(engine)
+        event.listen(engine, "handle_error", _leave_if_read_only)
         return engine
 
     def engine_options(self) -> dict[str, Any]:
@@ -97,6 +105,9 @@ class Dialect(ABC):
         self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str]
     ) -> None:
         """Refuse a table that would take these columns, and not keep our promise on this kind of database."""
+
+    def let_wait(self, connection: Connection) -> None:  # noqa: B027
+        """Let this transaction be idle for as long as its handler waits for something else."""
 
     def check_constraints(self, connection: Connection) -> None:  # noqa: B027
         """Have constraints checked now and from now on: a deferred one would fail in COMMIT, which blames no row."""
@@ -161,7 +172,8 @@ def _ping_after_idling(engine: Engine) -> None:
         if time.monotonic() - record.info.get("used", 0.0) < IDLE_SECONDS:
             return
         try:
-            alive = engine.dialect.do_ping(connection)
+            with within(connection, CONNECT_SECONDS):
+                alive = engine.dialect.do_ping(connection)
         except engine.dialect.loaded_dbapi.Error:
             alive = False
         if not alive:
@@ -169,6 +181,25 @@ def _ping_after_idling(engine: Engine) -> None:
 
     event.listen(engine, "checkin", used)
     event.listen(engine, "checkout", check)
+
+
+def _leave_if_read_only(context: ExceptionContext) -> None:
+    """After a failover the address may lead to another server, and the connections of the pool to the old one."""
+    if judged(context.original_exception) == READ_ONLY_SERVER:
+        context.is_disconnect = True
+
+
+@contextmanager
+def within(connection: Any, most: float) -> Iterator[None]:
+    """Wait no longer than this for an answer. Connections to servers have the attribute, PyMySQL's by themselves."""
+    usual = getattr(connection, "_read_timeout", None)
+    if usual is not None:
+        connection._read_timeout = min(usual, most)
+    try:
+        yield
+    finally:
+        if usual is not None:
+            connection._read_timeout = usual
 
 
 def places(table: Any, rows: pa.Table) -> dict[str, BindParameter[Any]]:

@@ -44,6 +44,10 @@ READ_ONLY = Verdict(
 )
 GONE = Verdict(Unreachable, "{name} can't be reached: {words}; check that it runs and that the address is right")
 
+POOLER = Verdict(
+    BadInput, "{name}: {words}; let the pooler keep a connection for a transaction (pool_mode) or a session"
+)
+
 # A code of two characters is a whole class of SQLSTATEs.
 POSTGRESQL = verdicts(
     {
@@ -170,6 +174,8 @@ def judged(error: BaseException | None) -> Verdict | None:
     if code == "08P01" and " in message" in lowered:
         # The bytes of a binary COPY, as for 22P03. Poolers use the code for all that they have to say.
         return CHANGED
+    if code == "08P01" and "statement pooling" in lowered:
+        return POOLER
     if code == "2013" and "timed out" in lowered:
         return SILENT
     if code is not None and (listed := _listed(table, code)) is not None:

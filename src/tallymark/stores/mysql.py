@@ -15,11 +15,11 @@ from sqlalchemy.engine import URL
 from tallymark.errors import BadInput, DataRefused, TableMismatch
 from tallymark.shape import TableSpec
 from tallymark.stores.columns import is_binary, is_text, python_rows
-from tallymark.stores.dialects import Dialect, check_lengths, not_in_key, places
+from tallymark.stores.dialects import READ_SECONDS, Dialect, check_lengths, not_in_key, places
 from tallymark.stores.keys import Unique, unique_indexes
 from tallymark.stores.load import LoadIsOff, load, load_aside
 from tallymark.stores.tls import Tls
-from tallymark.stores.url import shown
+from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT, seconds, shown
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,9 @@ ESCAPED = "[\\x00\\n\\r\\x1a\"'\\\\]"
 """What the driver puts a backslash before."""
 
 
+WRITE_TIMEOUT = "write_timeout"
+
+
 class Mysql(Dialect):
     name = "mysql"
     driver = "mysql+pymysql"
@@ -46,6 +49,7 @@ class Mysql(Dialect):
         self._packet: int | None = None
 
     def engine(self, url: URL) -> Engine:
+        seconds(url, WRITE_TIMEOUT, READ_SECONDS)
         url = url if "local_infile" in url.query else url.update_query_dict({"local_infile": "1"})
         engine = super().engine(url.update_query_dict({"charset": "utf8mb4"}))
         event.listen(engine, "do_connect", partial(_connect, shown(url)))
@@ -54,7 +58,7 @@ class Mysql(Dialect):
 
     def engine_options(self) -> dict[str, Any]:
         # Positional parameters: rows go to the driver as tuples, whatever style SQLAlchemy prefers for it.
-        return super().engine_options() | {"connect_args": {"connect_timeout": 10}, "paramstyle": "format"}
+        return super().engine_options() | {"paramstyle": "format"}
 
     def tls_mode(self, tls: Tls) -> dict[str, str]:
         # Given the authorities, PyMySQL verifies both. Told to verify by name, SQLAlchemy and it would lose them.
@@ -189,21 +193,29 @@ def _bytewise(table: Table, name: str, expression: str) -> str:
     return f"CAST({expression} AS BINARY)" if isinstance(table.c[name].type, String) else expression
 
 
-def _connect(store: str, dialect: Any, _: Any, positional: Sequence[Any], options: dict[str, Any]) -> Any:
+def _connect(store: str, dialect: Any, _: Any, positional: Sequence[Any], given: Mapping[str, Any]) -> Any:
+    options = {CONNECT_TIMEOUT: CONNECT_SECONDS, READ_TIMEOUT: READ_SECONDS, **given}
     if isinstance(password := options.get("password"), str):
         # PyMySQL would send Latin-1, and a server compares UTF-8.
         options["password"] = password.encode()
+    usual = options[READ_TIMEOUT], options.get(WRITE_TIMEOUT, options[READ_TIMEOUT])
     try:
-        return dialect.connect(*positional, **options)
+        # PyMySQL waits for the handshake as long as for the answer to a statement.
+        connection = dialect.connect(
+            *positional, **options | dict.fromkeys((READ_TIMEOUT, WRITE_TIMEOUT), options[CONNECT_TIMEOUT])
+        )
     except (TypeError, ValueError, AttributeError, OSError) as error:
         # PyMySQL looks at its options one by one, and has no error of its own for them.
         raise BadInput(f"{store}: PyMySQL can't take the options of the URL: {error}; correct them") from error
+    connection._read_timeout, connection._write_timeout = usual
+    return connection
 
 
 def _on_connect(connection: Any, _: Any) -> None:
     # A server may answer any statement by asking for a file of ours: only while we load is it given one.
     connection._local_infile = False
     with connection.cursor() as cursor:
-        # Without strict mode the server cuts values to fit, silently. A zero is a value, not a request for a number.
-        modes = "STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO"
-        cursor.execute(f"SET SESSION sql_mode = CONCAT(@@sql_mode, ',{modes}'), time_zone = '+00:00'")
+        # Without strict mode the server cuts values to fit, silently. A zero is a value, not a request for a number. A
+        # handler may wait for longer than a server waits for its clients: eight hours are the server's own default.
+        modes, wait = "STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO", "wait_timeout = GREATEST(@@wait_timeout, 28800)"
+        cursor.execute(f"SET SESSION sql_mode = CONCAT(@@sql_mode, ',{modes}'), time_zone = '+00:00', {wait}")

@@ -12,8 +12,9 @@ from tallymark.errors import BadInput
 from tallymark.stores.sql import DIALECTS, SqlStore
 from tallymark.stores.store import Store
 from tallymark.stores.tls import OPTIONS
-from tallymark.stores.url import PASSWORD_FILE, shown
+from tallymark.stores.url import CONNECT_TIMEOUT, PASSWORD_FILE, READ_TIMEOUT, shown
 
+NEED_VALUES = (*OPTIONS, PASSWORD_FILE, CONNECT_TIMEOUT, READ_TIMEOUT)
 REDIS = ("redis", "rediss", "redis+cluster", "valkey")
 
 
@@ -55,7 +56,7 @@ def open_sql(url: str) -> SqlStore:
 
 def _parse(url: str) -> URL:
     # Parsing drops an option without a value, and with it the proof that was asked for.
-    if empty := re.search(rf"[?&]({'|'.join((*OPTIONS, PASSWORD_FILE))})=?(&|$)", url):
+    if empty := re.search(rf"[?&]({'|'.join(NEED_VALUES)})=?(&|$)", url):
         raise BadInput(f"the store URL has {empty[1]}= without a value; give it one or leave it out")
     try:
         parsed = make_url(url)

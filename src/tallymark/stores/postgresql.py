@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -11,17 +13,33 @@ from sqlalchemy import Connection, Engine, Select, Table, TableClause, delete, e
 from sqlalchemy import column as sql_column
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from tallymark.errors import TallymarkError
 from tallymark.ledger.statements import by_driver
 from tallymark.shape import TableSpec
 from tallymark.stores import pgcopy
 from tallymark.stores.columns import hexed, is_binary
-from tallymark.stores.dialects import Dialect, check_lengths, deletable, resolved
+from tallymark.stores.dialects import READ_SECONDS, Dialect, check_lengths, deletable, resolved, within
 from tallymark.stores.tls import Tls
+from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT
 
 # A server that vanished without a word is noticed within a minute.
-CONNECT = {"connect_timeout": 10, "keepalives_idle": 20, "keepalives_interval": 10, "keepalives_count": 3}
+CONNECT = {
+    CONNECT_TIMEOUT: CONNECT_SECONDS,
+    "keepalives_idle": 20,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+IDLE_LIMIT = "idle_in_transaction_session_timeout"
+# A time without a zone is UTC, wherever the server believes to be. A client that is frozen in the middle of a
+# transaction must not keep its locks for hours.
+SETTINGS = {"TimeZone": "UTC", IDLE_LIMIT: "5min"}
+# The same for a client that vanished without a word.
+KEEPALIVES = {"tcp_keepalives_idle": "20", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}
+POOLED = "tallymark_pooled"
+"""Whether a pooler is in between, so that a session may be another one with each transaction."""
 IDLE, IN_ERROR = 0, 3
 """libpq's PQTRANS_IDLE and PQTRANS_INERROR."""
 ENDED = (b"COMMIT", b"BEGIN", b"START TRANSACTION", b"PREPARE TRANSACTION")
@@ -42,11 +60,10 @@ class Postgresql(Dialect):
 
     def engine(self, url: URL) -> Engine:
         engine = super().engine(url)
+        event.listen(engine, "do_connect", _connect)
         event.listen(engine, "connect", _on_connect)
+        event.listen(engine, "begin", _on_begin)
         return engine
-
-    def engine_options(self) -> dict[str, Any]:
-        return super().engine_options() | {"connect_args": CONNECT}
 
     def tls_mode(self, tls: Tls) -> dict[str, str]:
         return {"sslmode": "verify-full" if tls.checks_host else "verify-ca"}
@@ -54,6 +71,9 @@ class Postgresql(Dialect):
     def unproven(self, options: Mapping[str, Any]) -> str | None:
         mode = options.get("sslmode", "disable")
         return None if mode in ("disable", "verify-full") else f"sslmode={mode}"
+
+    def let_wait(self, connection: Connection) -> None:
+        connection.exec_driver_sql(f"SET LOCAL {IDLE_LIMIT} = 0")
 
     def check_constraints(self, connection: Connection) -> None:
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
@@ -98,12 +118,69 @@ class Postgresql(Dialect):
         connection.exec_driver_sql(f"DROP TABLE {INCOMING}")
 
 
-def _on_connect(connection: Any, _: Any) -> None:
-    # A time without a zone is UTC, wherever the server believes to be.
-    connection.execute("SET TIME ZONE 'UTC'")
-    # A client that vanished in the middle of a transaction must not keep its locks for hours. Handlers may think long.
-    connection.execute("SET idle_in_transaction_session_timeout = '5min'")
-    connection.commit()
+@cache
+def _watchful() -> Any:
+    import psycopg
+
+    class Watchful(psycopg.Connection[Any]):
+        """A connection that fails when the server is silent for too long while it owes an answer.
+
+        The limit is on silence: a COPY may take as long as it likes while the server takes its bytes.
+        """
+
+        _read_timeout: float = READ_SECONDS
+
+        def wait(self, gen: Any, *arguments: Any, **options: Any) -> Any:
+            return super().wait(self._watched(gen), *arguments, **options)
+
+        def _watched(self, gen: Any) -> Generator[Any, Any, Any]:
+            """Pass on what psycopg's waiting says to the generator; it says nothing is ready ten times a second."""
+            heard = time.monotonic()
+            try:
+                wanted = next(gen)
+                while True:
+                    ready = yield wanted
+                    if ready:
+                        heard = time.monotonic()
+                    elif time.monotonic() - heard > self._read_timeout:
+                        self.close()
+                        raise psycopg.OperationalError(f"no answer for {self._read_timeout:g} s")
+                    wanted = gen.send(ready)
+            except StopIteration as end:
+                return end.value
+
+    return Watchful
+
+
+def _connect(_: Any, __: Any, positional: Sequence[Any], given: Mapping[str, Any]) -> Any:
+    options = {**CONNECT, **given}
+    limit = float(options.pop(READ_TIMEOUT, READ_SECONDS))
+    connection = _watchful().connect(*positional, **options)
+    connection._read_timeout = limit
+    return connection
+
+
+def _on_connect(connection: Any, record: ConnectionPoolEntry) -> None:
+    with within(connection, CONNECT_SECONDS):
+        # A pooler answers for a server process of its own invention.
+        (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone()
+        record.info[POOLED] = pid != connection.info.backend_pid
+        if record.info[POOLED]:
+            # The next transaction may meet another session, which does not know what was prepared in this one.
+            connection.prepare_threshold = None
+        else:
+            connection.execute(_settings(SETTINGS | KEEPALIVES, local=False))
+        connection.commit()
+
+
+def _on_begin(connection: Connection) -> None:
+    if connection.info.get(POOLED):
+        connection.exec_driver_sql(_settings(SETTINGS, local=True))
+
+
+def _settings(settings: Mapping[str, str], *, local: bool) -> str:
+    chosen = [f"set_config('{name}', '{value}', {str(local).lower()})" for name, value in settings.items()]
+    return f"SELECT {', '.join(chosen)}"
 
 
 def _copy_aside(connection: Connection, target: Table, rows: pa.Table) -> TableClause:

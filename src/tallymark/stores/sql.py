@@ -325,6 +325,8 @@ def _second_chance(work: Callable[[], None]) -> None:
     for pause in (0.1, 0.5):
         try:
             return work()
-        except DBAPIError:
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
             time.sleep(pause)
     return work()

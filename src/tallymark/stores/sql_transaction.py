@@ -60,7 +60,9 @@ class SqlTransaction(Transaction):
     def _open(self) -> Connection:
         self._check_open()
         if self._connection is None:
-            self._connection = self._guard.watch(self._stack.enter_context(self._engine.begin()))
+            connection = self._stack.enter_context(self._engine.begin())
+            self._dialect.let_wait(connection)
+            self._connection = self._guard.watch(connection)
         return self._connection
 
     def execute(self, statement: str | Executable, parameters: Parameters = None, **options: Any) -> CursorResult[Any]:

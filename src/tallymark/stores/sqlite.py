@@ -15,7 +15,7 @@ from tallymark.errors import BadInput, DataRefused
 from tallymark.shape import TableSpec
 from tallymark.stores.dialects import READ_ONLY, Dialect, deletable, places, resolved
 from tallymark.stores.tls import OPTIONS
-from tallymark.stores.url import PASSWORD_FILE, shown
+from tallymark.stores.url import CONNECT_TIMEOUT, PASSWORD_FILE, READ_TIMEOUT, shown
 
 LOCK_WAIT = 30.0
 """Seconds that a writer waits for another one."""
@@ -30,8 +30,9 @@ class Sqlite(Dialect):
     def engine(self, url: URL) -> Engine:
         if url.database in (None, "", ":memory:"):
             raise BadInput("a SQLite store needs a file to survive a restart; write sqlite:///name.db")
-        for option in (name for name in (*OPTIONS, PASSWORD_FILE) if name in url.query):
-            raise BadInput(f"{shown(url)}: SQLite is a file and connects to nobody; leave {option}= out")
+        for option in (*OPTIONS, PASSWORD_FILE, CONNECT_TIMEOUT, READ_TIMEOUT):
+            if option in url.query:
+                raise BadInput(f"{shown(url)}: SQLite is a file and connects to no server; leave {option}= out")
         engine = super().engine(url)
         event.listen(engine, "connect", _on_connect)
         event.listen(engine, "begin", _on_begin)

@@ -9,6 +9,9 @@ from tallymark.secrets import from_environment, read_secret
 
 PASSWORD_FILE = "password_file"
 PASSWORD = "STORE_PASSWORD"
+CONNECT_TIMEOUT, READ_TIMEOUT = "connect_timeout", "read_timeout"
+"""For how many seconds a server may be silent when we connect, and while a statement waits for its answer."""
+CONNECT_SECONDS = 10
 
 
 def shown(url: URL) -> str:
@@ -21,6 +24,14 @@ def option(url: URL, name: str) -> str | None:
     if isinstance(value, tuple):
         raise BadInput(f"{shown(url)}: {name}= takes one value")
     return value
+
+
+def seconds(url: URL, name: str, default: int) -> int:
+    """A time limit that the URL sets."""
+    given = option(url, name)
+    if given is not None and not (given.isascii() and given.isdecimal() and 0 < int(given) < 10**6):
+        raise BadInput(f"{shown(url)}: {name}={given} is not a number of seconds; write a whole number above 0")
+    return default if given is None else int(given)
 
 
 def with_password(url: URL, *, needs_user: bool = True) -> URL:

@@ -9,11 +9,19 @@ from sqlalchemy.engine import make_url
 
 from tallymark.errors import BadInput
 from tallymark.stores.tls import OPTIONS, Tls, take_tls
-from tallymark.stores.url import PASSWORD_FILE, shown, with_password
+from tallymark.stores.url import (
+    CONNECT_SECONDS,
+    CONNECT_TIMEOUT,
+    PASSWORD_FILE,
+    READ_TIMEOUT,
+    seconds,
+    shown,
+    with_password,
+)
 
 Form = Literal["hash", "json"]
-KNOWN = ("tag", "rows", PASSWORD_FILE, *OPTIONS)
-CONNECT_SECONDS, ANSWER_SECONDS = 10, 60
+KNOWN = ("tag", "rows", PASSWORD_FILE, CONNECT_TIMEOUT, READ_TIMEOUT, *OPTIONS)
+READ_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,8 @@ class Address:
     rows: Form
     options: dict[str, Any] = field(repr=False)
     tls: Tls | None = None
+    connect_timeout: int = CONNECT_SECONDS
+    read_timeout: int = READ_SECONDS
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -46,7 +56,8 @@ class Address:
         where: dict[str, Any] = {"host": parsed.host or "localhost", "port": parsed.port or 6379}
         where |= {} if cluster else {"db": int(database)}
         where |= {"username": parsed.username or None, "password": parsed.password}
-        return cls(name, cluster, tag, "json" if options["rows"] == "json" else "hash", where, tls)
+        limits = seconds(given, CONNECT_TIMEOUT, CONNECT_SECONDS), seconds(given, READ_TIMEOUT, READ_SECONDS)
+        return cls(name, cluster, tag, "json" if options["rows"] == "json" else "hash", where, tls, *limits)
 
     def client(self) -> Any:
         """A client with a pool of connections. That of a cluster connects at once, to learn who is in it.
@@ -55,7 +66,7 @@ class Address:
         """
         redis = self.driver()
         never = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
-        timeouts = {"socket_connect_timeout": CONNECT_SECONDS, "socket_timeout": ANSWER_SECONDS}
+        timeouts = {"socket_connect_timeout": self.connect_timeout, "socket_timeout": self.read_timeout}
         make = redis.cluster.RedisCluster if self.cluster else redis.Redis
         options = self.options | timeouts | {"retry": never, "protocol": 2}
         if self.tls is None:
@@ -63,7 +74,7 @@ class Address:
         # A client that is made from a URL, and only that one, takes a kind of connection.
         host, port = options.pop("host"), options.pop("port")
         address = f"redis://[{host}]:{port}" if ":" in host else f"redis://{host}:{port}"
-        return make.from_url(address, connection_class=_verified(redis, self.tls), **_tls_options(self.tls), **options)
+        return make.from_url(address, connection_class=_verified(redis, self), **_tls_options(self.tls), **options)
 
     def driver(self) -> Any:
         try:
@@ -78,22 +89,23 @@ class Address:
         return redis
 
 
-def _verified(redis: Any, tls: Tls) -> Any:
-    context = tls.context()
+def _verified(redis: Any, address: Address) -> Any:
+    assert address.tls is not None
+    context = address.tls.context()
 
     class Verified(redis.SSLConnection):  # type: ignore[misc]
         """redis-py would trust the system's authorities besides the one that was named."""
 
         def _wrap_socket_with_ssl(self, sock: Any) -> Any:
             # A server without TLS takes the handshake for the beginning of a command, and waits for its end.
-            sock.settimeout(CONNECT_SECONDS)
+            sock.settimeout(address.connect_timeout)
             try:
                 wrapped = context.wrap_socket(sock, server_hostname=self.host)
             except TimeoutError:
                 raise redis.ConnectionError(
-                    f"nothing was said to a TLS handshake for {CONNECT_SECONDS} s, as by a server without TLS"
+                    f"nothing was said to a TLS handshake for {address.connect_timeout} s, as by a server without TLS"
                 ) from None
-            wrapped.settimeout(ANSWER_SECONDS)
+            wrapped.settimeout(address.read_timeout)
             return wrapped
 
     return Verified

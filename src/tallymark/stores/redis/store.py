@@ -350,8 +350,14 @@ class RedisStore(Store):
                 f"{self.name}: this batch takes {len(keys) + len(arguments)} arguments, and a Redis command takes "
                 f"{script.MOST_ARGUMENTS}: set limits.records lower"
             )
-        with translated(self.name):
-            answer = script.run(self._client, keys, arguments)
+        try:
+            with translated(self.name):
+                answer = script.run(self._client, keys, arguments)
+        except Unreachable as error:
+            if type(error.__cause__).__name__ == "ReadOnlyError" and not self._address.cluster:
+                # After a failover the address may lead to another server, and these connections to the old one.
+                self._client.connection_pool.disconnect()
+            raise
         if answer[0] == b"broken" and not answer[1].decode().startswith(self._keys.table(LEDGER)):
             raise DataRefused(f"key {answer[1].decode()} holds a {answer[2].decode()}; nothing was written")
         if answer[0] == b"broken":
