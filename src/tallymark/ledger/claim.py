@@ -9,14 +9,15 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, update
 
-from tallymark.fence import Claim, Decide, FirstClaim, Restart, check_held, restarted
+from tallymark.errors import Unreachable
+from tallymark.fence import Claim, Decide, FirstClaim, Restart, Wish, check_held, restarted
 from tallymark.ledger.commit import record_notes
 from tallymark.ledger.letters import void_letters
 from tallymark.ledger.read import lock_positions, read_group, read_positions
 from tallymark.ledger.skips import void_skips
 from tallymark.ledger.statements import insert_if_absent, key_condition, key_parameters
 from tallymark.ledger.tables import groups, positions
-from tallymark.spans import OUTCOMES, Owner, Partition
+from tallymark.spans import OUTCOMES, Owner, Partition, Position
 
 
 def claim(
@@ -28,10 +29,12 @@ def claim(
     held: Mapping[Partition, Claim],
 ) -> dict[Partition, Claim]:
     """Take over these partitions: raise their epochs and name the owner. Whoever held them is fenced."""
-    wish = decide(read_group(connection, group).get(group, []))
+    saved = read_group(connection, group).get(group, [])
+    wish = decide(saved)
     register_group(connection, group, owner.host, owner.since)
     insert_first(connection, group, owner.since, wish.first)
     found = lock_positions(connection, group, partitions)
+    _check_unclaimed(group, {position.partition: position.epoch for position in saved}, found, wish)
     _update_each(
         connection,
         {"epoch": positions.c.epoch + 1, "owner": owner.run, "owner_host": owner.host, "owned_since": owner.since},
@@ -43,6 +46,15 @@ def claim(
     for partition in wish.restarts.keys() & claims.keys():
         claims[partition] = restart(connection, group, claims[partition], wish.restarts[partition], owner.since)
     return claims
+
+
+def _check_unclaimed(
+    group: str, epochs: Mapping[Partition, int], found: Mapping[Partition, Position], wish: Wish
+) -> None:
+    """Whoever has claimed a partition since its position was read may have moved it: then the wish is out of date."""
+    for partition in wish.restarts.keys() & found.keys():
+        if found[partition].epoch != epochs[partition]:
+            raise Unreachable(f"group {group}: another run has claimed {partition} at the same moment; try again")
 
 
 def reclaim(connection: Connection, group: str, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
