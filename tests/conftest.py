@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from tallymark.errors import SandboxError
 from tallymark.sandbox import Sandbox
 from tests.support import databases
 from tests.support.kafka import Topics
@@ -27,7 +28,10 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ADDRESSES = "TALLYMARK_TEST_SERVERS"
-"""Environment variable: JSON with the addresses of the servers ``kafka``, ``postgresql``, ``mariadb`` and ``redis``."""
+"""Environment variable: JSON with the addresses of the servers ``kafka``, ``postgresql``, ``mariadb`` and ``redis``.
+
+It may have ``mysql``, too.
+"""
 LONG = {
     "test_a_run_killed_at_any_step_loses_and_repeats_nothing": "planned|read|staged|done|mariadb-(moved|committed)",
     "test_a_kill_at_any_other_step_costs_nothing_or_the_same": "planned|read|staged|done",
@@ -50,6 +54,7 @@ LONG = {
     "test_executors_stage_what_one_transaction_promotes": "mariadb",
     "test_ctrl_c_leaves_cleanly_and_does_not_wait_for_a_read_that_hangs": "",
     "test_a_batch_that_is_too_large_for_the_memory_is_read_in_smaller_ones": "",
+    "test_local_files_are_loaded_and_rows_kept_over_a_stop": "mysql",
     "test_a_killed_keeper_takes_its_servers_along": "",
     "test_an_interrupted_up_leaves_nothing": "",
     "test_help_shows_an_example": "down|status",
@@ -131,10 +136,16 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     name, _, case = item.name.partition("[")
     if name in LONG and re.search(LONG[name], case):
         item.add_marker(pytest.mark.faults)
+    if "mysql" in getattr(item, "fixturenames", ()) or databases.MYSQL in _parameters(item):
+        item.add_marker(pytest.mark.xdist_group("mysql"))
     if "spark" in getattr(item, "fixturenames", ()):
         # Two sessions share the work, one in each of two workers.
         name = "spark" if item.path.stem.startswith(("test_spark", "test_secured")) else "spark too"
         item.add_marker(pytest.mark.xdist_group(name))
+
+
+def _parameters(item: pytest.Item) -> list[Any]:
+    return list(item.callspec.params.values()) if hasattr(item, "callspec") else []
 
 
 def _only_unit_tests(config: pytest.Config) -> bool:
@@ -177,6 +188,20 @@ def database(servers: dict[str, str], tmp_path: Path) -> Iterator[Callable[[str]
     yield make
     for url in made:
         databases.drop(url)
+
+
+@pytest.fixture(scope="session")
+def mysql(servers: dict[str, str]) -> Iterator[str]:
+    """The address of a real MySQL. Where none can be had, its tests are skipped, and say why."""
+    if databases.MYSQL in servers:
+        yield servers[databases.MYSQL]
+        return
+    with Sandbox() as box:
+        try:
+            server = box.mysql()
+        except SandboxError as error:
+            pytest.skip(f"no MySQL on this machine: {error}")
+        yield server.url
 
 
 @pytest.fixture

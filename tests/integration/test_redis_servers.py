@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 import redis
 
-from tallymark.errors import AccessDenied, BadInput, TallymarkError, Unreachable
+from tallymark.errors import AccessDenied, BadInput, SandboxError, TallymarkError, Unreachable
 from tallymark.sandbox.server import free_port
 from tallymark.shape import Changes, TableSpec
 from tallymark.spans import GroupState, Partition
@@ -23,7 +23,7 @@ from tallymark.stores.opening import open_store
 from tallymark.stores.redis import script
 from tallymark.stores.redis.store import RedisStore
 from tests.support.commits import EVENTS, SCHEMA, SINCE, take, work
-from tests.support.redis import OwnValkey, client, dump
+from tests.support.redis import OwnRedis, OwnValkey, client, dump
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 BOTH = [ZERO, ONE]
@@ -31,8 +31,15 @@ GROUP = "group"
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[OwnValkey]:
-    with OwnValkey(tmp_path / "own") as server:
+def own(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OwnValkey]:
+    server = getattr(request, "param", OwnValkey)(tmp_path / "own")
+    try:
+        server.start()
+    except SandboxError as error:
+        if isinstance(server, OwnRedis):
+            pytest.skip(f"no Redis on this machine: {error}")
+        raise
+    with server:
         yield server
 
 
@@ -46,6 +53,7 @@ def ready(url: str) -> RedisStore:
 # A crash of the server
 
 
+@pytest.mark.parametrize("own", [OwnValkey, OwnRedis], indirect=True)
 def test_a_killed_server_loses_rows_and_positions_together(own: OwnValkey) -> None:
     store = ready(own.url)
     held = take(store, GROUP, "one", BOTH)
@@ -154,6 +162,7 @@ def test_a_full_server_takes_nothing_and_all_of_it_later(own: OwnValkey) -> None
     assert len(dump(own.url, "events:")) == 8
 
 
+@pytest.mark.parametrize("own", [OwnValkey, OwnRedis], indirect=True)
 def test_a_full_server_never_takes_half_of_a_commit(own: OwnValkey) -> None:
     """A deletion is allowed where memory is full: once it is made, the rest of the script has to pass too."""
     spec = TableSpec("orders", key=("id",), write="upsert", delete="tombstone")

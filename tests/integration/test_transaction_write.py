@@ -16,14 +16,14 @@ from sqlalchemy import inspect, text
 from tallymark.errors import BadInput, DataRefused, TableChanged, TableMismatch
 from tallymark.stores import mysql
 from tallymark.stores.sql import SqlStore
-from tests.support.databases import KINDS, create, drop
+from tests.support.databases import KINDS, MYSQL, create, drop
 from tests.support.stores import opened, prepare
 
 DAY = datetime(2026, 1, 31, 12, 30, 0, 5)
 ID = UUID(int=7)
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[*KINDS, MYSQL])
 def kept_url(
     request: pytest.FixtureRequest, servers: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
@@ -31,7 +31,8 @@ def kept_url(
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path_factory.mktemp('kept') / 'store.db'}"
         return
-    url = create(servers[request.param])
+    server = request.getfixturevalue("mysql") if request.param == MYSQL else servers[request.param]
+    url = create(server)
     yield url
     drop(url)
 

@@ -159,7 +159,7 @@ def test_three_brokers_are_one_service_of_three_nodes(run: Run, environment: dic
 
 
 def test_an_unknown_server_is_refused_with_the_known_ones(environment: dict[str, str]) -> None:
-    assert "choose from postgresql, mariadb, valkey" in refused(environment, "up", "--with", "oracle")
+    assert "choose from postgresql, mariadb, mysql, valkey, redis" in refused(environment, "up", "--with", "oracle")
 
 
 def test_two_brokers_are_refused(environment: dict[str, str]) -> None:

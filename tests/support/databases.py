@@ -8,6 +8,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
 KINDS = ("sqlite", "postgresql", "mariadb")
+MYSQL = "mysql"
+"""Beside MariaDB, where both were found to differ. It is started on first use, as it takes 10 s."""
 DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import redis
 from sqlalchemy.engine import make_url
 
-from tallymark.sandbox.valkey import Valkey
+from tallymark.sandbox.valkey import Redis, Valkey
 
 
 def client(url: str) -> Any:
@@ -49,3 +49,7 @@ class OwnValkey(Valkey):
     def command(self) -> list[str | Path]:
         extra = [word for name, value in self.settings.items() for word in (f"--{name.replace('_', '-')}", value)]
         return [*super().command(), *extra]
+
+
+class OwnRedis(OwnValkey, Redis):
+    """A real Redis."""

@@ -291,6 +291,7 @@ def test_a_line_to_another_machine_is_to_be_encrypted() -> None:
         ("local_infile", "ON", "OFF"),
         ("default_storage_engine", "InnoDB", "MyISAM"),
         ("journal_mode", "wal", "delete"),
+        ("sql_require_primary_key", "OFF", "ON"),
         ("idle_in_transaction_session_timeout", "300000", "5000"),
         ("statement_timeout", "0", "1000"),
         ("wait_timeout", "28800", "10"),
@@ -300,6 +301,14 @@ def test_a_line_to_another_machine_is_to_be_encrypted() -> None:
 def test_settings_of_databases(name: str, fine: str, bad: str) -> None:
     assert opinion(databases.setting(name, fine)) == "ok"
     assert opinion(databases.setting(name, bad)) == "warn"
+
+
+@pytest.mark.parametrize(
+    ("name", "fine", "bad"), [("binlog_format", "MIXED", "STATEMENT"), ("super_read_only", "OFF", "ON")]
+)
+def test_settings_of_databases_that_let_nothing_be_written(name: str, fine: str, bad: str) -> None:
+    assert opinion(databases.setting(name, fine)) == "ok"
+    assert opinion(databases.setting(name, bad)) == "fail"
 
 
 def test_isolation() -> None:

@@ -17,7 +17,7 @@ from tallymark.sandbox import control
 from tallymark.sandbox.state import SERVICES, State
 
 app = typer.Typer(
-    help="Run Kafka, PostgreSQL, MariaDB and Valkey on this machine, without root.",
+    help="Run Kafka, PostgreSQL, MariaDB, MySQL, Valkey and Redis on this machine, without root.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
@@ -27,7 +27,9 @@ STATE_STYLES = {"running": "green", "starting": "yellow", "failed": "red", "ende
 
 With = Annotated[
     list[str] | None,
-    typer.Option("--with", help="A server beside Kafka: postgresql, mariadb, valkey. Repeat it or use commas."),
+    typer.Option(
+        "--with", help="A server beside Kafka: postgresql, mariadb, mysql, valkey, redis. Repeat it or use commas."
+    ),
 ]
 Secure = Annotated[bool, typer.Option("--secure", help="Kafka behind TLS, with users, passwords and permissions.")]
 Brokers = Annotated[

@@ -12,7 +12,7 @@ from functools import partial
 from sqlalchemy import Column, Integer, MetaData, Table, delete, false, insert, select, text, update
 
 from tallymark.doctor.verdict import Finding, Opinion, asked, is_local, judge, ledger, line, skew, version
-from tallymark.errors import TallymarkError
+from tallymark.errors import AccessDenied, TallymarkError
 from tallymark.ledger.create import ledger_version
 from tallymark.ledger.tables import VERSION, metadata, schema
 from tallymark.stores.sql import SqlStore
@@ -27,15 +27,34 @@ SETTINGS = {
     "postgresql": "SELECT name, setting FROM pg_settings"
     " WHERE name IN ('idle_in_transaction_session_timeout', 'statement_timeout')",
     "mysql": "SHOW VARIABLES WHERE Variable_name IN"
-    " ('default_storage_engine', 'idle_transaction_timeout', 'local_infile', 'wait_timeout')",
+    " ('default_storage_engine', 'idle_transaction_timeout', 'local_infile', 'sql_require_primary_key',"
+    " 'super_read_only', 'wait_timeout') OR (Variable_name = 'binlog_format' AND @@log_bin)",
     "sqlite": "SELECT 'journal_mode', journal_mode FROM pragma_journal_mode",
 }
 FIXED = {
     "local_infile": ("ON", "rows go by INSERT, which is slower: SET GLOBAL local_infile = ON"),
+    "sql_require_primary_key": (
+        "OFF",
+        "tables for append and for staging have none, and can't be made: SET GLOBAL sql_generate_invisible_primary_key"
+        " = ON, or make the tables beforehand and set road='driver'",
+    ),
     "default_storage_engine": ("InnoDB", "others have no transactions: SET GLOBAL default_storage_engine = InnoDB"),
     "journal_mode": ("wal", "readers and writers wait for each other: move the file to a local disk"),
 }
 """What a setting should be, and what to do."""
+FORBIDDEN = {
+    "binlog_format": (
+        "STATEMENT",
+        "ROW or MIXED",
+        "transactions of READ COMMITTED are refused: SET GLOBAL binlog_format = ROW",
+    ),
+    "super_read_only": (
+        "ON",
+        "OFF",
+        "nothing can be written: connect to the primary, or SET GLOBAL super_read_only = OFF",
+    ),
+}
+"""What a setting must not be, what it should be, and what to do."""
 TIMES = {
     "idle_in_transaction_session_timeout": (1000, "ALTER ROLE CURRENT_USER RESET idle_in_transaction_session_timeout"),
     "statement_timeout": (1000, "ALTER ROLE CURRENT_USER SET statement_timeout = 0"),
@@ -70,6 +89,9 @@ def isolation(kind: str, found: str) -> Finding:
 
 
 def setting(name: str, value: str) -> Opinion:
+    if name in FORBIDDEN:
+        wrong, wanted, advice = FORBIDDEN[name]
+        return Opinion(wanted, fail=advice if value == wrong else None)
     if name in FIXED:
         wanted, advice = FIXED[name]
         return Opinion(wanted, warn=None if value == wanted else advice)
@@ -136,15 +158,18 @@ def _ledger(store: SqlStore) -> Iterator[Finding]:
         used = _refusal(store, _use_ledger) if found == VERSION else None
         refused = used or _refusal(store, _create_table)
         needed = used is not None or found != VERSION
-        url = store.engine.url
-        yield permissions(store.dialect.name, url.username, url.database, refused, needed)
+        if refused is None or isinstance(refused, AccessDenied):
+            url = store.engine.url
+            yield permissions(store.dialect.name, url.username, url.database, str(refused) if refused else None, needed)
+        else:
+            yield judge("store", "permissions", "not known", "to create and to write", fail=str(refused))
 
 
-def _refusal(store: SqlStore, work: Callable[[SqlStore], None]) -> str | None:
+def _refusal(store: SqlStore, work: Callable[[SqlStore], None]) -> TallymarkError | None:
     try:
         work(store)
     except TallymarkError as error:
-        return str(error)
+        return error
     return None
 
 
@@ -161,7 +186,7 @@ def _use_ledger(store: SqlStore) -> None:
 
 def _create_table(store: SqlStore) -> None:
     name = f"tallymark_doctor_{uuid.uuid4().hex[:8]}"
-    table = Table(name, MetaData(), Column("id", Integer))
+    table = Table(name, MetaData(), Column("id", Integer, primary_key=True, autoincrement=False))
     try:
         with store.transaction() as connection:
             table.create(connection)
@@ -169,7 +194,7 @@ def _create_table(store: SqlStore) -> None:
                 connection.execute(statement)
             connection.exec_driver_sql(f"CREATE VIEW {name}_view AS SELECT id FROM {name}")
             connection.exec_driver_sql(f"DROP VIEW {name}_view")
-            connection.exec_driver_sql(f"CREATE TEMPORARY TABLE {name}_temporary (id INTEGER)")
+            connection.exec_driver_sql(f"CREATE TEMPORARY TABLE {name}_temporary (id INTEGER PRIMARY KEY)")
             connection.exec_driver_sql(f"DROP TABLE {name}_temporary")
             table.drop(connection)
     except TallymarkError:

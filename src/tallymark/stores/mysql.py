@@ -204,6 +204,9 @@ def _connect(store: str, dialect: Any, _: Any, positional: Sequence[Any], given:
         connection = dialect.connect(
             *positional, **options | dict.fromkeys((READ_TIMEOUT, WRITE_TIMEOUT), options[CONNECT_TIMEOUT])
         )
+    except RuntimeError as error:
+        # The way in of the user's account needs a package that is not installed.
+        raise BadInput(f"{store}: {error}: pip install 'tallymark[mysql]'") from error
     except (TypeError, ValueError, AttributeError, OSError) as error:
         # PyMySQL looks at its options one by one, and has no error of its own for them.
         raise BadInput(f"{store}: PyMySQL can't take the options of the URL: {error}; correct them") from error

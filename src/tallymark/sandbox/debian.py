@@ -1,0 +1,72 @@
+"""Programs from Debian's packages, unpacked without root and run with their own loader and libraries.
+
+Some servers are in no package registry but Debian's, and there only in the suite ``sid``, which keeps one version of
+each package: nothing can be pinned. apt verifies what it fetches by the archive's signature, asks the mirror that this
+machine uses, and works in a directory of its own. What was unpacked once is used from then on.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from tallymark.cache import locked
+from tallymark.errors import SandboxError
+from tallymark.sandbox.server import run
+from tallymark.sandbox.unpack import programs_dir
+
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+SUITE = "sid"
+
+
+def fetch_debian(package: str) -> Path:
+    """The root directory of the package and all that it depends on, fetched when used first."""
+    place = programs_dir() / f"debian-{package}"
+    if not place.exists():
+        with locked(programs_dir() / f"debian-{package}.lock"):
+            if not place.exists():
+                _make(package, place)
+    return place
+
+
+def with_own_loader(root: Path, program: str) -> list[str | Path]:
+    """The words that start a program of these packages, whatever C library this machine has."""
+    (loader,) = root.glob("usr/lib/*-linux-gnu/ld-linux-*.so.*")
+    return [loader, "--library-path", loader.parent, root / program]
+
+
+def _make(package: str, place: Path) -> None:
+    missing = [str(tool) for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]
+    if missing or not KEYRING.exists():
+        raise SandboxError(f"{package} comes from Debian's archive, and this machine has no {(*missing, KEYRING)[0]}")
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".fetching-") as name:
+        work, made = Path(name), Path(name) / "made"
+        made.mkdir()
+        for archive in _download(package, work):
+            run("dpkg-deb", "--extract", archive, made)
+        made.chmod(0o755)
+        made.rename(place)
+
+
+def _download(package: str, work: Path) -> list[Path]:
+    for folder in ("state/lists/partial", "cache/archives/partial"):
+        (work / folder).mkdir(parents=True)
+    (work / "status").touch()
+    options = [f"Dir::State={work}/state", f"Dir::State::status={work}/status", f"Dir::Cache={work}/cache"]
+    options += ["Acquire::Languages=none", "Acquire::Retries=3", "APT::Sandbox::User=root"]
+    listed = run("apt-get", *_each(options), "update", "--print-uris")
+    mirror = re.search(r"'([^']*/debian/?)dists/", listed)
+    if mirror is None:
+        raise SandboxError(f"{package} comes from Debian's archive, which is not among the sources of apt here")
+    (work / "sources").write_text(f"deb [signed-by={KEYRING}] {mirror[1]} {SUITE} main\n")
+    options += [f"Dir::Etc::sourcelist={work}/sources", "Dir::Etc::sourceparts=/dev/null"]
+    run("apt-get", *_each(options), "--quiet=2", "update")
+    wanted = ("--quiet=2", "--yes", "--download-only", "--no-install-recommends", "install", package)
+    run("apt-get", *_each(options), *wanted)
+    return sorted((work / "cache" / "archives").glob("*.deb"))
+
+
+def _each(options: list[str]) -> list[str]:
+    return [word for option in options for word in ("-o", option)]
