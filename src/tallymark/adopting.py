@@ -82,7 +82,7 @@ def adopting(plan: Sequence[Planned], there: Mapping[Partition, int], reason: st
             raise PositionMoved(f"{moved}; nothing was changed") from None
         return Wish(
             {
-                one.partition: FirstClaim(one.new, one.log.topic_id, one.log.cluster_id, reason)
+                one.partition: FirstClaim(one.new, one.log.topic_id, one.log.cluster_id, reason, one.log.leader_epoch)
                 for one in again
                 if one.old is None and one.new is not None
             }

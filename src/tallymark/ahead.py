@@ -62,10 +62,10 @@ class Ahead:
         self.current |= {partition: got.stop for partition, got in taken.fetched.items()}
         return taken
 
-    def add(self, offsets: Mapping[Partition, int]) -> None:
+    def add(self, offsets: Mapping[Partition, int], epochs: Mapping[Partition, int | None] | None = None) -> None:
         """Fetch these too, or go on elsewhere in them."""
         self._drop(offsets)
-        self._fetcher.add(offsets)
+        self._fetcher.add(offsets, epochs)
         self.current |= offsets
 
     def remove(self, partitions: Iterable[Partition]) -> None:

@@ -122,4 +122,5 @@ def account(move: Move, seen: Seen, dead: int, epoch: int) -> Advance:
     tally = Tally(seen.records - dead, dead, move.skipped, move.lost, move.read - seen.records)
     if min(tally.applied, tally.absent) < 0:
         raise TallymarkError(f"{move.read_span}: the reader counted {seen.records} records, {dead} of them dead")
-    return Advance(move.partition, move.start, move.stop, epoch, tally, seen.last_timestamp)
+    leader_epoch = move.leader_epoch if seen.leader_epoch is None else seen.leader_epoch
+    return Advance(move.partition, move.start, move.stop, epoch, tally, seen.last_timestamp, leader_epoch)

@@ -135,7 +135,7 @@ class Batch:
         """What is to be written to the ledger for it. From then on it is too late for ``dead`` and ``shorten``."""
         self._accounted = True
         seen = {
-            partition: Seen(len(messages), 0, timestamp(messages[-1]))
+            partition: Seen(len(messages), 0, timestamp(messages[-1]), messages[-1].leader_epoch())
             for partition, messages in self._messages.items()
             if messages
         }

@@ -118,7 +118,7 @@ class Books(ABC):
 
     @abstractmethod
     def notes(self, group: str, kinds: Collection[str]) -> list[NoteLine]:
-        """What the journal says, in the order of time: loss, reset, backfill, replay, and of skips the open ones."""
+        """What the journal says of these kinds, in the order of time; of skips the open ones."""
 
     @abstractmethod
     def letters(self, query: LetterQuery) -> list[Letter]:

@@ -6,7 +6,7 @@ import difflib
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
@@ -16,7 +16,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import (
-    Consumer,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -29,10 +28,10 @@ from tallymark.cluster import Cluster
 from tallymark.complaints import MOVED, Complaints, judged
 from tallymark.errors import BadInput, TallymarkError, UnknownTopic, Unreachable
 from tallymark.patience import patiently
+from tallymark.probe import Probe
 from tallymark.read import Record
 from tallymark.source import is_pattern
 from tallymark.spans import Log, Partition
-from tallymark.times import headers, timestamp
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -195,6 +194,7 @@ class Brokers:
                 start=self._offset(starts, partition),
                 stop=self._offset(stops, partition),
                 end=self._offset(ends, partition),
+                leader_epoch=self._answer(stops, partition).leader_epoch,
             )
             for partition in partitions
         }
@@ -208,44 +208,11 @@ class Brokers:
 
     def records(self, wanted: Mapping[Partition, Collection[int]]) -> dict[tuple[Partition, int], Record]:
         """Single records by their offsets, as they are in Kafka. Those that are gone are missing from the answer."""
-        consumer = Consumer(
-            {
-                **self.cluster.settings(),
-                "group.id": "tallymark",  # required, and never joined
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-                "fetch.wait.max.ms": 20,
-                "log_level": 0,
-            }
-        )
-        try:
-            return {
-                (partition, record.offset): record
-                for partition, offsets in wanted.items()
-                for record in self._fetch(consumer, partition, sorted(offsets))
-            }
-        finally:
-            consumer.close()
+        return Probe(self.cluster, self.explain).records(wanted)
 
-    def _fetch(self, consumer: Consumer, partition: Partition, offsets: Sequence[int]) -> Iterator[Record]:
-        consumer.assign([TopicPartition(partition.topic, partition.number, offsets[0])])
-        left, deadline = set(offsets), time.monotonic() + TIMEOUT
-        while left:
-            messages = consumer.consume(min(10_000, max(left) - min(left) + 1), 0.1)
-            if messages:
-                deadline = time.monotonic() + TIMEOUT
-            elif time.monotonic() > deadline:
-                raise Unreachable(f"the brokers at {self.address} do not deliver {partition} offset {min(left)}")
-            for message in messages:
-                if error := message.error():
-                    if error.code() != KafkaError._PARTITION_EOF:
-                        raise self.explain(error, partition.topic)
-                    return
-                found = _record(message)
-                if found.offset in left:
-                    yield found
-                left = {offset for offset in left if offset > found.offset}
+    def truncated(self, positions: Mapping[Partition, tuple[int, int]]) -> dict[Partition, int]:
+        """Of these positions with their leader epochs, those whose logs were cut before them, and at which offset."""
+        return Probe(self.cluster, self.explain).truncated(positions)
 
     def _ask(
         self, partitions: Iterable[Partition], spec: Any, isolation: Any = IsolationLevel.READ_COMMITTED
@@ -257,8 +224,10 @@ class Brokers:
         return {(asked.topic, asked.partition): future for asked, future in answers.items()}
 
     def _offset(self, answers: Mapping[tuple[str, int], Future[Any]], partition: Partition) -> int:
-        answer = self._wait(answers[partition.topic, partition.number], topic=partition.topic)
-        return int(answer.offset)
+        return int(self._answer(answers, partition).offset)
+
+    def _answer(self, answers: Mapping[tuple[str, int], Future[Any]], partition: Partition) -> Any:
+        return self._wait(answers[partition.topic, partition.number], topic=partition.topic)
 
     def _wait(self, future: Future[Any], topic: str | None = None) -> Any:
         deadline = time.monotonic() + TIMEOUT + 5
@@ -342,7 +311,3 @@ def connect(make: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -> T:
 
 class _UnknownGroup(TallymarkError):
     """There is no such group."""
-
-
-def _record(message: Any) -> Record:
-    return Record(message.offset(), timestamp(message), message.key(), message.value(), headers(message))

@@ -51,6 +51,7 @@ class Beginning:
                 starting_offset(self.start, log, at.get(one), topic_is_known=one.topic not in fresh),
                 log.topic_id,
                 log.cluster_id,
+                leader_epoch=log.leader_epoch,
             )
             for one, log in concerned.items()
             if one not in positions
@@ -62,7 +63,12 @@ class Beginning:
         }
         reason = f"start={self.start.kind} overrides the saved position"
         restarts = {
-            one: Restart(to, reason, only_ahead=to == logs[one].stop and self.start.kind in ("latest", "timestamp"))
+            one: Restart(
+                to,
+                reason,
+                only_ahead=to == logs[one].stop and self.start.kind in ("latest", "timestamp"),
+                leader_epoch=logs[one].leader_epoch,
+            )
             for one, to in targets.items()
             if to is not None
         }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -24,7 +24,8 @@ from tallymark.batch import Batch as Accounts
 from tallymark.batches import Batch
 from tallymark.brokers import Brokers, Topic
 from tallymark.commit import Committer, Destination
-from tallymark.errors import Fenced, UnknownTopic, Unreachable
+from tallymark.errors import Fenced, LogTruncated, UnknownTopic, Unreachable
+from tallymark.fence import Entry
 from tallymark.fetch import Fetcher, OutOfRange
 from tallymark.formats import Decoder
 from tallymark.goals import Goals
@@ -157,15 +158,12 @@ class Consuming:
             if handled.moved:
                 # At most once: what was not done by now never will be.
                 batch.abandoned = True
-                self._advance(batch)
+                self._advance(batch, handled)
             self._on_step(Step.DROPPED, replace(progress, error=error))
             raise
         self.share.failed(None)
         self.share.claims = handled.claims
-        self._advance(batch)
-        entry = handled.entry
-        assert entry is not None
-        self.share.mirror(entry)
+        entry = self._advance(batch, handled)
         tallies = {step.partition: step.tally for step in entry.advances}
         progress = replace(progress, tally=entry.tally, tallies=tallies, rows=entry.rows)
         log.info("committed group=%s batch=%s tally=%s", self._setup.group, batch.name, progress.tally)
@@ -182,7 +180,9 @@ class Consuming:
         same_topics()
         return batch.accounts()
 
-    def _advance(self, batch: Batch) -> None:
+    def _advance(self, batch: Batch, handled: Handled) -> Entry:
+        assert handled.entry is not None
+        self.share.committed(handled.entry)
         for move in batch.moves:
             if move.skipped:
                 log.warning("skipped group=%s span=%s: %s", self._setup.group, move.skipped_span, move.reason)
@@ -190,7 +190,8 @@ class Consuming:
         self._next |= {partition: Move(partition, stop, 0, 0) for partition, stop in behind.items()}
         again = {partition: stop for partition, stop in behind.items() if self._ahead.current[partition] != stop}
         if again:
-            self._ahead.add(again)
+            self._ahead.add(again, {one: self.share.claims[one].position.leader_epoch for one in again})
+        return handled.entry
 
     def _check(self) -> dict[str, Topic]:
         """Everything that can be wrong, before we join and claim. Returns the topics that there are."""
@@ -229,17 +230,31 @@ class Consuming:
             self._next.pop(partition, None)
         if settled.gained:
             try:
-                self._begin({one: self.share.claims[one].position.next_offset for one in settled.gained})
+                self._begin(settled.gained)
             except UnknownTopic:
                 if not self.share.tolerant:
                     raise
                 self.share.forget(settled.gained)
 
-    def _begin(self, positions: Mapping[Partition, int]) -> None:
+    def _begin(self, partitions: Collection[Partition]) -> None:
         """Fetch these from their positions on, or from where the log begins if what is before it is lost."""
-        starts = self.share.readable(positions, self._setup.on_loss)
-        self._next |= {one: Move(one, at, starts[one] - at, 0) for one, at in positions.items()}
-        self._ahead.add(starts)
+        try:
+            starts = self.share.readable(partitions, self._setup.on_loss)
+        except LogTruncated as cut:
+            if self._setup.on_loss == "fail":
+                raise
+            settled = self.share.cut_back(cut.found)
+            self._follow(replace(settled, gained=settled.gained.union(partitions) & self.share.claims.keys()))
+            return
+        positions = {one: self.share.claims[one].position.next_offset for one in starts}
+        self._next |= {
+            one: Move(one, at, starts[one].offset - at, 0, leader_epoch=starts[one].leader_epoch)
+            for one, at in positions.items()
+        }
+        self._ahead.add(
+            {one: mark.offset for one, mark in starts.items()},
+            {one: mark.leader_epoch for one, mark in starts.items()},
+        )
 
     def _skip_ahead(self) -> None:
         ahead = self._setup.catch_up
@@ -252,8 +267,10 @@ class Consuming:
         for partition, jump in found.items():
             move, to = self._next[partition], min(jump.to, logs[partition].stop)
             if to > move.stop:
-                self._next[partition] = replace(move, skipped=move.skipped + to - move.stop, reason=jump.reason)
-                self._ahead.add({partition: to})
+                epoch = logs[partition].leader_epoch
+                skipped = move.skipped + to - move.stop
+                self._next[partition] = replace(move, skipped=skipped, reason=jump.reason, leader_epoch=epoch)
+                self._ahead.add({partition: to}, {partition: epoch})
 
     def _fetch(self, most: int) -> Batch | None:
         """The next batch, if there is one. What holds no records for a handler is committed on the way."""
@@ -265,7 +282,7 @@ class Consuming:
             taken = self._patiently(lambda: self._ahead.take(most, FETCH_SECONDS))
         except OutOfRange as gone:
             if gone.partition in self._next:
-                self._begin({gone.partition: self._next[gone.partition].start})
+                self._begin([gone.partition])
             return None
         except UnknownTopic:
             if not self.share.tolerant:

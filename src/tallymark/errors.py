@@ -16,6 +16,7 @@
     ├── PositionRefused           reading on from the stored position would lose or repeat records
     │   ├── RecordsLost           the log starts after the position: retention deleted unread records
     │   ├── BeyondEnd             the position is past the end of the log
+    │   ├── LogTruncated          records that were applied are gone from the log, and others took their offsets
     │   ├── TopicRecreated        same name, another topic
     │   └── ForeignCluster        same topic name, another cluster
     ├── CommitRefused             the transaction was rolled back, nothing was written
@@ -35,6 +36,12 @@ The message is one sentence that names the thing and the way out. It never holds
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tallymark.truncation import Truncation
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -106,6 +113,14 @@ class RecordsLost(PositionRefused):
 
 class BeyondEnd(PositionRefused):
     pass
+
+
+class LogTruncated(PositionRefused):
+    """``found`` has every truncation that it is about."""
+
+    def __init__(self, words: str, found: Sequence[Truncation]) -> None:
+        super().__init__(words)
+        self.found = tuple(found)
 
 
 class TopicRecreated(PositionRefused):

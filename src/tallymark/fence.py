@@ -31,6 +31,7 @@ class FirstClaim:
     topic_id: str
     cluster_id: str
     reason: str | None = None
+    leader_epoch: int | None = None
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,14 @@ class Restart:
     """A partition that is sent somewhere else than its saved position, and why.
 
     ``only_ahead`` is for an offset that was the end of the log when it was asked: a position beyond it stays.
+    ``truncated_from`` is the position at which the log was found to be truncated at ``offset``; any other is refused.
     """
 
     offset: int
     reason: str
     only_ahead: bool = False
+    leader_epoch: int | None = None
+    truncated_from: int | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Advance:
     epoch: int
     tally: Tally
     record_time: datetime | None
+    leader_epoch: int | None = None
 
     def __post_init__(self) -> None:
         if self.tally.total != self.stop - self.start:
@@ -96,12 +101,16 @@ class Advance:
 class Note:
     """A span that is not in the tables, or will be there again.
 
-    ``kind`` is skip, loss, reset, backfill, replay or begin.
+    ``kind`` is skip, loss, reset, truncation, backfill, replay or begin.
     """
 
     kind: str
     span: Span
     reason: str
+
+
+BACK = ("reset", "truncation")
+"""The kinds of notes with which a position has gone back and begun a new tally."""
 
 
 def begun(first: Mapping[Partition, FirstClaim]) -> list[Note]:
@@ -235,15 +244,31 @@ class Entry:
 
 def restarted(position: Position, to: Restart, now: datetime) -> tuple[Position, Note | None]:
     """The position somewhere else, and the note that says so: ahead is a skip, back begins a new tally."""
+    if to.truncated_from not in (None, position.next_offset):
+        raise PositionMoved(f"{position.partition}: the position has moved while its log was found to be truncated")
     offset = max(to.offset, position.next_offset) if to.only_ahead else to.offset
     if offset >= position.next_offset:
         span, kind = Span(position.partition, position.next_offset, offset), "skip"
         tally, first = position.tally + Tally(skipped=len(span)), position.first_offset
     else:
-        span, kind = Span(position.partition, offset, position.next_offset), "reset"
+        span = Span(position.partition, offset, position.next_offset)
+        kind = "reset" if to.truncated_from is None else "truncation"
         tally, first = Tally(), offset
     moved = replace(position, next_offset=offset, first_offset=first, tally=tally, updated_at=now)
-    return moved, Note(kind, span, to.reason) if len(span) else None
+    if not len(span):
+        return moved, None
+    return replace(moved, leader_epoch=to.leader_epoch), Note(kind, span, to.reason)
+
+
+def advanced(claim: Claim, step: Advance, now: datetime) -> Claim:
+    """The claim after its step was committed."""
+    old = claim.position
+    if old.next_offset != step.start:
+        # It was read from the ledger since.
+        return claim
+    leader_epoch = old.leader_epoch if step.leader_epoch is None else step.leader_epoch
+    moved = replace(old, next_offset=step.stop, tally=old.tally + step.tally, leader_epoch=leader_epoch)
+    return replace(claim, position=replace(moved, record_time=step.record_time or old.record_time, updated_at=now))
 
 
 def check_held(claims: Mapping[Partition, Claim], found: Mapping[Partition, Position]) -> None:

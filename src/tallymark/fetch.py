@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from tallymark.brokers import Brokers, connect
 from tallymark.complaints import judged
 from tallymark.errors import TallymarkError
+from tallymark.probe import placed
 from tallymark.source import Kafka
 from tallymark.spans import Partition
 
@@ -58,24 +59,27 @@ class Fetcher:
         self._settings = {**FETCH, **(settings or {}), **source.settings, **source.cluster.settings()}
         self._brokers = brokers
         self.cursor: dict[Partition, int] = {}
+        self._epochs: dict[Partition, int | None] = {}
+        """Of the leader in which the log held what is before the cursor: with it the client notices a truncation."""
         self._ever: set[Partition] = set()
         self._client: Consumer | None = None
 
-    def add(self, offsets: Mapping[Partition, int]) -> None:
-        """Fetch these too, from there on.
+    def add(self, offsets: Mapping[Partition, int], epochs: Mapping[Partition, int | None] | None = None) -> None:
+        """Fetch these too, from there on; with the leader epochs that the positions have, as far as they are known.
 
         A partition that this client had before gets a new client. What the old one may still have queued for it must
         not be taken for what comes next: offsets that seem to be missing count as absent.
         """
         again = bool(self._ever & offsets.keys())
         self.cursor |= offsets
+        self._epochs |= {partition: (epochs or {}).get(partition) for partition in offsets}
         if again:
             self.close()
         if self._client is None:
             self._client, self._ever, offsets = connect(Consumer, self._settings), set(), self.cursor
         self._ever |= offsets.keys()
         if offsets:
-            self._client.incremental_assign([TopicPartition(p.topic, p.number, o) for p, o in offsets.items()])
+            self._client.incremental_assign([placed(one, at, self._epochs.get(one)) for one, at in offsets.items()])
 
     def remove(self, partitions: Iterable[Partition]) -> None:
         gone = [partition for partition in partitions if self.cursor.pop(partition, None) is not None]
@@ -98,6 +102,7 @@ class Fetcher:
             raise
         moved = {partition: got for partition, got in fetched.items() if got.stop > self.cursor[partition]}
         self.cursor |= {partition: got.stop for partition, got in moved.items()}
+        self._epochs |= {one: got.messages[-1].leader_epoch() for one, got in moved.items() if got.messages}
         return moved
 
     def close(self) -> None:

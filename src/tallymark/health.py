@@ -195,7 +195,7 @@ def _ended(facts: Facts) -> Verdict:
 def _moved(facts: Facts, since: datetime | None) -> list[str]:
     """Where the group was sent since its last run."""
     found = []
-    for kind, where in (("reset", "back"), ("skip", "ahead")):
+    for kind, where in (("reset", "back"), ("truncation", "back"), ("skip", "ahead")):
         notes = [line for line in facts.notes if line.note.kind == kind and (since is None or line.recorded_at > since)]
         if notes:
             offsets = sum(len(line.note.span) for line in notes)

@@ -18,7 +18,15 @@ from typing import Literal, TypeVar
 from tallymark.background import Background
 from tallymark.brokers import Brokers, Topic
 from tallymark.commit import Committer, Destination
-from tallymark.errors import BatchTooLarge, Fenced, TallymarkError, UnknownTopic, Unreachable
+from tallymark.errors import (
+    BatchTooLarge,
+    Fenced,
+    LogTruncated,
+    TallymarkError,
+    TopicRecreated,
+    UnknownTopic,
+    Unreachable,
+)
 from tallymark.fence import Entry
 from tallymark.goals import Goals
 from tallymark.job import Job
@@ -129,19 +137,29 @@ class Loop:
         if settled.gone:
             self._cursor.turn += 1
             self._reader.let_go(settled.gone)
-        self._cursor.add({one: self._share.claims[one].position.next_offset for one in settled.gained})
+        self._cursor.add({one: self._share.claims[one].position.mark for one in settled.gained})
         if settled.gained:
             self._check_gained(settled.gained)
             self._patiently(self._clear_stages)
 
     def _check_gained(self, gained: Collection[Partition]) -> None:
         try:
-            self._share.readable({one: self._cursor.offsets[one] for one in gained}, self.job.on_loss)
+            self._share.readable(gained, self.job.on_loss)
+        except LogTruncated as cut:
+            self._cut_back(cut)
         except UnknownTopic:
             if not self._share.tolerant:
                 raise
             self._share.forget(gained)
             self._cursor.remove(gained)
+
+    def _cut_back(self, cut: LogTruncated) -> None:
+        # A batch that was not committed after all may have been read beyond the cut: that concerns nobody.
+        at = {one: claim.position.next_offset for one, claim in self._share.claims.items()}
+        found = [one for one in cut.found if at.get(one.partition) == one.position]
+        if found and self.job.on_loss == "fail":
+            raise cut
+        self._follow(self._share.cut_back(found))
 
     def _clear_stages(self) -> None:
         """Remove what runs have left that hold nothing any more."""
@@ -194,7 +212,15 @@ class Loop:
             self._settle()
             if not done:
                 continue
-            prepared = ahead.result()
+            try:
+                prepared = ahead.result()
+            except LogTruncated as cut:
+                self._cut_back(cut)
+                return None
+            except TopicRecreated:
+                # What was read before that has been committed since: name the position of this moment.
+                self._share.check_identity()
+                raise
             if prepared is not None and prepared.turn != self._cursor.turn:
                 self._abandon(prepared)
                 return None
@@ -213,7 +239,8 @@ class Loop:
 
     def _commit_if_ours(self, prepared: Prepared) -> Tally:
         if prepared.turn != self._cursor.turn:
-            self._cursor.go_back(prepared.batch.plan.moves, prepared.turn)
+            claims, moved = self._share.claims, {move.partition for move in prepared.batch.plan.moves}
+            self._cursor.go_back({one: claim.position.mark for one, claim in claims.items() if one in moved})
             self._abandon(prepared)
             return Tally()
         try:
@@ -239,7 +266,7 @@ class Loop:
         finally:
             self._reader.forget(batch.reading)
         self._ahead.learn(batch, max(prepared.seconds, time.monotonic() - began))
-        self._share.mirror(entry)
+        self._share.committed(entry)
         self._tell(prepared, entry, progress)
         return entry.tally
 

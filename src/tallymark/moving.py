@@ -176,9 +176,10 @@ def wish(plan: Sequence[Planned], reason: str) -> Wish:
     for one in plan:
         if one.changes and one.new is not None:
             if one.old is None:
-                first[one.partition] = FirstClaim(one.new, one.log.topic_id, one.log.cluster_id, reason)
+                ids = one.log.topic_id, one.log.cluster_id
+                first[one.partition] = FirstClaim(one.new, *ids, reason, one.log.leader_epoch)
             else:
-                restarts[one.partition] = Restart(one.new, reason)
+                restarts[one.partition] = Restart(one.new, reason, leader_epoch=one.log.leader_epoch)
     return Wish(first, restarts)
 
 

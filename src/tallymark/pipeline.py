@@ -54,9 +54,9 @@ class Pipeline:
     >>> pipeline.run()
 
     ``start`` says where a partition without a saved position begins (see ``Start``); ``limits`` how large a batch gets;
-    ``on_loss="record"`` goes on when Kafka deleted records before they were read, and writes down which;
-    ``budget`` says how many dead letters are too many; ``patience`` for how many seconds brokers and store may be away;
-    ``spark`` holds settings for the Spark session.
+    ``on_loss="record"`` goes on when Kafka deleted records before they were read, or a log was truncated, and writes
+    down which; ``budget`` says how many dead letters are too many; ``patience`` for how many seconds brokers and store
+    may be away; ``spark`` holds settings for the Spark session.
 
     Runs with the same group share its partitions, as members of a Kafka group: ``membership=Group(...)`` says how, and
     ``Standalone()`` reads alone. ``catch_up=SkipAhead(...)`` jumps ahead when a partition is too far behind.

@@ -50,7 +50,8 @@ class Jump:
 class Move:
     """One partition's part of a batch: from ``start`` over what is lost and skipped to the end of what is read.
 
-    ``reason`` says why records are skipped.
+    ``reason`` says why records are skipped. ``leader_epoch`` is that of the leader which said that the log reaches to
+    its end.
     """
 
     partition: Partition
@@ -59,6 +60,7 @@ class Move:
     read: int
     skipped: int = 0
     reason: str = ""
+    leader_epoch: int | None = None
 
     @property
     def stop(self) -> int:
@@ -102,7 +104,8 @@ class Plan:
         """What is left when a first part of each move is done."""
         stops = {move.partition: move.stop for move in done.moves}
         left = (
-            Move(move.partition, stops[move.partition], 0, move.stop - stops[move.partition]) for move in self.moves
+            replace(move, start=at, lost=0, skipped=0, read=move.stop - at, reason="")
+            for move, at in ((move, stops[move.partition]) for move in self.moves)
         )
         return Plan(tuple(move for move in left if move.read))
 
@@ -135,6 +138,7 @@ def plan(
             read=shares[partition],
             skipped=starts[partition] - kept[partition],
             reason=jumps[partition].reason if starts[partition] > kept[partition] else "",
+            leader_epoch=logs[partition].leader_epoch,
         )
         for partition, position in sorted(next_offsets.items())
     )

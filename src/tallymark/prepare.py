@@ -28,7 +28,7 @@ from tallymark.read import DeadLetter, Reader, Reading
 from tallymark.shape import Refusal
 from tallymark.share import Share
 from tallymark.skipahead import Lookout, jumps
-from tallymark.spans import Log, Partition, Span
+from tallymark.spans import Log, Mark, Partition, Span
 from tallymark.steps import OnStep, Progress, Step
 
 log = logging.getLogger(__name__)
@@ -44,30 +44,30 @@ class Cursor:
     ``turn`` changes when partitions are taken away: a batch that was read before that is void.
     """
 
-    offsets: dict[Partition, int] = field(default_factory=dict)
+    marks: dict[Partition, Mark] = field(default_factory=dict)
     turn: int = 0
-    added: dict[Partition, int] = field(default_factory=dict)
-    """The turn since which each partition is ours."""
 
-    def add(self, offsets: Mapping[Partition, int]) -> None:
-        self.offsets |= offsets
-        self.added |= dict.fromkeys(offsets, self.turn)
+    @property
+    def offsets(self) -> dict[Partition, int]:
+        return {partition: mark.offset for partition, mark in self.marks.items()}
+
+    def add(self, marks: Mapping[Partition, Mark]) -> None:
+        self.marks |= marks
 
     def remove(self, partitions: Iterable[Partition]) -> None:
         for partition in partitions:
-            self.offsets.pop(partition, None)
+            self.marks.pop(partition, None)
 
     def pass_by(self, moves: Iterable[Move]) -> None:
         """These are in a batch; the next one begins behind them."""
-        self.offsets |= {move.partition: move.stop for move in moves}
+        for move in moves:
+            before = self.marks.get(move.partition, Mark(0))
+            epoch = before.leader_epoch if move.leader_epoch is None else move.leader_epoch
+            self.marks[move.partition] = Mark(move.stop, epoch)
 
-    def go_back(self, moves: Iterable[Move], turn: int) -> None:
-        """What is left of these partitions goes on where the moves began, and what was read behind them is void.
-
-        The moves are of this ``turn``: what was claimed again since then is where its position says.
-        """
-        kept = (move for move in moves if move.partition in self.offsets and self.added[move.partition] <= turn)
-        self.offsets |= {move.partition: move.start for move in kept}
+    def go_back(self, marks: Mapping[Partition, Mark]) -> None:
+        """What is left of these partitions goes on there, and what was read behind is void."""
+        self.marks |= {partition: mark for partition, mark in marks.items() if partition in self.marks}
         self.turn += 1
 
 
@@ -132,7 +132,7 @@ class Preparation:
         return fetched(refusals, lambda wanted: patiently(lambda: ask(wanted), self._stop, self._job.patience))
 
     def _prepare(self) -> Prepared | None:
-        began, turn, cursor = time.monotonic(), self._cursor.turn, dict(self._cursor.offsets)
+        began, turn, marks = time.monotonic(), self._cursor.turn, dict(self._cursor.marks)
         try:
             logs = self._brokers.logs(self._share.held_topics())
         except UnknownTopic:
@@ -140,7 +140,9 @@ class Preparation:
                 # The group will take it away from us.
                 return None
             raise
-        cursor = {one: offset for one, offset in cursor.items() if one in logs}
+        marks = {one: mark for one, mark in marks.items() if one in logs}
+        self._validate(marks, logs)
+        cursor = {one: mark.offset for one, mark in marks.items()}
         planned = self._expected_or(self._plan(cursor, logs), cursor, logs)
         if not planned:
             return None
@@ -155,6 +157,19 @@ class Preparation:
                 return None
             raise
         return Prepared(batch, lag - batch.plan.offsets, time.monotonic() - began, turn)
+
+    def _validate(self, marks: Mapping[Partition, Mark], logs: Mapping[Partition, Log]) -> None:
+        """Check that logs with another leader hold what was read of them, and use nothing that was fetched before."""
+        validation = self._share.validation
+        if elected := validation.elected(marks, logs):
+            self._expected = Plan()
+            self._reader.renew(elected)
+            try:
+                validation.check(marks, logs)
+            except PositionRefused:
+                # That the topic was replaced meanwhile would be the better explanation.
+                self._share.check_identity()
+                raise
 
     def _prepared(self, planned: Plan, behind: int) -> Prepared:
         began = time.monotonic()

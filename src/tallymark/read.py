@@ -29,6 +29,8 @@ class Seen:
     records: int = 0
     dead: int = 0
     last_timestamp: datetime | None = None
+    leader_epoch: int | None = None
+    """That of the last record, where the reader knows it."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,9 @@ class Reader(Protocol):
 
     def let_go(self, partitions: Collection[Partition]) -> None:
         """These partitions are not ours any more: what was fetched of them ahead is void."""
+
+    def renew(self, partitions: Collection[Partition]) -> None:
+        """These partitions have other leaders: what any client of ours has fetched of them ahead is void."""
 
     def cancel(self) -> None:
         """Give up a read that is under way; its answer is not wanted any more."""

@@ -60,6 +60,9 @@ class Message:
             return TIMESTAMP_NOT_AVAILABLE, -1
         return TIMESTAMP_CREATE_TIME, round(when.timestamp() * 1000)
 
+    def leader_epoch(self) -> None:
+        """Nobody has kept it."""
+
     def key(self) -> bytes | None:
         return self.letter.key
 

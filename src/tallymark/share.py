@@ -15,19 +15,21 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
+from functools import partial
 
 from tallymark.brokers import Brokers, Topic
 from tallymark.claiming import Beginning
 from tallymark.errors import Fenced, PositionRefused, TallymarkError, UnknownTopic
-from tallymark.fence import Claim, Entry, Rebalance, Wish, check_held
+from tallymark.fence import Claim, Entry, Rebalance, Wish, advanced, check_held
 from tallymark.goals import Goals
 from tallymark.heartbeat import Heartbeat, words
 from tallymark.membership import Assignment, Membership
 from tallymark.patience import patiently
 from tallymark.plan import OnLoss, check_identity, readable_from
 from tallymark.positions import Start
-from tallymark.spans import Log, Owner, Partition, Position
+from tallymark.spans import Log, Mark, Owner, Partition, Position
 from tallymark.stores.store import Store
+from tallymark.truncation import Truncation, Validation, cut_back
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +95,7 @@ class Share:
         self._failure: str | None = None
         self._identified = -GOOD_FOR_SECONDS
         self._joined, self._looked = 0.0, time.monotonic()
+        self.validation = Validation(brokers, stop, patience)
 
     def join(self, topics: Collection[str]) -> None:
         """Begin. ``topics`` are those that exist now: those that are added later start at the earliest."""
@@ -175,8 +178,11 @@ class Share:
             return Settled(self.recover(again).gained, before)
         return Settled(frozenset(self.claims), before)
 
-    def mirror(self, entry: Entry) -> None:
-        """Show what was committed where others look for it, if that is wanted."""
+    def committed(self, entry: Entry) -> None:
+        """Note where we are now, and show it where others look for it, if that is wanted."""
+        for step in entry.advances:
+            if step.partition in self.claims:
+                self.claims[step.partition] = advanced(self.claims[step.partition], step, entry.now)
         self._membership.mirror({step.partition: step.stop for step in entry.advances})
 
     def failed(self, error: BaseException | None) -> None:
@@ -208,15 +214,32 @@ class Share:
         topics = {name: topic.only(partitions) for name, topic in self.held_topics().items()}
         return patiently(lambda: self._brokers.logs(topics), self._stop, self._patience)
 
-    def readable(self, positions: Mapping[Partition, int], on_loss: OnLoss) -> dict[Partition, int]:
-        """Where reading can go on in these partitions; raises if it can't without losing or repeating records."""
-        logs = self.logs(positions)
+    def readable(self, partitions: Collection[Partition], on_loss: OnLoss) -> dict[Partition, Mark]:
+        """Where reading can go on in these partitions; raises if it can't without losing or repeating records.
+
+        The marks have the epochs of the leaders that said so.
+        """
+        logs = self.logs(partitions)
         try:
-            return {one: readable_from(position, logs[one], on_loss) for one, position in positions.items()}
+            marks = {one: self.claims[one].position.mark for one in logs}
+            self.validation.check(marks, logs)
+            starts = {one: readable_from(mark.offset, logs[one], on_loss) for one, mark in marks.items()}
         except PositionRefused:
             # That the topic was replaced meanwhile would be the better explanation.
             patiently(self.check_identity, self._stop, self._patience)
             raise
+        return {one: Mark(start, logs[one].leader_epoch) for one, start in starts.items()}
+
+    def cut_back(self, found: Collection[Truncation]) -> Settled:
+        """Go back to where these logs were truncated, and write that down: from there on the records are others."""
+        cut = partial(cut_back, self._ledger, self._group, self._owner, dict(self.claims), found)
+        try:
+            claims = patiently(cut, self._stop, self._patience)
+        except Fenced as refused:
+            return self.recover(refused)
+        self.claims |= claims
+        self._membership.mirror({one: claim.position.next_offset for one, claim in claims.items()})
+        return Settled(frozenset(claims), frozenset(claims))
 
     def ask_identity(self) -> Callable[[], None]:
         """Asks now whether our topics are still those that the positions are for; raises when it is called, if not.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import datetime
+from typing import NamedTuple
 
 STREAMING = "structured-streaming"
 """What stands for the cluster where a position is that of a streaming query, and no broker knows it."""
@@ -107,6 +108,13 @@ class GroupState:
         return self.desired == "paused"
 
 
+class Mark(NamedTuple):
+    """An offset, and an epoch of the leader in which the log held all that is before it; None if not known."""
+
+    offset: int
+    leader_epoch: int | None = None
+
+
 @dataclass(frozen=True)
 class Position:
     """How far a group has come in a partition, as the ledger holds it."""
@@ -121,6 +129,12 @@ class Position:
     tally: Tally
     record_time: datetime | None
     updated_at: datetime
+    leader_epoch: int | None = None
+    """An epoch of the partition's leader in which the log held all that is before the position; None if not known."""
+
+    @property
+    def mark(self) -> Mark:
+        return Mark(self.next_offset, self.leader_epoch)
 
     @property
     def balanced(self) -> bool:
@@ -138,6 +152,7 @@ class Log:
 
     ``stop`` is the last stable offset, the end of what a read_committed reader can see;
     ``end`` is the high watermark and includes transactions that are still open.
+    ``leader_epoch`` is that of the leader which answered; every election has a higher one.
     """
 
     partition: Partition
@@ -146,6 +161,7 @@ class Log:
     start: int
     stop: int
     end: int
+    leader_epoch: int | None = None
 
     def reaching(self, offset: int) -> Log:
         """The same log, which is known to hold what is before this offset."""

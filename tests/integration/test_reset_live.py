@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from tallymark import share
-from tallymark.errors import Fenced
+from tallymark.errors import Fenced, TopicRecreated
+from tallymark.membership import Standalone
 from tallymark.steps import Progress, Step
 from tests.support import truth
 from tests.support.command import in_process
@@ -189,3 +190,38 @@ def test_a_run_that_reads_alone_ends(topics: Topics, brokers: str, group: str, d
     assert offsets(run.store, group) == {0: 50}
     assert sum(truth.events(run.store).values()) == 20
     assert [len(line.note.span) for line in journal(run.store, group, "skip")] == [30]
+
+
+def test_a_topic_that_is_recreated_under_a_run_is_refused_with_the_position_of_that_moment(
+    topics: Topics, brokers: str, group: str, database: Callable[[str], str]
+) -> None:
+    """The last commit counts, not the position that was claimed; for a service and for a loop alike."""
+    store, topic, gone = database("sqlite"), topics.create(1), threading.Event()
+    make_table(store)
+    topics.send_to(topic, 0, numbers(60))
+
+    def recreate() -> None:
+        if offsets(store, group) == {0: 60} and not gone.is_set():
+            topics.recreate(topic, 1)
+            gone.set()
+
+    with Service(brokers, store, group, topic, recreate, membership=Standalone()) as service:
+        wait_for(lambda: offsets(store, group) == {0: 60})
+        topics.send_to(topic, 0, numbers(10))
+        service.wait()
+    assert isinstance(service.error, TopicRecreated)
+    assert offsets(store, group)[0] >= 60
+    assert f"so position {offsets(store, group)[0]} of {topic}[0] means nothing in it" in str(service.error)
+
+    run = Run(brokers, database("postgresql"), group, topics.create(1))
+    topics.send_to(run.topic, 0, [{"id": number} for number in range(60)])
+
+    def recreate_it(step: Step, progress: Progress) -> None:
+        if step is Step.COMMITTED and progress.batch.endswith("-2"):
+            topics.recreate(run.topic, 1)
+
+    with Running(run, recreate_it) as alone:
+        alone.wait()
+    assert isinstance(alone.error, TopicRecreated)
+    assert offsets(run.store, group)[0] >= 40
+    assert f"so position {offsets(run.store, group)[0]} of {run.topic}[0] means nothing in it" in str(alone.error)

@@ -154,6 +154,9 @@ class PlainReader:
     def let_go(self, partitions: Collection[Partition]) -> None:
         pass
 
+    def renew(self, partitions: Collection[Partition]) -> None:
+        pass
+
     def cancel(self) -> None:
         pass
 

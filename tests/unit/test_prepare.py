@@ -14,7 +14,7 @@ from tallymark.job import Job
 from tallymark.plan import Limits, Move, Plan, plan
 from tallymark.positions import Start
 from tallymark.prepare import CAREFUL, Cursor, Preparation
-from tallymark.spans import Log, Owner, Partition
+from tallymark.spans import Log, Mark, Owner, Partition
 from tallymark.steps import ignore
 
 ONE, OTHER = Partition("orders", 0), Partition("orders", 1)
@@ -82,12 +82,12 @@ def test_after_one_that_was_too_large_some_batches_stay_small(
 def test_what_was_claimed_again_stays_where_its_position_says() -> None:
     """A batch was prepared and passed by; then one of its partitions was sent elsewhere and claimed again."""
     cursor, moves = Cursor(), [Move(ONE, 10, 0, 5), Move(OTHER, 20, 0, 5)]
-    cursor.add({ONE: 10, OTHER: 20})
+    cursor.add({ONE: Mark(10), OTHER: Mark(20)})
     cursor.pass_by(moves)
     turn = cursor.turn
     cursor.remove([ONE])
     cursor.turn += 1
-    cursor.add({ONE: 3})
-    cursor.go_back(moves, turn)
+    cursor.add({ONE: Mark(3)})
+    cursor.go_back({ONE: Mark(3), OTHER: Mark(20), Partition("gone", 0): Mark(7)})
     assert cursor.offsets == {ONE: 3, OTHER: 20}
     assert cursor.turn > turn + 1

@@ -12,6 +12,7 @@ from itertools import pairwise
 
 from tallymark.doctor.verdict import Finding, judge
 from tallymark.errors import PositionRefused
+from tallymark.fence import BACK
 from tallymark.plan import check_identity, readable_from
 from tallymark.spans import Log, Partition, Position, Span
 from tallymark.stores.still import Moment
@@ -54,7 +55,7 @@ def _account(moment: Moment, position: Position, commits: Sequence[Span]) -> Acc
     for note, _ in moment.notes:
         if note.span.partition != position.partition:
             continue
-        if note.kind == "reset":
+        if note.kind in BACK:
             resets, notes = [*resets, note.span], []
         else:
             notes.append((note.kind, note.span))

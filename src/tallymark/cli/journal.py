@@ -18,13 +18,14 @@ from tallymark.cli.survey import ledger
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.cli.values import printable
 from tallymark.errors import BadInput
+from tallymark.fence import BACK
 from tallymark.health import moment
 from tallymark.openskips import held, held_logs
 from tallymark.spans import Partition, Position, Span
 from tallymark.stores.store import Store
 
 Group = Annotated[str | None, typer.Argument(help="Only this group.")]
-KINDS = ("skip", "loss", "reset", "backfill", "replay", "begin")
+KINDS = ("skip", "loss", *BACK, "backfill", "replay", "begin")
 
 skips = typer.Typer()
 

@@ -13,6 +13,7 @@ from typing import Any
 from tallymark.books import DEAD, Books
 from tallymark.brokers import Brokers
 from tallymark.errors import BadInput, TableChanged, TallymarkError, Unreachable
+from tallymark.fence import BACK
 from tallymark.health import HISTORY, Facts, Verdict, applied_rates, drain, judge
 from tallymark.lag import Lag, measure, rates_in
 from tallymark.spans import GroupState, Position, Tally
@@ -163,7 +164,7 @@ def _from_ledger(store: Store, group: str | None) -> list[Survey]:
 
 def _survey(books: Books, group: str, state: GroupState, positions: list[Position]) -> Survey:
     runs, history = books.runs(group), books.history(group, most=HISTORY)
-    notes = books.notes(group, ["reset", "skip"])
+    notes = books.notes(group, [*BACK, "skip"])
     letters = books.letter_counts(group).get(DEAD, 0)
     return Survey(group, Facts(datetime.now(timezone.utc), state, positions, runs, history, notes), letters)
 

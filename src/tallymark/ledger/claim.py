@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Connection, bindparam, update
 
 from tallymark.errors import Unreachable
-from tallymark.fence import Claim, Decide, FirstClaim, Restart, Wish, check_held, restarted
+from tallymark.fence import BACK, Claim, Decide, FirstClaim, Restart, Wish, check_held, restarted
 from tallymark.ledger.commit import record_notes
 from tallymark.ledger.letters import void_letters
 from tallymark.ledger.read import lock_positions, read_group, read_positions
@@ -82,8 +82,9 @@ def restart(connection: Connection, group: str, held: Claim, to: Restart, now: d
     moved, note = restarted(held.position, to, now)
     values: dict[str, Any] = {name: getattr(moved.tally, name) for name in OUTCOMES}
     values |= {"next_offset": moved.next_offset, "first_offset": moved.first_offset, "updated_at": now}
+    values["leader_epoch"] = moved.leader_epoch
     _update_each(connection, values, [key_parameters(group, held.partition) | {"_epoch": held.epoch}], same_epoch=True)
-    if note is not None and note.kind == "reset":
+    if note is not None and note.kind in BACK:
         void_skips(connection, group, held.partition, to.offset)
         void_letters(connection, group, held.partition, to.offset, now)
     record_notes(connection, group, [note] if note else [], now)
@@ -99,7 +100,7 @@ def insert_first(connection: Connection, group: str, now: datetime, first: Mappi
     rows = [
         {"group_name": group, "topic": partition.topic, "partition_id": partition.number}
         | {"next_offset": start.offset, "first_offset": start.offset, "epoch": 0, "updated_at": now}
-        | {"topic_id": start.topic_id, "cluster_id": start.cluster_id}
+        | {"topic_id": start.topic_id, "cluster_id": start.cluster_id, "leader_epoch": start.leader_epoch}
         | dict.fromkeys(OUTCOMES, 0)
         for partition, start in sorted(first.items())
     ]

@@ -81,6 +81,9 @@ def _advance_statement() -> Update:
     values["record_time"] = func.coalesce(
         bindparam("_record_time", type_=positions.c.record_time.type), positions.c.record_time
     )
+    values["leader_epoch"] = func.coalesce(
+        bindparam("_leader_epoch", type_=positions.c.leader_epoch.type), positions.c.leader_epoch
+    )
     return (
         update(positions)
         .where(
@@ -167,8 +170,8 @@ def _batch(entry: Entry) -> dict[str, Any]:
 def _advance_parameters(entry: Entry, step: Advance) -> dict[str, Any]:
     tally = {f"_{name}": getattr(step.tally, name) for name in OUTCOMES}
     moved = {"_start": step.start, "_stop": step.stop, "_epoch": step.epoch}
-    times = {"_record_time": step.record_time, "_now": entry.now}
-    return key_parameters(entry.group, step.partition) | moved | tally | times
+    last = {"_record_time": step.record_time, "_leader_epoch": step.leader_epoch, "_now": entry.now}
+    return key_parameters(entry.group, step.partition) | moved | tally | last
 
 
 def _most_bytes(connection: Connection) -> int:

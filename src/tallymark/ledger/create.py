@@ -10,7 +10,7 @@ from sqlalchemy import Connection, Table, func, insert, inspect, select, text
 
 from tallymark.errors import BadInput
 from tallymark.ledger.skips import void_before_resets
-from tallymark.ledger.tables import VERSION, dead_letters, metadata, schema, status_view
+from tallymark.ledger.tables import VERSION, dead_letters, metadata, positions, schema, status_view
 
 
 def ledger_version(connection: Connection) -> int | None:
@@ -40,6 +40,8 @@ def _create(connection: Connection, found: int | None) -> None:
         void_before_resets(connection)
     if found is not None and found < 3:
         _add_columns(connection, dead_letters, ["changed_at", "changed_by"])
+    if found is not None and found < 4:
+        _add_columns(connection, positions, ["leader_epoch"])
     if "tallymark_status" not in inspect(connection).get_view_names():
         dialect = "mysql" if connection.dialect.name == "mariadb" else connection.dialect.name
         connection.execute(text(status_view(dialect)))

@@ -56,4 +56,5 @@ def _position(row: Row[Any]) -> Position:
         tally=Tally(*(getattr(row, name) for name in OUTCOMES)),
         record_time=row.record_time,
         updated_at=row.updated_at,
+        leader_epoch=row.leader_epoch,
     )

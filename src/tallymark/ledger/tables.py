@@ -26,7 +26,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-VERSION = 3
+VERSION = 4
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -112,6 +112,7 @@ positions = Table(
     Column("topic_id", _name(64), nullable=False),
     Column("cluster_id", _name(64), nullable=False),
     Column("updated_at", UtcTime, nullable=False),
+    Column("leader_epoch", Integer),
     **_options,
 )
 

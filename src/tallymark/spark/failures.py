@@ -52,6 +52,7 @@ SPARK: Mapping[Verdict, tuple[str, ...]] = {
         "Failed to construct kafka consumer",
         # The log moved under us: planning again tells whether records are lost.
         "OffsetOutOfRangeException",
+        "LogTruncationException",
         "Some data may have been lost",
         "Partition's offset was changed",
     ),

@@ -163,6 +163,10 @@ class SparkReader:
         self._direct.let_go(partitions)
         self._scanning.drop()
 
+    def renew(self, partitions: Collection[Partition]) -> None:
+        self.let_go(partitions)
+        self._scan.renew()
+
     def cancel(self) -> None:
         self._cancelled = True
         self._direct.cancel()

@@ -37,6 +37,7 @@ class Scan:
     def __init__(self, spark: SparkSession, source: Kafka, run: str) -> None:
         self._spark = spark
         self._run = run
+        self._renewed = 0
         self._options = {
             **KAFKA_OPTIONS,
             **access.options(source.cluster),
@@ -50,6 +51,11 @@ class Scan:
         names = source.topic_names
         self.topic = names[0] if len(names) == 1 and not is_pattern(names[0]) else None
         """The only one. Its name would take as long on the way as a column of the user's."""
+
+    def renew(self) -> None:
+        """Read with new consumers: what those before have fetched ahead may not be in the log any more."""
+        self._renewed += 1
+        self._options["kafka.group.id"] = f"tallymark-{self._run}-{self._renewed}"
 
     def frame(self, spans: Sequence[Span]) -> DataFrame:
         """The records, with the columns of RAW_RECORDS and some more."""

@@ -13,11 +13,11 @@ from datetime import datetime
 import pyarrow as pa
 
 from tallymark.books import BatchLine
-from tallymark.fence import Note
+from tallymark.fence import BACK, Note
 from tallymark.shape import PROVENANCE
 from tallymark.spans import Partition, Position, Span
 
-NOTES = ("loss", "reset", "backfill", "replay")
+NOTES = ("loss", *BACK, "backfill", "replay")
 HISTORY = 100_000
 """The most commits that are looked at."""
 ORIGIN = pa.schema(

@@ -23,7 +23,7 @@ from datetime import datetime
 from typing import Any
 
 from tallymark.books import Letter
-from tallymark.fence import Claim, Decide, Entry, FirstClaim, Restart, Wish, begun, check_held, restarted
+from tallymark.fence import BACK, Claim, Decide, Entry, FirstClaim, Restart, Wish, begun, check_held, restarted
 from tallymark.read import storable
 from tallymark.spans import OUTCOMES, GroupState, Owner, Partition, Position, Tally
 from tallymark.stores.redis import journal, letters
@@ -31,11 +31,11 @@ from tallymark.stores.redis.keys import Keys
 from tallymark.stores.redis.script import Work
 from tallymark.stores.redis.times import as_text, from_text, score
 
-VERSION = 3
+VERSION = 4
 KEEP_BATCHES = 100_000
 """History is memory here: some 30 MB for each group, whatever the loop wants to keep."""
 OWNERSHIP = ("epoch", "owner", "owner_host", "owned_since")
-MOVED = ("next_offset", "record_time", "updated_at")
+MOVED = ("next_offset", "record_time", "leader_epoch", "updated_at")
 PLACE = (*MOVED, "first_offset", *OUTCOMES)
 
 
@@ -87,7 +87,7 @@ def _restart(
     for name, value in (("next_offset", old.next_offset), ("skipped", old.tally.skipped), ("dead", old.tally.dead)):
         work.expect(keys.position(group, old.partition), name, value)
     new, note = restarted(new, to, now)
-    if note is not None and note.kind == "reset":
+    if note is not None and note.kind in BACK:
         journal.void(work, keys, group, old.partition, to.offset, skips)
         letters.void(work, keys, old.partition, to.offset, dead(), now)
     journal.note(work, keys, group, [note] if note else [], now)
@@ -147,7 +147,8 @@ def commit(
         key, old = keys.position(entry.group, step.partition), found[step.partition]
         new = replace(old, next_offset=step.stop, updated_at=entry.now)
         # A span without records says nothing about freshness: the time of the last record stays.
-        new = replace(new, record_time=step.record_time or old.record_time)
+        leader_epoch = old.leader_epoch if step.leader_epoch is None else step.leader_epoch
+        new = replace(new, record_time=step.record_time or old.record_time, leader_epoch=leader_epoch)
         work.expect(key, "next_offset", step.start)
         _move(work, keys, entry.group, replace(old, epoch=step.epoch), new, MOVED)
         work.add(key, {name: getattr(step.tally, name) for name in OUTCOMES})
@@ -208,6 +209,7 @@ def position(fields: Mapping[str, str]) -> Position:
         tally=Tally(*(int(fields[name]) for name in OUTCOMES)),
         record_time=from_text(fields["record_time"]) if "record_time" in fields else None,
         updated_at=from_text(fields["updated_at"]),
+        leader_epoch=int(fields["leader_epoch"]) if "leader_epoch" in fields else None,
     )
 
 
@@ -228,6 +230,7 @@ def _fields(group: str, position: Position) -> dict[str, str | int | None]:
         "topic_id": position.topic_id,
         "cluster_id": position.cluster_id,
         "updated_at": as_text(position.updated_at),
+        "leader_epoch": position.leader_epoch,
     }
 
 
@@ -242,9 +245,8 @@ def _insert(
     work: Work, keys: Keys, group: str, owner: Owner | None, now: datetime, partition: Partition, start: FirstClaim
 ) -> None:
     key, epoch = keys.position(group, partition), 0 if owner is None else 1
-    new = Position(
-        partition, start.offset, start.offset, start.topic_id, start.cluster_id, epoch, owner, Tally(), None, now
-    )
+    ids, at = (start.topic_id, start.cluster_id), start.offset
+    new = Position(partition, at, at, *ids, epoch, owner, Tally(), None, now, start.leader_epoch)
     work.expect(key, "epoch", "")
     work.put(key, _fields(group, new))
     work.call("SADD", keys.positions(group), key)
