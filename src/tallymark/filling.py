@@ -22,7 +22,7 @@ from tallymark.brokers import Brokers
 from tallymark.commit import Committer, Destination
 from tallymark.errors import CommitRefused, Unreachable
 from tallymark.fence import Skip
-from tallymark.fetch import Fetcher
+from tallymark.fetch import Fetcher, OutOfRange
 from tallymark.formats import Decoder
 from tallymark.handled import Handled, HandledCommitter
 from tallymark.openskips import OpenSkips
@@ -112,7 +112,11 @@ class Filling:
             fetcher.add({span.partition: span.start})
             deadline = time.monotonic() + self._setup.patience
             while not self._stop.is_set():
-                got = fetcher.fetch(most, FETCH_SECONDS).get(span.partition)
+                try:
+                    got = fetcher.fetch(most, FETCH_SECONDS).get(span.partition)
+                except OutOfRange as error:
+                    # The log moved under us: planning again tells whether records are lost.
+                    raise Unreachable(str(error)) from error
                 if got is not None:
                     messages = [message for message in got.messages if message.offset() < span.stop]
                     return min(got.stop, span.stop), messages

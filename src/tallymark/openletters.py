@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from tallymark.books import DEAD, Books, Letter, LetterQuery
 from tallymark.brokers import Brokers
@@ -13,7 +14,7 @@ from tallymark.fence import Replay
 from tallymark.letters import NOT_KEPT, is_kept
 from tallymark.read import DeadLetter, Record
 from tallymark.source import is_pattern
-from tallymark.spans import Partition, Tally
+from tallymark.spans import Partition, Position, Tally
 from tallymark.stores.store import Store
 
 MOST = 1_000
@@ -33,7 +34,8 @@ class OpenLetters:
             raise BadInput(f"these are the dead letters of group {group}, and not of {query.group}")
         self._group = group
         self._ledger = ledger
-        self._left = [letter.id for letter in chosen(ledger, replace(query, group=group), topics)]
+        # A dict keeps their order, and forgets any of them at once.
+        self._left = dict.fromkeys(letter.id for letter in chosen(ledger, replace(query, group=group), topics))
         self._last: list[str] = []
         self._refusals = 0
 
@@ -44,7 +46,7 @@ class OpenLetters:
     def take(self, most: int) -> list[Letter]:
         """The next ones that are open, no two of the same record; none if all were tried."""
         while self._left:
-            wanted = self._left[:most]
+            wanted = list(islice(self._left, most))
             found = self._ledger.books().letters(LetterQuery(self._group, ids=wanted))
             self.drop(set(wanted) - {letter.id for letter in found})
             if found:
@@ -55,8 +57,8 @@ class OpenLetters:
 
     def drop(self, ids: Iterable[str]) -> None:
         """These were tried, or settled by others."""
-        gone = set(ids)
-        self._left = [letter for letter in self._left if letter not in gone]
+        for letter in ids:
+            self._left.pop(letter, None)
 
     def refused(self, error: CommitRefused) -> None:
         """Look again, unless nothing seems to change."""
@@ -116,18 +118,21 @@ def completed(letters: Sequence[Letter], ledger: Store, brokers: Brokers) -> tup
 def _fetched(letters: Sequence[Letter], ledger: Store, brokers: Brokers) -> dict[tuple[Partition, int], Record]:
     """What the topics still hold, if they are still those that the ledger means."""
     wanted: dict[Partition, list[int]] = {}
-    for letter in letters:
-        if _is_same(letter, ledger, brokers):
-            wanted.setdefault(letter.record.partition, []).append(letter.record.offset)
+    for group in {letter.group for letter in letters}:
+        mine = [letter.record for letter in letters if letter.group == group]
+        same = _same({record.partition for record in mine}, ledger.positions(group).get(group, []), brokers)
+        for record in mine:
+            if record.partition in same:
+                wanted.setdefault(record.partition, []).append(record.offset)
     return brokers.records(wanted) if wanted else {}
 
 
-def _is_same(letter: Letter, ledger: Store, brokers: Brokers) -> bool:
-    partition = letter.record.partition
-    topic = brokers.topics([partition.topic], existing_only=True).get(partition.topic)
-    positions = ledger.positions(letter.group).get(letter.group, [])
-    known = {(one.topic_id, one.cluster_id) for one in positions if one.partition == partition}
-    return topic is not None and (topic.id, brokers.cluster_id()) in known
+def _same(partitions: Collection[Partition], saved: Iterable[Position], brokers: Brokers) -> set[Partition]:
+    """Those that are still what the ledger means."""
+    topics = brokers.topics(sorted({one.topic for one in partitions}), existing_only=True) if partitions else {}
+    ids = {(name, topic.id, brokers.cluster_id()) for name, topic in topics.items()}
+    found = {one.partition for one in saved if (one.partition.topic, one.topic_id, one.cluster_id) in ids}
+    return found.intersection(partitions)
 
 
 def _with(letter: DeadLetter, record: Record) -> DeadLetter:

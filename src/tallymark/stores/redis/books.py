@@ -56,7 +56,7 @@ class RedisBooks(Books):
 
     def letters(self, query: LetterQuery) -> list[Letter]:
         groups = [query.group] if query.group is not None else list(self.groups())
-        found = [letter for group in groups for letter in self._letters(group) if letters.matches(query, letter)]
+        found = [one for group in groups for one in self._letters(group, query.ids) if letters.matches(query, one)]
         return sorted(found, key=lambda letter: letter.recorded_at)[: query.most]
 
     def letter_counts(self, group: str) -> dict[str, int]:
@@ -68,8 +68,9 @@ class RedisBooks(Books):
         for letter in chosen:
             letters.settle(work, letters.key(self.keys, letter), state, by, now)
         if chosen and self.run(work) is None:
-            there = {one.id: one.state for group in {one.group for one in chosen} for one in self._letters(group)}
-            raise explain_settled(there, [one.id for one in chosen]) or CommitRefused("dead letters had changed")
+            ids = [one.id for one in chosen]
+            there = {one.id: one.state for group in {one.group for one in chosen} for one in self._letters(group, ids)}
+            raise explain_settled(there, ids) or CommitRefused("dead letters had changed")
 
     def move(self, group: str, partitions: Collection[Partition], decide: Decision, by: str, now: datetime) -> None:
         def plan(found: Mapping[Partition, Position]) -> Work:
@@ -98,8 +99,8 @@ class RedisBooks(Books):
 
         self.settled(group, plan)
 
-    def _letters(self, group: str) -> list[Letter]:
-        return self.ask(lambda client: letters.read(client, self.keys, group))  # type: ignore[no-any-return]
+    def _letters(self, group: str, ids: Collection[str] | None = None) -> list[Letter]:
+        return self.ask(lambda client: letters.read(client, self.keys, group, ids))  # type: ignore[no-any-return]
 
     def _hash(self, key: str) -> dict[str, str]:
         return (self.run(Work(reads=[key])) or [{}])[0]

@@ -43,15 +43,16 @@ def put(work: Work, keys: Keys, entry: Entry, letter: DeadLetter) -> str:
     return name
 
 
-def read(client: Any, keys: Keys, group: str) -> list[Letter]:
-    """All of a group, the oldest first."""
-    names = client.zrange(keys.letters(group), 0, -1)
-    pipe = client.pipeline(transaction=False)
-    for name in names:
-        pipe.hgetall(name)
+def read(client: Any, keys: Keys, group: str, ids: Iterable[str] | None = None) -> list[Letter]:
+    """All of a group, the oldest first, or these."""
     prefix = keys.letter_of(group, "")
-    found = zip(names, pipe.execute() if names else [], strict=True)
-    return [_letter(name.decode().removeprefix(prefix), group, fields) for name, fields in found if fields]
+    if ids is None:
+        ids = [name.decode().removeprefix(prefix) for name in client.zrange(keys.letters(group), 0, -1)]
+    chosen, pipe = list(ids), client.pipeline(transaction=False)
+    for one in chosen:
+        pipe.hgetall(keys.letter_of(group, one))
+    found = zip(chosen, pipe.execute() if chosen else [], strict=True)
+    return [_letter(one, group, fields) for one, fields in found if fields]
 
 
 def states(client: Any, keys: Keys, group: str) -> list[str]:
@@ -72,7 +73,6 @@ def matches(query: LetterQuery, letter: Letter) -> bool:
         and (query.error is None or query.error.casefold() in record.error.casefold())
         and (query.since is None or letter.recorded_at >= query.since)
         and (query.until is None or letter.recorded_at < query.until)
-        and (query.ids is None or letter.id in query.ids)
     )
 
 

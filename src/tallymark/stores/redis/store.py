@@ -287,7 +287,7 @@ class RedisStore(Store):
         if gone := concerned - found.keys():
             raise explain_loss(min(gone), 0, None)
         replayed = [each.letter for each in entry.replays if each.error is None]
-        states = {letter.id: letter.state for letter in self._letters(entry.group)} if replayed else {}
+        states = {letter.id: letter.state for letter in self._letters(entry.group, replayed)} if replayed else {}
         error = (
             explain_refusal(found, entry.advances)
             or explain_unfillable(journal.skips(skips), entry.fills)
@@ -300,8 +300,8 @@ class RedisStore(Store):
     def _open_skips(self, group: str) -> dict[str, str]:
         return self._hashes([self._keys.skips(group)])[0]
 
-    def _letters(self, group: str) -> list[Letter]:
-        return self.ask(lambda client: letters.read(client, self._keys, group))
+    def _letters(self, group: str, ids: Collection[str] | None = None) -> list[Letter]:
+        return self.ask(lambda client: letters.read(client, self._keys, group, ids))
 
     def _add_rows(self, work: Work, changes: Sequence[Changes], batch: str) -> list[tuple[TableSpec, pa.Table]]:
         sources = []
