@@ -5,9 +5,10 @@ And every offset of a table is told apart: what is fine, what is explained, what
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -23,6 +24,7 @@ from tallymark.fence import Note
 from tallymark.shape import TableSpec
 from tallymark.spans import Log, Partition, Position, Span, Tally
 from tallymark.stores.still import ORIGIN, Mark, Moment
+from tests.support.newest import Made, Oracle
 
 ZERO = Partition("orders", 0)
 NOW = datetime(2026, 1, 31, tzinfo=timezone.utc)
@@ -259,11 +261,13 @@ def compared(
     ledger: Ledger | None = None,
     undecoded: Sequence[int] = (),
     at_once: int = 1000,
+    versions: Mapping[int, int | None] | None = None,
     **settings: Any,
 ) -> Compared:
     """Rows at these offsets against ``made``, with records all around.
 
-    ``made`` is (offset, key, rows), where 0 rows are a deletion, and -1 are one that has a version.
+    ``made`` is (offset, key, rows), where 0 rows are a deletion, and -1 are one that has a version. All versions
+    are the same unless they are given.
     """
     if ledger is None:
         ledger = Ledger()
@@ -279,7 +283,9 @@ def compared(
             here = [one for one in made if span.start <= one[0] < span.stop]
             some = [(at, key, rows <= 0, rows == 0, max(rows, 1)) for at, key, rows in here]
             columns = [[one[at] for one in some] for at in range(5)]
-            table.compare(span, records, pa.table(columns, schema=pa.schema(list(MADE)[2:])))
+            rows = pa.table(columns, schema=pa.schema(list(MADE)[2:]))
+            chosen = [versions.get(one[0]) if versions else 1 for one in some]
+            table.compare(span, records, rows.append_column("version", pa.array(chosen, pa.int64())))
     table.settle()
     return table
 
@@ -479,6 +485,52 @@ def test_of_a_record_with_several_keys_the_deleted_ones_must_be_gone(at_once: in
     for spec in (UPSERT, VERSION):
         assert compared(spec, [0], made, at_once=at_once).wrong == 0
         assert compared(spec, [0, 0], made, at_once=at_once).bad == [Difference(ZERO, 0, "foreign", 2, 1)]
+
+
+@st.composite
+def keyed_records(draw: st.DrawFn) -> list[Made]:
+    """Ten records of a partition, each with a row of one of three keys, or a deletion of it."""
+    one = st.tuples(st.integers(0, 2), st.none() | st.integers(1, 3), st.booleans())
+    found = draw(st.lists(one, min_size=10, max_size=10))
+    return [
+        Made(key, "orders", 0, at, version=version, deletes=deletes) for at, (key, version, deletes) in enumerate(found)
+    ]
+
+
+def as_made(spec: TableSpec, rows: Sequence[Made]) -> list[tuple[int, ...]]:
+    final = {True: 0, False: -1}
+    return [(row.offset, row.key, final[not spec.version or row.version is None] if row.deletes else 1) for row in rows]
+
+
+@given(keyed_records(), st.sampled_from([UPSERT, IGNORE, VERSION]), st.lists(st.integers(0, 10)), st.integers(1, 10))
+def test_a_table_that_is_as_the_rule_says_raises_no_alarm_and_a_row_that_came_back_does(
+    rows: list[Made], spec: TableSpec, cuts: list[int], at_once: int
+) -> None:
+    if spec == IGNORE:
+        rows = [replace(row, deletes=False) for row in rows]
+    table = Oracle(versions=spec.version is not None, first_stays=spec == IGNORE)
+    for start, stop in pairwise([0, *sorted(cuts), 10]):
+        table.apply(rows[start:stop])
+    there, made = [row.offset for row in table.rows.values()], as_made(spec, rows)
+    versions = {row.offset: row.version for row in rows}
+    assert compared(spec, there, made, versions=versions, at_once=at_once).bad == []
+    for row in rows:
+        deleted = any(one[2] == 0 and one[1] == row.key and one[0] > row.offset for one in made)
+        if deleted and not row.deletes and row.key not in table.rows:
+            assert compared(spec, [*there, row.offset], made, versions=versions, at_once=at_once).wrong, row
+
+
+@pytest.mark.parametrize("at_once", [1000, 1])
+def test_a_row_of_a_lower_version_is_not_taken_for_the_higher_one(at_once: int) -> None:
+    made, versions = [(0, 7, 1), (1, 7, 1), (2, 7, 1), (3, 8, 1), (4, 8, 1)], {0: 1, 1: 3, 2: 2, 3: None, 4: 1}
+
+    def bad(*there: int, made: Sequence[tuple[int, ...]] = made) -> list[Difference]:
+        return compared(VERSION, there, made, versions=versions, at_once=at_once).bad
+
+    assert bad(1, 4) == []
+    assert bad(2, 4) == [Difference(ZERO, 1, "missing", 0, None)]
+    assert bad(1, 3) == [Difference(ZERO, 4, "missing", 0, None)]
+    assert bad(2, 4, made=[*made, (5, 7, -1)]) == [], "what is deleted leaves no version behind"
 
 
 def test_why_missing_keys_are_not_looked_for_is_said() -> None:

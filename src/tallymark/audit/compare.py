@@ -53,7 +53,7 @@ class Compared:
         return sum(count[kind] for count in self.counts.values() for kind in BAD)
 
     def compare(self, span: Span, records: pa.Table, made: pa.Table) -> None:
-        """A piece: its records (offset, undecoded), and the rows made of them (offset, key, deleted, final, rows)."""
+        """A piece: its records (offset, undecoded), and the rows made of them (offset, key, deleted, ...)."""
         scope, there = self.scopes[span.partition], _counted(self.origins.within(span))
         keyed = bool(self.spec.key)
         facts = _facts(records, made, there, _between(scope.account.letters, span), keyed=keyed)

@@ -44,6 +44,7 @@ class Keys:
     _kept: pa.Table = field(default_factory=KEYS.empty_table)
     _passed: pa.Table = field(default_factory=KEYS.empty_table)
     """What has rows, though its key has a later record in the partition, or where versions decide, a final one."""
+    _versions: Versions = field(default_factory=lambda: Versions())
 
     @property
     def ordered(self) -> bool:
@@ -57,6 +58,8 @@ class Keys:
         later = pc.and_(new["stands"], pc.greater(in_spans(new["offset"], _late(scope)), 0))
         late = _with(new.filter(later), offset=FOR_EVER, deleted=False, final=False, alone=False)
         if not self.ordered:
+            if self.spec.version:
+                self._versions.keep(new, made)
             new = pa.concat_tables([new.filter(pc.invert(later)), late]) if self.spec.delete else new
             self._keep_any(pa.concat_tables([self._kept, new]))
             return
@@ -91,6 +94,7 @@ class Keys:
         few = _by_record(rows.filter(alone))
         some = pc.and_(pc.greater(few["there"], 0), pc.less(few["there"], few["count"]))
         yield from _differences(few.filter(some), "missing", few.filter(some)["count"])
+        yield from self._versions.missing()
 
     def foreign(self) -> Iterator[Difference]:
         """Records with more rows than they have keys that were not deleted after them."""
@@ -102,6 +106,41 @@ class Keys:
         left = pc.subtract(many["keys"], many["count"])
         some = pc.and_(pc.greater(many["there"], left), pc.less_equal(many["there"], many["keys"]))
         yield from _differences(many.filter(some), "foreign", left.filter(some))
+
+
+@dataclass
+class Versions:
+    """Of each key the record with the highest version, and which are there; where nothing is deleted, it is that one.
+
+    A deletion leaves no version behind, so that any may follow it.
+    """
+
+    _highest: pa.Table | None = None
+    _there: pa.Table | None = None
+    _deleted: pa.Table | None = None
+
+    def keep(self, new: pa.Table, made: pa.Table) -> None:
+        rows = new.join(made.select(["offset", "key", "version"]), ["offset", "key"], join_type="inner")
+        puts = rows.filter(pc.invert(rows["deleted"]))
+        self._deleted = _joined(self._deleted, rows.filter(rows["deleted"]).select(["key"]))
+        # Of a record with rows of several keys it is not known which of them are there.
+        known = pc.and_(pc.greater(puts["there"], 0), pc.equal(puts["keys"], 1))
+        self._there = _joined(self._there, puts.filter(known).select(["key", "version"]))
+        highest, _, ends = _runs(_joined(self._highest, puts.filter(pc.is_valid(puts["version"]))), ["key"], "version")
+        self._highest = highest.filter(ends)
+
+    def missing(self) -> Iterator[Difference]:
+        """Records with the highest version of a key, where a row of a lower one is there instead."""
+        if self._highest is None or self._there is None or self._deleted is None:
+            return
+        there = self._there.rename_columns(["key", "version_there"])
+        rows = self._highest.join(self._deleted, "key", join_type="left anti").join(there, "key", join_type="inner")
+        lower = pc.fill_null(pc.less(rows["version_there"], rows["version"]), True)
+        yield from _differences(_by_record(rows.filter(lower)), "missing", None)
+
+
+def _joined(before: pa.Table | None, rows: pa.Table) -> pa.Table:
+    return rows if before is None else pa.concat_tables([before, rows])
 
 
 def _late(scope: Scope) -> list[Span]:

@@ -57,5 +57,9 @@ class Remaker(SparkReader):
             key = F.xxhash64(*map(column, spec.key)) if spec.key else F.lit(0).cast("bigint")
             deleted = F.coalesce(rows[DELETED], F.lit(False)) if spec.deletes is not None else F.lit(False)
             final = deleted & column(spec.version).isNull() if spec.version else deleted
-            found = rows.select(*origin, key.alias("key"), deleted.alias("deleted"), final.alias("final"))
-            return found.groupBy(*found.columns).agg(F.count("*").alias("rows")).toArrow().cast(MADE)
+            version = [column(spec.version).alias("version")] if spec.version else []
+            found = rows.select(*origin, key.alias("key"), deleted.alias("deleted"), final.alias("final"), *version)
+            names = [name for name in found.columns if name != "version"]
+            highest = [F.max("version").alias("version") for _ in version]
+            made = found.groupBy(*names).agg(F.count("*").alias("rows"), *highest).toArrow()
+            return made.cast(pa.schema([*MADE, *list(made.schema)[len(MADE) :]]))

@@ -27,7 +27,10 @@ MADE = pa.schema(
         pa.field("rows", pa.int64()),
     ]
 )
-"""What a function makes of it. Of rows without a key all have the same one. ``final``: it deletes every version."""
+"""What a function makes of it. Of rows without a key all have the same one. ``final``: it deletes every version.
+
+Where the table has a version, there is a column ``version`` besides, of its type.
+"""
 
 
 @dataclass(frozen=True)
