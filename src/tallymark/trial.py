@@ -9,7 +9,6 @@ from datetime import datetime, timezone
 from tempfile import TemporaryDirectory
 
 import pyarrow as pa
-from sqlalchemy import inspect
 
 from tallymark.batch import Batch
 from tallymark.brokers import Brokers
@@ -27,6 +26,7 @@ from tallymark.spans import Log, Partition
 from tallymark.stores.opening import sqlite_file
 from tallymark.stores.sql import SqlStore
 from tallymark.stores.store import Store
+from tallymark.stores.targets import has_table, reflected
 
 SAMPLE = 100
 """Records that are read, over all partitions."""
@@ -148,8 +148,7 @@ def _sampled(
 
 def _columns(store: SqlStore, table: str) -> list[str] | None:
     with store.look() as connection:
-        found = inspect(connection)
-        return [str(one["name"]) for one in found.get_columns(table)] if found.has_table(table) else None
+        return list(reflected(connection, table).columns.keys()) if has_table(connection, table) else None
 
 
 @contextmanager

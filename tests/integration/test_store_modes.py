@@ -167,6 +167,9 @@ NAMES = [
     'dou"ble',
     "ünï",
     "(x)",
+    "a.b",
+    ".x",
+    "back`tick",
 ]
 
 

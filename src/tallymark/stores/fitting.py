@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import Column, Connection, Engine, MetaData, Table
+from sqlalchemy import Column, Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 
 from tallymark.errors import BadInput, DataRefused
@@ -17,7 +17,7 @@ from tallymark.stores.columns import JSON_MARK, column_type
 from tallymark.stores.dialects import Dialect
 from tallymark.stores.given import Given
 from tallymark.stores.staging import impatient
-from tallymark.stores.targets import create_table, evolve_table, existing_table, fits, has_table
+from tallymark.stores.targets import create_table, evolve_table, existing_table, fits, has_table, reflected
 
 PAUSES = (0.0, 0.1, 0.5)
 """Before a table is looked for again, because somebody else has made it meanwhile."""
@@ -88,7 +88,7 @@ def _find(connection: Connection, dialect: Dialect, spec: TableSpec, given: Give
     schema = given.rows.schema
     unsure = given.inferred or any(pa.types.is_null(field.type) for field in schema)
     if unsure and has_table(connection, spec.name):
-        schema = _fitted(dialect, Table(spec.name, MetaData(), autoload_with=connection), given)
+        schema = _fitted(dialect, reflected(connection, spec.name), given)
     elif unsure:
         _check_known(spec, schema)
     table = existing_table(connection, spec, schema)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-from sqlalchemy import Column, Connection, MetaData, Table, inspect, text
+from sqlalchemy import Column, Connection, Inspector, MetaData, Table, inspect, text
 from sqlalchemy import types as sql
 from sqlalchemy.dialects import mysql
+from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.schema import CreateColumn
 
 from tallymark.errors import TableMismatch
@@ -52,7 +53,7 @@ def existing_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -
         if not spec.create:
             raise TableMismatch(f"table {spec.name} does not exist, and create=False; create it, or leave that out")
         return None
-    table = Table(spec.name, MetaData(), autoload_with=connection)
+    table = reflected(connection, spec.name)
     _check_columns(table, spec, schema, dialect)
     _check_required(table, schema)
     if spec.write != "append":
@@ -66,6 +67,17 @@ def has_table(connection: Connection, name: str) -> bool:
         return inspect(connection).has_table(name)
     found = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name"
     return bool(connection.scalar(text(found), {"name": name}))
+
+
+def reflected(connection: Connection, name: str) -> Table:
+    """The table as the database has it."""
+    listeners = [("column_reflect", _unescape)] if connection.dialect.name == "mysql" else []
+    return Table(name, MetaData(), autoload_with=connection, listeners=listeners)
+
+
+def _unescape(_: Inspector, __: Table, column: ReflectedColumn) -> None:
+    # SQLAlchemy reads names from the text of CREATE TABLE, and leaves backticks doubled.
+    column["name"] = column["name"].replace("``", "`")
 
 
 def create_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table:
@@ -85,7 +97,7 @@ def evolve_table(connection: Connection, table: Table, spec: TableSpec, schema: 
     for column in columns_for(pa.schema(missing), ()):
         definition = CreateColumn(column).compile(dialect=connection.dialect)
         connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
-    return Table(spec.name, MetaData(), autoload_with=connection)
+    return reflected(connection, spec.name)
 
 
 def _check_names(spec: TableSpec, schema: pa.Schema) -> None:
