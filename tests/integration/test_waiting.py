@@ -8,7 +8,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import tallymark as tm
+from tallymark.brokers import Brokers
 from tallymark.errors import Unreachable
+from tallymark.membership import Alone
+from tallymark.positions import Start
+from tallymark.setup import new_owner
+from tallymark.share import Share
 from tallymark.steps import Progress, Step
 from tallymark.stores.opening import open_sql, open_store
 from tests.support.crash import Run, make_loop
@@ -68,6 +73,20 @@ def test_a_connection_that_breaks_at_any_question_is_replaced(
     check_complete(url, committed)
 
 
+def test_the_look_at_what_others_have_done_is_patient(proxy: Proxy, brokers: str, group: str, topic: str) -> None:
+    """A run that is to end waits for the other members, and looks at their positions for that."""
+    store, cluster = open_store(proxy.url), Brokers(brokers)
+    store.create_ledger()
+    cut = Cut(b"tallymark_positions", "request")
+    start, alone = Start.parse("uncommitted-earliest"), Alone(cluster, [topic])
+    share = Share(group, new_owner(), alone, cluster, store, start, threading.Event())
+    goals = share.goals(cluster.topics([topic]))
+    proxy.arm(cut)
+    assert not goals.reached({})
+    assert proxy.done == [cut]
+    store.close()
+
+
 def test_a_consumer_whose_store_is_away_at_the_start_waits(
     proxy: Proxy, url: str, brokers: str, group: str, topic: str
 ) -> None:
@@ -118,7 +137,7 @@ def test_a_handler_may_wait_for_longer_than_the_server_allows_others(database: C
     admin = open_sql(url)
     with admin.transaction() as connection:
         name = connection.exec_driver_sql("SELECT current_database()").scalar_one()
-        connection.exec_driver_sql(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = 10")
+        connection.exec_driver_sql(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '60s'")
     admin.close()
     store = open_sql(url)
     with store.begin(lambda: None) as db:
