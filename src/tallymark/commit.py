@@ -17,13 +17,14 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from typing import Literal, TypeVar, get_args
 
 from tallymark.batch import Batch
 from tallymark.budget import Budget
 from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, Unreachable
 from tallymark.fence import Claim, Entry
-from tallymark.letters import Letters, parted, places
+from tallymark.letters import Letters, most_frequent, parted, places
 from tallymark.patience import LAST_SECONDS, patiently
 from tallymark.shape import Changes, Refusal
 from tallymark.spans import Partition, Tally
@@ -206,21 +207,29 @@ class Committer:
         return batch.refusing(reading, [*undecoded, *fetched])
 
     def check_budget(self, batch: Batch) -> None:
-        if batch.letters:
-            last = batch.letters[-1]
-            example = f"{last.partition} offset {last.offset}: {last.error}"
-            self._budget.check_batch(self.group, len(batch.letters), example)
+        if not batch.letters:
+            return
+        last, dead = batch.letters[-1], len(batch.letters)
+        self._budget.check_batch(self.group, dead, f"{last.partition} offset {last.offset}: {last.error}")
+        records = sum(seen.records for seen in batch.reading.seen.values())
+        tally = Tally(applied=records - dead, dead=dead)
+        if self._budget.is_suspicious(tally):
+            recent = self._recent(datetime.now(timezone.utc))
+            self._budget.check_ratio(self.group, recent + tally, most_frequent(batch.letters))
 
     def budgeted(self, entry: Entry) -> Entry:
         """The entry, with a pause in it if it uses up the window's budget."""
         if not self._budget.has_window or not entry.tally.dead:
             return entry
+        return replace(entry, pause=self._budget.overdrawn(self._recent(entry.now) + entry.tally))
+
+    def _recent(self, now: datetime) -> Tally:
+        """What became of the records of the budget's window."""
 
         def recent() -> Tally:
-            since = self._budget.window_start(entry.now, self._ledger.state(self.group))
-            return self._ledger.recent(self.group, since)
+            return self._ledger.recent(self.group, self._budget.window_start(now, self._ledger.state(self.group)))
 
-        return replace(entry, pause=self._budget.overdrawn(self.patiently(recent) + entry.tally))
+        return self.patiently(recent)
 
 
 def _with_epochs(entry: Entry, held: Mapping[Partition, Claim]) -> Entry:

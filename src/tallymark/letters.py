@@ -6,6 +6,7 @@ of its rows any more, and the batch is read again as if the record were not ther
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,8 @@ from tallymark.read import DeadLetter, Reading, Record, Seen
 from tallymark.shape import Refusal, TableSpec, has_origin, null_keys
 from tallymark.spans import Partition
 
+NUMBER = re.compile(r"\d+")
+MISFIT = re.compile(r"\A([^:]*): .* does not fit ([A-Z_]+(?:\([0-9,]+\))?)\Z", re.DOTALL)
 NOT_KEPT = ("only in Kafka", "Kafka has deleted the record meanwhile")
 """How the words of a letter end whose value the ledger does not have."""
 Letters = Callable[[Sequence[Refusal]], list[DeadLetter]]
@@ -88,6 +91,19 @@ def fetched(refusals: Sequence[Refusal], records: Records) -> list[DeadLetter]:
         wanted.setdefault(refusal.partition, []).append(refusal.offset)
     found = records(wanted) if wanted else {}
     return [DeadLetter.of(refusal, found.get(refusal.record)) for refusal in refusals]
+
+
+def alike(error: str) -> str:
+    """What errors have in common that differ in numbers, or in the value of a field, only."""
+    return NUMBER.sub("N", MISFIT.sub(r"\1: does not fit \2", error))
+
+
+def most_frequent(letters: Sequence[DeadLetter]) -> str:
+    """The error that most of them have, in the words of the first."""
+    found: dict[str, list[str]] = {}
+    for letter in letters:
+        found.setdefault(alike(letter.error), []).append(letter.error)
+    return max(found.values(), key=len)[0]
 
 
 def is_kept(letter: DeadLetter) -> bool:

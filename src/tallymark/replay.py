@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-UNLIMITED = Budget(max_dead_per_batch=None)
+UNLIMITED = Budget(max_dead_per_batch=None, max_dead_ratio_per_batch=None)
 """What dies again was dead before."""
 
 

@@ -70,6 +70,20 @@ def test_two_services_share_a_group_and_leave_at_once(
     assert sorted(int(str(found)) for (found,) in query(store, "SELECT id FROM seen")) == list(range(100))
 
 
+def test_a_run_counts_its_dead_and_its_exit_code_can_tell(
+    topics: Topics, group: str, database: Callable[[str], str], service: Callable[..., Path]
+) -> None:
+    store, topic = database("sqlite"), topics.create(1)
+    execute(store, "CREATE TABLE seen (id BIGINT, part INT)")
+    topics.send(topic, [{"id": 1}, {"id": "x"}, {"id": 2}], partitions=1)
+    file = service(topic, store)
+    said = tallymark("run", file, "--until", "caught-up", "--fail-on-dead")
+    assert said.returncode == 1
+    assert f"{group}: 2 applied, 1 dead in " in said.stdout
+    assert f"dead letters of this run: 1; why: tallymark dead-letters list --summary --file {file}" in said.stderr
+    assert "Traceback" not in said.stderr
+
+
 def test_what_a_service_has_skipped_is_filled_in_later(
     topics: Topics, group: str, database: Callable[[str], str], service: Callable[..., Path]
 ) -> None:

@@ -478,7 +478,7 @@ def test_a_listener_with_workers_settles_what_it_finished_and_blames_single_reco
     tally = app.replay()
     assert tally == Tally(applied=26, dead=14)
     assert truth.events(dead.url) == Counter({one: 1 for one in GOOD if one[1] < 45})
-    assert "ValueError: too high" in dead.errors()
+    assert any(error.startswith("ValueError: too high") for error in dead.errors())
     truth.check_accounts(dead.url)
     broken = App(brokers=dead.brokers, store=dead.url)
     broken.listen("orders", group=dead.group, value=Json("id BIGINT"))(lambda record: record.value["no"])

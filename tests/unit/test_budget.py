@@ -44,6 +44,24 @@ def test_a_ratio_is_of_what_was_read_and_says_nothing_about_a_few(ratio: float, 
     assert said is None or said.startswith(f"{dead} dead records of {dead + applied} within")
 
 
+@given(st.floats(0, 1), st.integers(0, 1_500), st.integers(0, 1_500))
+def test_a_batch_that_is_mostly_dead_fails_once_there_are_enough_records(ratio: float, dead: int, applied: int) -> None:
+    budget, recent = Budget(max_dead_ratio_per_batch=ratio), Tally(applied=applied, dead=dead)
+    assert budget.is_suspicious(recent) == (dead > ratio * (dead + applied))
+    if dead + applied >= RATIO_NEEDS and dead > ratio * (dead + applied):
+        words = rf"group shop: .* records are dead, .*max_dead_ratio_per_batch={ratio} .*: price: 'x' .*nothing moved"
+        with pytest.raises(TooManyDead, match=words):
+            budget.check_ratio("shop", recent, "price: 'x' does not fit DOUBLE")
+    else:
+        budget.check_ratio("shop", recent, "")
+
+
+@pytest.mark.parametrize("off", [None, 1])
+def test_a_ratio_of_a_batch_can_be_turned_off(off: float | None) -> None:
+    assert not Budget(max_dead_ratio_per_batch=off).is_suspicious(Tally(dead=5_000))
+    assert Budget().is_suspicious(Tally(dead=5_000))
+
+
 def test_the_window_starts_anew_when_the_group_is_resumed() -> None:
     budget = Budget(window=HOUR)
     assert budget.window_start(NOON, None) == NOON - HOUR
@@ -67,6 +85,7 @@ def test_only_limits_over_a_while_need_the_history() -> None:
         {"max_dead_ratio": -0.1},
         {"max_dead_ratio": 1.1},
         {"max_dead_ratio": float("nan")},
+        {"max_dead_ratio_per_batch": 1.1},
         {"window": timedelta()},
     ],
 )

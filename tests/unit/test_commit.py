@@ -355,6 +355,27 @@ def test_a_batch_without_dead_records_pauses_nobody() -> None:
     assert pair.commit().pause is None
 
 
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once", "at-most-once"])
+def test_a_batch_that_is_mostly_dead_fails_where_the_others_of_the_window_were_too(delivery: Delivery) -> None:
+    store, dead = FakeStore(), [letter(offset) for offset in range(9)]
+    pair = Pair(store, store, delivery, Budget())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "recent", lambda *_: Tally(applied=400, dead=600))
+        with pytest.raises(
+            TooManyDead, match=r"609 of the last 1,015 records are dead, .* like this: not JSON; nothing"
+        ):
+            pair.commit(dead)
+        assert (store.attempts, pair.offsets) == (0, [0, 0])
+        pair.commit(dead[:7])
+    assert pair.offsets == [10, 5], "most of that batch was fine"
+
+
+def test_a_few_records_may_all_die() -> None:
+    pair = together(FakeStore())
+    pair.commit([letter(offset) for offset in range(9)])
+    assert pair.offsets == [10, 5]
+
+
 # An unknown outcome
 
 

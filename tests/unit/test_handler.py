@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -283,4 +284,15 @@ def test_a_task_group_that_lost_its_service_is_tried_again() -> None:
             group.create_task(asyncio.sleep(60))
 
     with pytest.raises(Retry, match="ConnectionError: away"):
+        call(receive)
+
+
+def test_a_record_that_failed_says_where_in_the_code_of_its_handler() -> None:
+    def price(record: Any) -> Any:
+        return json.loads("{")
+
+    def receive(record: Any) -> None:
+        price(record)
+
+    with pytest.raises(RecordFailed, match=r"\(test_handler\.py:\d+ in receive, test_handler\.py:\d+ in price\)$"):
         call(receive)

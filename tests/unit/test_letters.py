@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.errors import TallymarkError
-from tallymark.letters import check_letters, parted, places, refused
+from tallymark.letters import alike, check_letters, most_frequent, parted, places, refused
 from tallymark.read import LONGEST, DeadLetter, Reading, Seen, storable
 from tallymark.shape import OFFSET, PARTITION, TOPIC, Refusal, TableSpec
 from tallymark.spans import Partition
@@ -94,3 +94,32 @@ def test_words_are_kept_as_every_database_can_hold_them() -> None:
     long = storable("begin" + "x" * 30_000_000 + "end")
     assert (long[:5], long[-3:]) == ("begin", "end")
     assert len(long) < LONGEST + 10
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("price: 'x' does not fit DOUBLE", "price: 'y: does not fit' does not fit DOUBLE"),
+        ("items[2].price: 12 does not fit DECIMAL(10,2)", "items[17].price: 'x' does not fit DECIMAL(10,2)"),
+        ("not JSON: Expecting value: line 1 column 1 (char 0)", "not JSON: Expecting value: line 2 column 7 (char 8)"),
+    ],
+)
+def test_errors_that_differ_in_values_only_are_alike(one: str, other: str) -> None:
+    assert alike(one) == alike(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("price: 'x' does not fit DOUBLE", "amount: 'x' does not fit DOUBLE"),
+        ("KeyError: 'name'", "KeyError: 'price'"),
+    ],
+)
+def test_errors_of_different_fields_are_not_alike(one: str, other: str) -> None:
+    assert alike(one) != alike(other)
+
+
+def test_the_most_frequent_error_is_told_in_the_words_of_its_first_letter() -> None:
+    errors = ["no JSON", "price: 'x' does not fit DOUBLE", "price: 'y' does not fit DOUBLE"]
+    letters = [DeadLetter(ZERO, at, None, None, b"x", [], None, error) for at, error in enumerate(errors)]
+    assert most_frequent(letters) == "price: 'x' does not fit DOUBLE"

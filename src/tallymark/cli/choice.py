@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -12,6 +11,7 @@ import typer
 
 from tallymark.books import DEAD, LETTER_STATES, Letter, LetterQuery
 from tallymark.errors import BadInput
+from tallymark.letters import alike
 from tallymark.moving import before_now, parse_duration, parse_moment
 
 Topic = Annotated[str | None, typer.Option("--topic", help="Only of this topic.")]
@@ -22,7 +22,6 @@ Since = Annotated[str | None, typer.Option("--since", help="Only those that died
 Execute = Annotated[bool, typer.Option("--execute", help="Do it; without, it only shows which.")]
 Until = Annotated[str | None, typer.Option("--until", help="Only those that died before: a time, or 2h for ago.")]
 State = Annotated[str, typer.Option("--state", help=f"{', '.join(LETTER_STATES)}, or all.")]
-NUMBER = re.compile(r"\d+")
 
 
 def choice(
@@ -55,7 +54,7 @@ def moment_or_ago(text: str | None) -> datetime | None:
 
 @dataclass
 class Kind:
-    """Letters whose errors differ in numbers only, such as offsets and lines."""
+    """Letters whose errors differ in numbers, such as offsets and lines, or in the value of a field only."""
 
     error: str
     count: int
@@ -72,7 +71,7 @@ def kinds(letters: Iterable[Letter]) -> list[Kind]:
     found: dict[str, Kind] = {}
     for letter in letters:
         at, error = letter.recorded_at, letter.record.error
-        kind = found.setdefault(NUMBER.sub("N", error), Kind(error, 0, at, at))
+        kind = found.setdefault(alike(error), Kind(error, 0, at, at))
         kind.count += 1
         kind.first, kind.last = min(kind.first, at), max(kind.last, at)
     return sorted(found.values(), key=lambda kind: -kind.count)

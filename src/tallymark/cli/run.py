@@ -51,6 +51,7 @@ MetricsHost = Annotated[
         help="The address to serve them at: 127.0.0.1 unless told otherwise, 0.0.0.0 for all networks.",
     ),
 ]
+FailOnDead = Annotated[bool, typer.Option("--fail-on-dead", help="Exit with 1 if records became dead letters.")]
 Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
 PartitionOption = Annotated[int | None, typer.Option("--partition", help="Only this partition.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Allow that older records overwrite newer rows.")]
@@ -61,6 +62,7 @@ def run(
     until: UntilOption = "stopped",
     metrics_port: MetricsPort = None,
     metrics_host: MetricsHost = None,
+    fail_on_dead: FailOnDead = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a pipeline or an app. Ctrl-C finishes the batch in flight and leaves; a second one leaves at once.
@@ -71,9 +73,14 @@ def run(
         raise BadInput(f"--until {until} is not known; write stopped or caught-up")
     found = load(file)
     with _serving(found, metrics_port, metrics_host):
-        _show(
+        tally = _show(
             found, as_json, lambda watch: found.run("caught-up" if until == "caught-up" else "stopped", on_step=watch)
         )
+    if tally.dead and not (as_json or is_json()):
+        words = f"dead letters of this run: {tally.dead:,}; why: tallymark dead-letters list --summary --file {file}"
+        Console(stderr=True).print(words, highlight=False, markup=False, soft_wrap=True)
+    if tally.dead and fail_on_dead:
+        raise typer.Exit(1)
 
 
 def backfill(
@@ -118,7 +125,7 @@ def _serving(found: Pipeline | App, port: int | None, host: str | None) -> Itera
         yield
 
 
-def _show(found: Pipeline | App, as_json: bool, work: Callable[[OnStep], Tally]) -> None:
+def _show(found: Pipeline | App, as_json: bool, work: Callable[[OnStep], Tally]) -> Tally:
     began, name = time.monotonic(), _name(found)
     starting = "starting Spark" if isinstance(found, Pipeline) else "starting"
     with RunDisplay(name, Console(stderr=True, quiet=as_json or is_json()), starting) as display:
@@ -128,6 +135,7 @@ def _show(found: Pipeline | App, as_json: bool, work: Callable[[OnStep], Tally])
         print(json.dumps({"group": name, **asdict(tally), "seconds": round(seconds, 3)}))
     else:
         Console().print(f"{name}: {describe(tally)} in {seconds:.1f} s", highlight=False, markup=False)
+    return tally
 
 
 def _name(found: Pipeline | App) -> str:

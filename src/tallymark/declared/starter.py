@@ -56,6 +56,7 @@ sql = \"\"\"
 # records = 250000                      # the most that one batch reads
 # [budget]
 # max_dead_per_batch = 10000            # more undecodable records than that, and nothing moves
+# max_dead_ratio_per_batch = 0.5        # the same for a share of a batch; 1 turns it off
 """
 
 
