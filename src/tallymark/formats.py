@@ -117,7 +117,7 @@ class Decoder:
 def explain(source: Json | Bytes, value: bytes) -> str:
     """Why a value is dead, for its letter: where it is JSON, which field does not fit."""
     assert isinstance(source, Json)
-    if _is_deep(value):
+    if is_deep(value):
         return "nested too deeply"
     try:
         decoded = fields.parse(value)
@@ -183,7 +183,7 @@ class _Objects:
                 found.append(None)
                 continue
             try:
-                if _is_deep(value) or _has_long_number(value):
+                if is_deep(value) or _has_long_number(value):
                     raise fields.Unfit
                 found.append(self._convert(fields.parse(value.strip(JSON_SPACE))))
             except fields.MISFITS:
@@ -263,7 +263,8 @@ def _may_be_deep(values: pa.Array, signs: Signs, sign: str) -> bool:
     return bool(pc.max(pc.count_substring(values, sign)).as_py() > DEEPEST // 2)
 
 
-def _is_deep(value: bytes) -> bool:
+def is_deep(value: bytes) -> bool:
+    """Whether objects and arrays are within each other more often than Python can follow from wherever it is called."""
     if value.count(b"[") + value.count(b"{") <= DEEPEST:
         return False
     steps = _outside_strings(value).translate(STEPS, NO_BRACKETS)

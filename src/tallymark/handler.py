@@ -30,7 +30,8 @@ NOT_DONE = (GeneratorType, AsyncGeneratorType, map, filter)
 
 FRAMES = 3
 """Places in the code that a dead letter names."""
-OTHERS_CODE = (str(Path(__file__).parent), *sysconfig.get_paths().values(), "<")
+INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+OTHERS_CODE = (str(Path(__file__).parent), *INSTALLED, "<")
 
 
 class RecordFailed(Exception):

@@ -103,6 +103,7 @@ def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:
         seconds = 1
         [budget]
         max_dead_ratio = 0.5
+        max_dead_ratio_per_batch = 1
         window = "15m"
         [catch_up]
         when_behind = "1h"
@@ -127,7 +128,7 @@ def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:
     assert (spec.name, spec.key, spec.version, spec.deletes) == ("the orders", ("a", "b"), "v", "value IS NULL")
     assert (spec.provenance, spec.create, spec.evolve, spec.per_batch) == (True, False, True, True)
     assert pipeline.limits == Limits(records=10, seconds=1)
-    assert setup.budget == Budget(max_dead_ratio=0.5, window=timedelta(minutes=15))
+    assert setup.budget == Budget(max_dead_ratio=0.5, window=timedelta(minutes=15), max_dead_ratio_per_batch=1)
     assert setup.catch_up == SkipAhead(when_behind="1h", keep="5m")
     assert setup.membership == Group(instance="worker-7")
     assert pipeline.spark == {"spark.master": "local[1]", "spark.ui.enabled": "false"}

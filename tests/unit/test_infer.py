@@ -49,6 +49,7 @@ def test_values_that_are_mostly_no_objects_have_no_schema() -> None:
     assert infer_schema([b"x", b"[1]", b'{"a": 1}']) is None
     assert infer_schema([]) is None
     assert infer_schema([b"broken", b'{"a": 1}']) == "a BIGINT"
+    assert infer_schema([b'{"z":' + b"[" * 100_000 + b"]" * 100_000 + b"}", b'{"a": 1}']) == "a BIGINT"
 
 
 @given(records)

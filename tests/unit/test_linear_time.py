@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tallymark import Json
+from tallymark.cli.values import pretty
 from tallymark.formats import Decoder
 
 SCHEMA = (
@@ -86,3 +87,8 @@ def test_a_value_is_decoded_in_linear_time(name: str) -> None:
     for size in (SMALL, LARGE, HUGE) if name in HUGE_TOO else (SMALL, LARGE):
         spent = seconds(decode, NASTY[name](size))
         assert spent < SLACK + PER_BYTE * size, f"{size:,} bytes took {spent:.2f} s"
+
+
+def test_a_value_that_is_nested_too_deeply_is_shown_as_it_is() -> None:
+    deep = b"[" * 100_000
+    assert pretty(deep + b"]" * 100_000) == [(deep + b"]" * 100_000).decode()]

@@ -31,7 +31,7 @@ def pretty(data: bytes | None) -> list[str]:
         text = "null" if data is None else data.decode()
     except UnicodeDecodeError:
         return _dump(data or b"")
-    with suppress(ValueError):
+    with suppress(ValueError, RecursionError):
         # A number or a string alone is best seen as it came.
         text = json.dumps(json.loads(text), indent=2, ensure_ascii=False) if text.lstrip()[:1] in ("{", "[") else text
     return [printable(line) for line in text.split("\n")]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tallymark import fields
+from tallymark.formats import is_deep
 
 LARGEST = 2**63
 WIDER = {frozenset({"BIGINT", "DOUBLE"}): "DOUBLE", frozenset({"DATE", "TIMESTAMP"}): "TIMESTAMP"}
@@ -27,6 +28,8 @@ def infer_schema(values: Sequence[bytes]) -> str | None:
 
 
 def _object(value: bytes) -> dict[str, Any] | None:
+    if is_deep(value):
+        return None
     try:
         found = json.loads(value)
     except ValueError:
