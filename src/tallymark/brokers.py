@@ -48,8 +48,7 @@ OWN = {
     "topic.metadata.refresh.interval.ms": 5_000,
     "allow.auto.create.topics": False,
 }
-ANY_TOPIC = "__consumer_offsets"
-"""To ask for the cluster alone, a topic has to be named; this one need not exist."""
+ANY_TOPIC = "__consumer_offsets"  # to ask for the cluster alone, one has to be named; it need not exist
 _UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.TOPIC_EXCEPTION}
 
 
@@ -74,6 +73,7 @@ class GroupMember:
     client: str
     host: str
     partitions: tuple[Partition, ...]
+    instance: str | None = None
 
 
 class Brokers:
@@ -130,6 +130,7 @@ class Brokers:
                 member.client_id,
                 member.host,
                 tuple(sorted(Partition(one.topic, one.partition) for one in member.assignment.topic_partitions)),
+                member.group_instance_id,
             )
             for member in found.members
         ]
@@ -140,7 +141,7 @@ class Brokers:
             self._cluster_id = str(self._metadata(topic).cluster_id)
         return self._cluster_id
 
-    def nodes(self, seconds: float = TIMEOUT) -> list[int]:
+    def nodes(self, seconds: float | None = None) -> list[int]:
         """The ids of the brokers that are up."""
         return sorted(self._metadata(ANY_TOPIC, seconds).brokers)
 
@@ -261,12 +262,12 @@ class Brokers:
         with suppress(KafkaException):
             self._admin.list_topics(topic, timeout=LOOK_SECONDS)
 
-    def _metadata(self, topic: str | None, seconds: float = TIMEOUT) -> Any:
+    def _metadata(self, topic: str | None, seconds: float | None = None) -> Any:
         """The brokers, and all topics or one. ``describe_cluster`` may abort the process: see docs/design.md."""
-        deadline, patience = time.monotonic() + seconds, LOOK_SECONDS
+        deadline, patience = time.monotonic() + (seconds or TIMEOUT), LOOK_SECONDS
         while True:
             try:
-                found = self._admin.list_topics(topic, timeout=min(seconds, patience))
+                found = self._admin.list_topics(topic, timeout=patience)
             except KafkaException as error:
                 self._admin.poll(0)
                 passes = judged(error.args[0]).error.transient

@@ -9,13 +9,14 @@ import logging
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from tallymark.brokers import connect
+from tallymark.brokers import Brokers, connect
 from tallymark.complaints import SILENT, UNAUTHORIZED, judged
-from tallymark.errors import AccessDenied, BadInput, Fenced, TallymarkError
+from tallymark.errors import AccessDenied, BadInput, Fenced, TallymarkError, Unreachable
 from tallymark.membership import Assignment, Group
 from tallymark.mirror import Mirror
 from tallymark.source import Kafka
@@ -25,6 +26,8 @@ log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.1
 LEAVE_SECONDS = 10.0
+LOOK_SECONDS = 0.5
+"""How often a member that was shut out looks whether its instance is free."""
 SETTINGS = {
     "enable.auto.commit": False,
     "auto.offset.reset": "latest",
@@ -63,17 +66,24 @@ class Member:
         self._now = Assignment()
         self._serial = 0
         self._error: TallymarkError | None = None
+        self._instance, self._session = group.instance, _seconds(source, "session.timeout.ms", 45_000)
+        self._fenced: Any = None
+        """The error of a client that was shut out by another one of its instance."""
         self._change = threading.Condition()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def join(self) -> None:
+        client = self._subscribed()
+        self._thread = threading.Thread(target=self._serve, args=(client,), name="tallymark-member", daemon=True)
+        self._thread.start()
+
+    def _subscribed(self) -> Consumer:
         client = connect(Consumer, self._settings)
         client.subscribe(
             list(self._source.topic_names), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost
         )
-        self._thread = threading.Thread(target=self._serve, args=(client,), name="tallymark-member", daemon=True)
-        self._thread.start()
+        return client
 
     def assignment(self) -> Assignment:
         with self._change:
@@ -107,8 +117,12 @@ class Member:
                 message = client.poll(POLL_SECONDS)
                 if message is not None and message.error() is not None:
                     self._on_error(message.error())
+                if self._fenced is not None:
+                    client = self._rejoined(client, self._fenced)
                 if self._mirror:
                     self._mirror.serve(client, self._now.ours)
+        except TallymarkError as error:
+            self._fail(error)
         except Exception as error:  # noqa: BLE001 - whoever asks for the assignment has to know
             self._fail(TallymarkError(f"group {self.name}: the member failed: {error}"))
         finally:
@@ -134,7 +148,8 @@ class Member:
             self._now = Assignment(self._now.ours, self._now.leaving | partitions, began)
             self._change.notify_all()
             drained = self._change.wait_for(
-                lambda: not self._now.leaving & partitions or self._closing.is_set(), self._drain
+                lambda: not self._now.leaving & partitions or self._closing.is_set() or self._fenced is not None,
+                self._drain,
             )
         if self._mirror:
             # Of what we keep, too: sending forgets the rest. Who leaves comes here, too, and the client waits for it.
@@ -167,15 +182,43 @@ class Member:
             words = "its members have another strategy or protocol; all members need the same membership=Group(...)"
             self._fail(BadInput(f"group {self.name}: {words}"))
         elif error.fatal() or error.code() == KafkaError._FATAL:
-            self._fail(self._ended(error))
+            if self._instance:
+                self._fenced = error
+            else:
+                self._fail(TallymarkError(f"group {self.name}: the member can't go on: {error.str()}; start again"))
         elif judged(error) is not SILENT:
             log.warning("member group=%s error=%s", self.name, error.str())
 
-    def _ended(self, error: Any) -> TallymarkError:
-        """Why the client can't go on. With a name of its own, that is another member of the same name."""
-        if instance := self._settings.get("group.instance.id"):
-            return Fenced(f"group {self.name}: another member has come as instance={instance!r}: {error.str()}")
-        return TallymarkError(f"group {self.name}: the member can't go on: {error.str()}; start again")
+    def _rejoined(self, client: Consumer, error: Any) -> Consumer:
+        """Our instance has joined once more. Join again, unless that was another process, which stays.
+
+        It was this client itself if brokers were silent for a while: they make a member for a request that the client
+        has given up by then and sent again. Nobody serves that member, and it expires with its session.
+        """
+        log.warning("shut out group=%s instance=%s error=%s", self.name, self._instance, error.str())
+        with self._change:
+            self._now = Assignment(told=time.monotonic())
+            self._change.notify_all()
+        if not self._is_given_up():
+            raise Fenced(
+                f"group {self.name}: another member has come as instance={self._instance!r}, and stays: give every "
+                "member that runs at the same time an instance of its own"
+            )
+        if self._closing.is_set():
+            return client
+        client.close()
+        self._fenced = None
+        log.info("joining again group=%s instance=%s", self.name, self._instance)
+        return self._subscribed()
+
+    def _is_given_up(self) -> bool:
+        """Whether nobody has our instance any more after a session, or we want to leave before that is known."""
+        brokers, deadline = Brokers(self._source.cluster, self._closing), time.monotonic() + 1.5 * self._session + 2
+        while not self._closing.wait(LOOK_SECONDS) and time.monotonic() < deadline:
+            with suppress(Unreachable):
+                if all(one.instance != self._instance for one in brokers.members(self.name)):
+                    return True
+        return self._closing.is_set()
 
     def _fail(self, error: TallymarkError) -> None:
         with self._change:

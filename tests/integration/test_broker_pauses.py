@@ -8,20 +8,26 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import tallymark as tm
+from tallymark.fence import Claim
 from tallymark.sandbox import Kafka
+from tallymark.share import Share
+from tallymark.spans import Partition
 from tests.support import databases, truth
 from tests.support.crash import Run
 from tests.support.load import Load
 from tests.support.pipelines import eventually
 from tests.support.reader import EVENTS
 from tests.support.running import Running, wait_for
+from tests.support.standing import Service, standing
 from tests.support.storm_member import QUICK
 
 PARTITIONS = 4
@@ -103,3 +109,94 @@ def caught(work: Callable[[], object], failures: list[BaseException]) -> None:
         work()
     except BaseException as error:  # noqa: BLE001 - for the test to look at
         failures.append(error)
+
+
+@contextmanager
+def silenced(broker: Kafka, seconds: float = 2.5) -> Iterator[None]:
+    """The broker does not answer for a while; questions to it give up sooner."""
+    assert broker.pid is not None
+    os.kill(broker.pid, signal.SIGSTOP)
+    awake = threading.Timer(seconds, os.kill, (broker.pid, signal.SIGCONT))
+    awake.start()
+    try:
+        yield
+    finally:
+        awake.join()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tallymark.brokers.TIMEOUT", 0.5)
+
+
+def abort(broker: Kafka, topic: str) -> None:
+    """A transaction that leaves its markers in the log, and no record that anybody reads."""
+    producer = Producer({"bootstrap.servers": broker.brokers, "transactional.id": topic, "log_level": 0})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"never", partition=0)
+    producer.flush(30)
+    producer.abort_transaction(30)
+
+
+def test_markers_are_passed_over_though_the_brokers_are_silent_meanwhile(
+    broker: Kafka, topic: str, group: str, tmp_path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abort(broker, topic)
+    asking, silences = Share.ask_identity, ExitStack()
+
+    def silently(share: Share) -> Callable[[], None]:
+        """The brokers have delivered, and fall silent before they are asked whether the topic is the same."""
+        monkeypatch.setattr(Share, "ask_identity", asking)
+        silences.enter_context(silenced(broker))
+        return asking(share)
+
+    monkeypatch.setattr(Share, "ask_identity", silently)
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    consumer = tm.Consumer(
+        group=group, source=tm.Kafka(broker.brokers, topic), store=store, membership=tm.Standalone(), patience=20
+    )
+    with silences:
+        assert list(consumer.batches(until="caught-up")) == []
+    assert standing(store, group)[0].next_offset == 2
+
+
+def test_a_pipeline_waits_for_brokers_before_it_starts_spark(
+    broker: Kafka, topic: str, group: str, tmp_path: Path, hasty: None
+) -> None:
+    source, store = tm.Kafka(broker.brokers, topic), f"sqlite:///{tmp_path / 'store.db'}"
+    pipeline = tm.Pipeline(group=group, source=source, store=store, patience=20)
+    with pipeline.setup.destination() as destination, silenced(broker):
+        assert pipeline._brokers(destination).find([topic])
+
+
+@pytest.mark.parametrize("kind", ["loop", "service"])
+def test_a_claim_that_waits_for_brokers_ends_when_it_is_told_to(
+    broker: Kafka, topic: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    store, waiting, claim, pid = f"sqlite:///{tmp_path / 'store.db'}", threading.Event(), Share._claim, broker.pid
+    assert pid is not None
+
+    def silently(share: Share, partitions: frozenset[Partition]) -> dict[Partition, Claim]:
+        os.kill(pid, signal.SIGSTOP)
+        waiting.set()
+        return claim(share, partitions)
+
+    monkeypatch.setattr(Share, "_claim", silently)
+    with ExitStack() as stack:
+        running: Running | Service
+        if kind == "loop":
+            running = stack.enter_context(Running(Run(broker.brokers, store, group, topic)))
+            stop = running.loop.stop
+        else:
+            running = stack.enter_context(Service(broker.brokers, store, group, topic, membership=tm.Standalone()))
+            stop = running.consumer.stop
+        try:
+            assert waiting.wait(30)
+            began = time.monotonic()
+            stop()
+            running.wait()
+            assert time.monotonic() - began < 5
+            assert running.error is None
+        finally:
+            os.kill(pid, signal.SIGCONT)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError
 
 import tallymark as tm
@@ -75,7 +76,7 @@ def make_topic(topics: Topics, name: str, partitions: int = 4) -> str:
 def topic_is_known(brokers: str, name: str) -> bool:
     try:
         return bool(Brokers(brokers).topics([name]))
-    except UnknownTopic:
+    except (UnknownTopic, Unreachable):
         return False
 
 
@@ -391,6 +392,32 @@ def test_of_two_members_with_one_instance_the_older_one_ends(join: Join, spec: S
     send(topics, spec, 0, 40)
     wait_for(lambda: numbers(spec) == once(0, 40))
     assert younger.alive
+
+
+def test_a_static_member_that_its_own_earlier_request_shut_out_joins_again(
+    join: Join, spec: Spec, topics: Topics
+) -> None:
+    """As after a pause of the brokers: they answer a request that the client had given up and sent again."""
+    working = join(replace(spec, membership=Group(instance="one")))
+    send(topics, spec, 0, 40)
+    wait_for(lambda: numbers(spec) == once(0, 40))
+    (member,) = Brokers(spec.brokers).members(spec.group)
+    settings = {"bootstrap.servers": spec.brokers, "group.id": spec.group, "session.timeout.ms": 2_000, "log_level": 0}
+    strategy = {"partition.assignment.strategy": "cooperative-sticky"}
+    earlier = Client({**settings, **strategy, "client.id": member.client, "group.instance.id": "one"})
+    earlier.subscribe([f"{spec.group}-0"])
+    wait_for(lambda: earlier.poll(0.1) is None and bool(earlier.assignment()))
+    gone = {member.id, str(earlier.memberid())}
+    # Static members do not leave when they are closed: this one expires.
+    earlier.close()
+    wait_for(lambda: working.error is not None or bool(member_ids(spec) - gone))
+    send(topics, spec, 40, 80)
+    wait_for(lambda: working.error is not None or numbers(spec) == once(0, 80))
+    assert working.error is None
+
+
+def member_ids(spec: Spec) -> set[str]:
+    return {one.id for one in Brokers(spec.brokers).members(spec.group)}
 
 
 @pytest.mark.parametrize(
