@@ -17,7 +17,7 @@ from tallymark.errors import Fenced, LogTruncated
 from tallymark.fence import Wish
 from tallymark.ledger.tables import VERSION
 from tallymark.membership import Standalone
-from tallymark.sandbox import KafkaCluster
+from tallymark.sandbox import Kafka, KafkaCluster
 from tallymark.setup import new_owner
 from tallymark.spans import Log, Partition, Tally
 from tallymark.stores.opening import open_store
@@ -187,3 +187,29 @@ def test_a_log_that_was_cut_by_an_unclean_election_and_refilled_is_refused_or_re
         assert (position.next_offset, position.first_offset, position.tally) == (120, 50, Tally(applied=70))
         (line,) = journal(stores[name], name, "truncation")
         assert (line.note.span.start, line.note.span.stop) == (50, 100)
+
+
+def test_an_election_that_loses_nothing_is_no_truncation_also_if_only_markers_follow(
+    group: str, tmp_path: Path
+) -> None:
+    store = f"sqlite:///{tmp_path / 'seen.db'}"
+    make_table(store)
+    with Kafka(tmp_path / "kafka", temporary=True) as node:
+        topics = Topics(node.brokers)
+        topic = topics.create(1)
+        topics.send(topic, numbers(10))
+        with Service(node.brokers, store, group, topic, membership=Standalone()) as service:
+            wait_for(lambda: offsets(store, group) == {0: 10})
+            node.kill()
+            node.start()
+            topics.send_in_transaction(topic, {0: numbers(1)}, commit=False)
+            wait_for(lambda: offsets(store, group) == {0: 12})
+            # That of the last record, which the log has had longer than the markers behind it.
+            assert standing(store, group)[0].leader_epoch == 0
+            assert service.error is None
+        topics.send(topic, numbers(5))
+        assert (logs(node.brokers, topic)[Partition(topic, 0)].leader_epoch or 0) > 0
+        Service(node.brokers, store, group, topic, membership=Standalone()).catch_up()
+    assert seen(store) == Counter((0, offset) for offset in range(17) if offset not in (10, 11))
+    assert standing(store, group)[0].tally == Tally(applied=15, absent=2)
+    assert journal(store, group, "truncation") == []
