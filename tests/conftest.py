@@ -51,6 +51,7 @@ LONG = {
     "test_every_way_in_is_one_for_services_and_for_spark": "256|plain|any-name",
     "test_an_example_runs_and_shows_its_point": "m0[1245679]|m1[0123]",
     "test_a_cluster_goes_on_without_a_node_and_takes_it_back": "",
+    "test_a_column_may_have_any_name": "postgresql-executors|mariadb-driver",
     "test_executors_stage_what_one_transaction_promotes": "mariadb",
     "test_ctrl_c_leaves_cleanly_and_does_not_wait_for_a_read_that_hangs": "",
     "test_a_batch_that_is_too_large_for_the_memory_is_read_in_smaller_ones": "",
