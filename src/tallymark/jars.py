@@ -1,27 +1,27 @@
 """Maven artifacts that are exactly the locked ones, fetched once into a cache that processes share.
 
-Ivy alone is not enough: when the registry throttles, it can report success with a file missing.
-So ``jars.lock`` names every file with its sha256, and a file counts only when its hash is right.
+``jars.lock`` names every file with its sha256, and a file counts only when its hash is right: what a throttling
+registry or a proxy sends instead is never loaded.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import importlib.util
+import http.client
 import logging
-import subprocess
+import os
+import shutil
 import tempfile
-import threading
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from xml.sax.saxutils import quoteattr
 
 from tallymark.cache import cache_dir, locked, replace_file
 from tallymark.errors import SandboxError
-from tallymark.java import java
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +31,11 @@ Progress = Callable[[int, int], None]
 PAUSES = (0.0, 2.0, 5.0, 15.0, 30.0)
 """Seconds to wait before each try: a throttling registry asks for patience, not for persistence."""
 
-TRY_SECONDS = 900.0
+SILENCE_SECONDS = 60.0
+REGISTRY = "TALLYMARK_MAVEN"
+"""The variable that names another Maven repository than the public one, such as a mirror."""
+PASSING = (408, 425, 429)
+"""Of the refusals by a registry, those that another try may not meet."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,11 @@ class Artifact:
 
     def __str__(self) -> str:
         return f"{self.group}:{self.name}:{self.version}"
+
+    @property
+    def address(self) -> str:
+        """Its place in a Maven repository."""
+        return f"{self.group.replace('.', '/')}/{self.name}/{self.version}/{self.name}-{self.version}.jar"
 
     @property
     def path(self) -> Path:
@@ -119,12 +128,21 @@ def _complete(wanted: list[Artifact], progress: Progress) -> None:
         if not missing:
             return
         time.sleep(pause)
-        here = len(wanted) - len(missing)
-        said = _download(missing, lambda more, here=here: progress(here + more, len(wanted)))  # type: ignore[misc]
-        missing = [artifact for artifact in missing if not artifact.path.exists()]
+        for artifact in list(missing):
+            progress(len(wanted) - len(missing), len(wanted))
+            if complaint := _download(artifact):
+                said = complaint
+            else:
+                missing.remove(artifact)
     if missing:
-        names = ", ".join(str(artifact) for artifact in missing)
-        raise SandboxError(f"could not fetch {names} ({said}): check the network and run the same command again")
+        raise _unfetched(missing, said)
+
+
+def _unfetched(missing: list[Artifact], said: str) -> SandboxError:
+    names = ", ".join(str(artifact) for artifact in missing)
+    return SandboxError(
+        f"could not fetch {names} ({said}): check the network, or name a mirror in {REGISTRY}, and try again"
+    )
 
 
 def _is_right(artifact: Artifact, path: Path) -> bool:
@@ -142,62 +160,37 @@ def _is_right(artifact: Artifact, path: Path) -> bool:
     return False
 
 
-def _download(missing: list[Artifact], arrived: Callable[[int], None]) -> str:
-    """Ask Ivy once, keep the files whose hash is right, and say what went wrong with the others.
-
-    Ivy's own cache lives only as long as the try: it remembers failures as if they were answers.
-    """
+def _download(artifact: Artifact) -> str | None:
+    """Try once; says what went wrong if another try may help, and raises if none can."""
+    jars_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=jars_dir(), prefix=".fetch-") as name:
-        work = Path(name)
-        (work / "ivy.xml").write_text(_ivy_xml(missing))
-        complaint = _run_ivy(work, arrived)
-        for artifact in missing:
-            folder = work / "cache" / artifact.group / artifact.name
-            for found in folder.glob(f"*/{artifact.name}-{artifact.version}.jar"):
-                if not _is_right(artifact, found):
-                    complaint = f"the file that came for {artifact} has the wrong sha256"
-                    continue
-                artifact.path.parent.mkdir(parents=True, exist_ok=True)
-                found.replace(artifact.path)
-    return complaint
-
-
-def _ivy_xml(wanted: list[Artifact]) -> str:
-    dependencies = "".join(
-        f"<dependency org={quoteattr(a.group)} name={quoteattr(a.name)} rev={quoteattr(a.version)}"
-        ' transitive="false" conf="default->default"/>'
-        for a in wanted
-    )
-    return (
-        '<ivy-module version="2.0"><info organisation="tallymark" module="jars"/>'
-        '<configurations><conf name="default"/></configurations>'
-        f"<dependencies>{dependencies}</dependencies></ivy-module>"
-    )
-
-
-def _run_ivy(work: Path, arrived: Callable[[int], None]) -> str:
-    command: list[str | Path] = [java(), "-jar", _ivy_jar(), "-ivy", work / "ivy.xml", "-cache", work / "cache"]
-    complaint, count = "Ivy did not find it", 0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ivy:
-        watchdog = threading.Timer(TRY_SECONDS, ivy.kill)
-        watchdog.start()
+        came = Path(name) / "jar"
+        request = urllib.request.Request(f"{_registry()}/{artifact.address}", headers={"User-Agent": "tallymark"})
         try:
-            for line in ivy.stdout or ():
-                if "[SUCCESSFUL ]" in line:
-                    count += 1
-                    arrived(count)
-                elif "HTTP response status" in line or "Server access error" in line:
-                    complaint = line.strip().rstrip(".")
-        finally:
-            watchdog.cancel()
-            ivy.kill()
-    return complaint
+            with urllib.request.urlopen(request, timeout=SILENCE_SECONDS) as answer, came.open("wb") as file:
+                shutil.copyfileobj(answer, file)
+        except urllib.error.HTTPError as error:
+            said = f"HTTP status {error.code}"
+            if 400 <= error.code < 500 and error.code not in PASSING:
+                raise _unfetched([artifact], said) from None
+            return said
+        except (OSError, http.client.HTTPException) as error:
+            return str(getattr(error, "reason", None) or error) or type(error).__name__
+        if not _is_right(artifact, came):
+            return f"the file that came for {artifact} has the wrong sha256"
+        artifact.path.parent.mkdir(parents=True, exist_ok=True)
+        came.replace(artifact.path)
+    return None
 
 
-def _ivy_jar() -> Path:
-    """The Ivy that pyspark ships: it knows the registry, so that no address is written down here."""
-    spec = importlib.util.find_spec("pyspark")
-    for folder in (spec.submodule_search_locations if spec else None) or ():
-        for jar in sorted(Path(folder, "jars").glob("ivy-*.jar")):
-            return jar
-    raise SandboxError("jars are fetched with the Ivy that pyspark ships, and pyspark is missing: pip install pyspark")
+def _registry() -> str:
+    """The repository that is named, or the public one, whose address the package maven-artifact knows."""
+    if named := os.environ.get(REGISTRY):
+        return named.rstrip("/")
+    try:
+        from maven_artifact import Resolver
+    except ModuleNotFoundError:
+        raise SandboxError(
+            "jars are fetched with the package maven-artifact, which is missing: pip install 'tallymark[sandbox]'"
+        ) from None
+    return str(Resolver.default().base)

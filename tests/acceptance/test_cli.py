@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -140,6 +141,30 @@ def test_a_second_ctrl_c_leaves_at_once_and_nothing_is_half_done(
     blocker.execute("ROLLBACK")
     blocker.close()
     assert query(_store(tmp_path), "SELECT next_offset, applied, balanced FROM tallymark_status") == [(10, 10, 1)]
+
+
+def test_ctrl_c_while_spark_starts_is_one_line_and_leaves_no_java(
+    topics: Topics, pipeline_file: Callable[..., Path]
+) -> None:
+    run = started("run", pipeline_file(topic=topics.create(1)))
+    wait_until(lambda: any("SparkSubmit" in words for words in _of_session(run.pid)), "Java has been started")
+
+    os.killpg(run.pid, signal.SIGINT)
+
+    _, err = run.communicate(timeout=60)
+    assert (run.returncode, err) == (130, "interrupted\n")
+    assert _of_session(run.pid) == []
+
+
+def _of_session(leader: int) -> list[str]:
+    """The command lines of all processes that came of this one."""
+    found = []
+    for one in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            after_name = (one / "stat").read_text().rpartition(")")[2].split()
+            if int(after_name[3]) == leader and after_name[0] != "Z":
+                found.append((one / "cmdline").read_text())
+    return found
 
 
 def test_where_java_ends_the_run_ends_with_a_sentence_and_the_next_one_goes_on(

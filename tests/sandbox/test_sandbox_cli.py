@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
+from redis import Redis
 
 from tallymark.cache import cache_dir
 from tallymark.jars import fetch
@@ -76,6 +77,25 @@ def test_up_adds_what_is_missing_and_down_ends_all_but_kept_data(run: Run) -> No
         connection.execute("SELECT FROM kept")
     assert run("down") == "stopped kafka, postgresql; data removed\n"
     assert not Path(kafka["log"]).parents[1].exists()
+
+
+def test_a_service_that_ended_or_was_stopped_comes_back_with_its_data_beside_the_others(run: Run) -> None:
+    first = services(run("up", "--with", "valkey", "--json"))
+    redis = Redis.from_url(first["valkey"]["url"])
+    redis.set("kept", "1")
+
+    os.kill(first["valkey"]["pid"], signal.SIGKILL)
+    eventually(lambda: services(run("status", "--json"))["valkey"]["state"] == "ended")
+    again = services(run("up", "--json"))
+    assert again["kafka"] == first["kafka"]
+    assert (again["valkey"]["state"], again["valkey"]["url"]) == ("running", first["valkey"]["url"])
+    assert redis.get("kept") == b"1"
+
+    assert services(run("stop", "valkey", "--json"))["valkey"]["state"] == "stopped"
+    assert not is_alive(again["valkey"]["pid"])
+    assert services(run("start", "valkey", "--json"))["valkey"]["state"] == "running"
+    assert redis.get("kept") == b"1"
+    assert services(run("status", "--json"))["kafka"] == first["kafka"]
 
 
 def test_an_interrupted_up_leaves_nothing(run: Run, environment: dict[str, str]) -> None:
@@ -154,8 +174,13 @@ def test_three_brokers_are_one_service_of_three_nodes(run: Run, environment: dic
     shown = {line.split()[0]: line.split()[1] for line in run("status").splitlines()[1:]}
     assert shown == {"kafka-1": "ended", "kafka-2": "running", "kafka-3": "running"}
     assert "not a secured Kafka with --brokers 3" in refused(environment, "up", "--secure")
+    assert services(run("start", "kafka-1", "--json"))["kafka"]["nodes"][0]["state"] == "running"
+    assert [one["state"] for one in services(run("stop", "kafka-3", "--json"))["kafka"]["nodes"]][2] == "ended"
+    again = services(run("up", "--json"))["kafka"]
+    assert {one["state"] for one in again["nodes"]} == {"running"}
+    assert again["nodes"][1] == kafka["nodes"][1]
     run("down")
-    assert not any(is_alive(node["pid"]) for node in kafka["nodes"])
+    assert not any(is_alive(node["pid"]) for node in again["nodes"])
 
 
 def test_an_unknown_server_is_refused_with_the_known_ones(environment: dict[str, str]) -> None:
@@ -166,6 +191,6 @@ def test_two_brokers_are_refused(environment: dict[str, str]) -> None:
     assert "choose 1, 3 or 5" in refused(environment, "up", "--brokers", "2")
 
 
-@pytest.mark.parametrize("command", ["up", "down", "status"])
+@pytest.mark.parametrize("command", ["up", "down", "stop", "start", "status"])
 def test_help_shows_an_example(run: Run, command: str) -> None:
     assert f"Example: tallymark sandbox {command}" in run(command, "--help")

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import hashlib
-import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tallymark import jars
 from tallymark.errors import SandboxError
-
-Make = Callable[..., Path]
+from tallymark.sandbox.server import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -22,24 +22,44 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jars, "PAUSES", (0.0, 0.0))
 
 
+class Registry:
+    """A Maven repository on loopback. Every file has its answers, one for each time that it is asked for."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, list[int | bytes]] = {}
+        self.asked: list[str] = []
+
+    def serve(self, artifact: jars.Artifact, *answers: int | bytes) -> None:
+        self.answers[f"/repository/{artifact.address}"] = list(answers)
+
+    def answer(self, path: str) -> int | bytes:
+        self.asked.append(path)
+        answers = self.answers.get(path)
+        return answers.pop(0) if answers else 404
+
+
 @pytest.fixture
-def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the fake Ivy serves: one folder per try."""
-    path = tmp_path / "served"
-    path.mkdir()
-    monkeypatch.setenv("SERVED", str(path))
-    return path
+def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
+    made = Registry()
 
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            found = made.answer(self.path)
+            content = b"" if isinstance(found, int) else found
+            self.send_response(found if isinstance(found, int) else 200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
 
-def serve(served: Path, attempt: int, artifact: jars.Artifact, content: bytes) -> None:
-    folder = served / str(attempt) / artifact.group / artifact.name / "jars"
-    folder.mkdir(parents=True)
-    (folder / f"{artifact.name}-{artifact.version}.jar").write_bytes(content)
+        def log_message(self, *_: object) -> None:
+            pass
 
-
-def calls(served: Path) -> int:
-    log = served / "calls"
-    return len(log.read_text().splitlines()) if log.exists() else 0
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("TALLYMARK_MAVEN", f"http://127.0.0.1:{server.server_port}/repository/")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        yield made
+        server.shutdown()
 
 
 @pytest.mark.parametrize(("name", "count"), [("kafka", 46), ("spark-kafka", 4), ("postgresql", 1), ("mariadb", 1)])
@@ -68,9 +88,7 @@ def test_an_unknown_set_is_refused_with_the_known_ones() -> None:
         jars.fetch("mysql")
 
 
-def test_a_complete_cache_needs_neither_java_nor_network(
-    private_cache: Path, fake_java: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_complete_cache_needs_neither_java_nor_network(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "")
     paths = jars.fetch("spark-kafka")
@@ -83,63 +101,95 @@ def test_files_are_hashed_once(private_cache: Path, monkeypatch: pytest.MonkeyPa
     jars.fetch("spark-kafka")
 
 
-def test_a_damaged_file_is_replaced_by_a_right_one(private_cache: Path, fake_java: Make, served: Path) -> None:
-    fake_java()
+def test_a_damaged_file_is_replaced_by_a_right_one(private_cache: Path, registry: Registry) -> None:
     damaged = jars.artifacts("spark-kafka")[3]
     jars.fetch("spark-kafka")
     right = damaged.path.read_bytes()
-    serve(served, 1, damaged, right)
+    registry.serve(damaged, right)
     damaged.path.write_bytes(right[:-1] + bytes([right[-1] ^ 1]))
 
     jars.fetch("spark-kafka")
 
-    assert calls(served) == 1
+    assert len(registry.asked) == 1
     assert hashlib.sha256(damaged.path.read_bytes()).hexdigest() == damaged.sha256
 
 
-def test_a_file_that_came_with_the_wrong_hash_is_never_kept(private_cache: Path, fake_java: Make, served: Path) -> None:
-    fake_java()
+def test_a_file_that_came_with_the_wrong_hash_is_never_kept(private_cache: Path, registry: Registry) -> None:
     wanted = jars.artifacts("spark-kafka")[3]
     wanted.path.unlink()
-    for attempt in (1, 2):
-        serve(served, attempt, wanted, b"not this")
+    registry.serve(wanted, b"not this", b"nor this")
 
     with pytest.raises(SandboxError, match=r"commons-pool2:2\.12\.0 .*wrong sha256"):
         jars.fetch("spark-kafka")
 
-    assert calls(served) == 2
+    assert len(registry.asked) == 2
     assert not wanted.path.exists()
     assert not list(private_cache.rglob("*.verified"))
 
 
-def test_a_file_that_ivy_lost_is_asked_for_again(private_cache: Path, fake_java: Make, served: Path) -> None:
-    fake_java()
-    lost = jars.artifacts("spark-kafka")[3]
-    serve(served, 2, lost, lost.path.read_bytes())
-    lost.path.unlink()
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_registry_that_throttles_or_fails_is_asked_again(
+    private_cache: Path, registry: Registry, status: int
+) -> None:
+    late = jars.artifacts("spark-kafka")[3]
+    registry.serve(late, status, late.path.read_bytes())
+    late.path.unlink()
 
     jars.fetch("spark-kafka")
 
-    assert calls(served) == 2
-    assert lost.path.exists()
+    assert len(registry.asked) == 2
+    assert late.path.exists()
     assert not list(private_cache.rglob(".fetch-*"))
 
 
-def test_processes_that_miss_the_same_file_fetch_it_once(
-    private_cache: Path, fake_java: Make, served: Path, child_environment: dict[str, str]
+def test_a_file_that_the_registry_does_not_have_is_asked_for_once(private_cache: Path, registry: Registry) -> None:
+    absent = jars.artifacts("spark-kafka")[3]
+    absent.path.unlink()
+
+    with pytest.raises(SandboxError, match=r"commons-pool2:2\.12\.0 \(HTTP status 404\).*TALLYMARK_MAVEN"):
+        jars.fetch("spark-kafka")
+
+    assert len(registry.asked) == 1
+
+
+def test_a_registry_that_is_not_there_is_named_with_the_way_out(
+    private_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = fake_java()
+    monkeypatch.setenv("TALLYMARK_MAVEN", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    jars.artifacts("spark-kafka")[3].path.unlink()
+    with pytest.raises(SandboxError, match=r"could not fetch .*refused.*check the network"):
+        jars.fetch("spark-kafka")
+
+
+def test_jars_need_neither_java_nor_spark_but_the_extra(
+    private_cache: Path, child_environment: dict[str, str], tmp_path: Path
+) -> None:
+    jars.artifacts("spark-kafka")[3].path.unlink()
+    script = (
+        "import sys; sys.modules.update(pyspark=None, maven_artifact=None)\n"
+        "from tallymark.errors import SandboxError\nfrom tallymark.jars import fetch\n"
+        "try: fetch('spark-kafka')\nexcept SandboxError as error: print(error)"
+    )
+    environment = {**child_environment, "TALLYMARK_CACHE": str(private_cache), "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
+    assert "pip install 'tallymark[sandbox]'" in done.stdout
+
+
+def test_processes_that_miss_the_same_file_fetch_it_once(
+    private_cache: Path, registry: Registry, child_environment: dict[str, str]
+) -> None:
     missing = jars.artifacts("spark-kafka")[3]
-    serve(served, 1, missing, missing.path.read_bytes())
-    shutil.copytree(served / "1", served / "2")
+    content = missing.path.read_bytes()
+    registry.serve(missing, content, content)
     missing.path.unlink()
 
     script = "from tallymark.jars import fetch; print(len(fetch('spark-kafka')))"
-    environment = {**child_environment, "JAVA_HOME": str(home), "TALLYMARK_CACHE": str(private_cache)}
+    environment = {**child_environment, "TALLYMARK_CACHE": str(private_cache)}
     children = [
         subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)
         for _ in range(3)
     ]
 
     assert [child.communicate(timeout=30)[0] for child in children] == ["4\n"] * 3
-    assert calls(served) == 1
+    assert len(registry.asked) == 1

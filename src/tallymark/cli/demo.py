@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from typing import Annotated
 
@@ -38,6 +39,8 @@ def demo(
     """
     if records < 1000:
         raise BadInput(f"--records {records} is too few to be killed in the middle of; take at least 1000")
+    if importlib.util.find_spec("pyspark") is None:
+        raise BadInput("the demo needs Spark and a Kafka broker: pip install 'tallymark[spark,sandbox]'")
     with Screen(records, Console(stderr=True)) as screen:
         verdict = Play(records, store, keep, kills).perform(screen)
     if as_json:

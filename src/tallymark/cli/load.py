@@ -13,6 +13,23 @@ from tallymark.errors import BadInput, TallymarkError
 from tallymark.pipeline import Pipeline
 from tallymark.setup import Setup
 
+EXTRAS = {
+    "pyspark": "spark",
+    "psycopg": "postgresql",
+    "pymysql": "mysql",
+    "redis": "redis",
+    "prometheus_client": "metrics",
+    "opentelemetry": "tracing",
+}
+"""Which extra of ours brings a package."""
+
+
+def missing_module(error: ModuleNotFoundError) -> str:
+    package = (error.name or "").partition(".")[0]
+    if package in EXTRAS:
+        return f"{package} is not installed: pip install 'tallymark[{EXTRAS[package]}]'"
+    return f"{type(error).__name__}: {error}"
+
 
 def load(path: Path) -> Pipeline | App:
     """The pipeline that a TOML file describes, or the one Pipeline or App that a Python file defines.
@@ -31,6 +48,8 @@ def load(path: Path) -> Pipeline | App:
         names = runpy.run_path(str(path), run_name="tallymark_pipeline")
     except TallymarkError:
         raise
+    except ModuleNotFoundError as error:
+        raise BadInput(f"{path}{_line(error, path)}: {missing_module(error)}") from error
     except Exception as error:
         raise BadInput(f"{path}{_line(error, path)}: {type(error).__name__}: {error}") from error
     found = {id(value): value for value in names.values() if isinstance(value, Pipeline | App)}

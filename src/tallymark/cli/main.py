@@ -37,6 +37,9 @@ from tallymark.cli.logs import configure, is_json, say
 from tallymark.cli.values import printable
 from tallymark.errors import TallymarkError
 
+INTERRUPTED = 130
+"""The exit code after Ctrl-C, where it does not ask for the end of a batch."""
+
 app = typer.Typer(
     help="Exactly-once Kafka to database: pipelines on PySpark, and services.",
     no_args_is_help=True,
@@ -116,6 +119,10 @@ def main() -> None:
         app()
     except TallymarkError as error:
         said = str(error)
+    except SystemExit as left:
+        if left.code == INTERRUPTED:
+            print("interrupted", file=sys.stderr)
+        raise
     else:
         return
     # With the error go the clients of Kafka that it held: one that outlives the interpreter can crash it.

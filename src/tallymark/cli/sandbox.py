@@ -23,7 +23,7 @@ app = typer.Typer(
 )
 
 NOTHING_UP = "no sandbox is up: tallymark sandbox up"
-STATE_STYLES = {"running": "green", "starting": "yellow", "failed": "red", "ended": "red"}
+STATE_STYLES = {"running": "green", "starting": "yellow", "stopped": "yellow", "failed": "red", "ended": "red"}
 
 With = Annotated[
     list[str] | None,
@@ -36,17 +36,18 @@ Brokers = Annotated[
     int | None, typer.Option("--brokers", help="Nodes of Kafka: 1, 3 or 5; records are on three of them.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Service = Annotated[str, typer.Argument(help="As status shows it: kafka, kafka-2, postgresql, ...")]
 KeepData = Annotated[bool, typer.Option("--keep-data", help="Keep the servers' data for the next up.")]
 
 
 @app.command(epilog="Example: tallymark sandbox up --with postgresql --with valkey")
 def up(with_: With = None, secure: Secure = False, brokers: Brokers = None, as_json: AsJson = False) -> None:
-    """Start Kafka, and the servers asked for, in the background; a second up adds what is missing."""
-    names = _names(with_ or [])
+    """Start Kafka, and the servers asked for, in the background; a second up adds what is missing or has ended."""
+    names = list(dict.fromkeys([*_names(with_ or []), *control.unwell()]))
     kafka = {**({"secure": True} if secure else {}), **({} if brokers is None else {"brokers": brokers})}
     control.kafka_options(kafka)
-    running = {service.name for service in control.look().services.values() if service.state == "running"}
-    missing = [name for name in names if name not in running]
+    known, unwell = control.look().services, control.unwell()
+    missing = [name for name in names if name not in known or name in unwell]
     state = _bring_up(missing, kafka) if missing else control.look()
     if as_json:
         _print_json({"up": True, "started": missing, **state.as_json()})
@@ -68,6 +69,27 @@ def down(keep_data: KeepData = False, as_json: AsJson = False) -> None:
         Console().print(f"stopped {', '.join(stopped)}; data {'kept' if keep_data else 'removed'}")
     else:
         Console().print(NOTHING_UP)
+
+
+@app.command(epilog="Example: tallymark sandbox stop postgresql")
+def stop(service: Service, as_json: AsJson = False) -> None:
+    """Stop one server, as an outage would, and leave the others; its data and its address stay."""
+    _ordered("stop", service, as_json)
+
+
+@app.command(epilog="Example: tallymark sandbox start postgresql")
+def start(service: Service, as_json: AsJson = False) -> None:
+    """Start a server that was stopped or has ended, with its data, at its address."""
+    _ordered("start", service, as_json)
+
+
+def _ordered(word: str, service: str, as_json: bool) -> None:
+    with Console(stderr=True, quiet=as_json).status(f"{word} {service}"):
+        state = control.order(word, service, lambda _: None)
+    if as_json:
+        _print_json({"up": True, **state.as_json()})
+    else:
+        _print_table(state)
 
 
 @app.command(epilog="Example: tallymark sandbox status --json")

@@ -12,12 +12,11 @@ import confluent_kafka
 from tallymark import java
 from tallymark.doctor.verdict import Finding, judge
 from tallymark.errors import BadInput
-from tallymark.jars import artifacts
+from tallymark.spark.session import locked_connector, series
 
 JAVAS = (17, 21)
 """What Spark 4.0 runs on."""
 LIBRDKAFKA = (2, 11)
-CONNECTOR = "spark-sql-kafka-0-10_"
 
 
 def examine() -> list[Finding]:
@@ -26,8 +25,7 @@ def examine() -> list[Finding]:
         spark = installed("pyspark")
     except PackageNotFoundError:
         return [kafka, judge("client", "Spark", "not installed: services only")]
-    jar = next(one for one in artifacts("spark-kafka") if one.name.startswith(CONNECTOR))
-    return [kafka, connector(spark, _scala(), jar.version, jar.name.removeprefix(CONNECTOR)), java_version(_java())]
+    return [kafka, connector(spark, _scala(), *locked_connector()), java_version(_java())]
 
 
 def librdkafka(found: str) -> Finding:
@@ -38,12 +36,10 @@ def librdkafka(found: str) -> Finding:
 
 def connector(spark: str, scala: str, jar: str, jar_scala: str) -> Finding:
     """From 4.0 to 4.1 Spark changes what its connector is built on."""
-    series = jar.rpartition(".")[0]
-    fits = spark.startswith(f"{series}.") and scala.startswith(f"{jar_scala}.")
-    wanted = f"{series} with Scala {jar_scala}, as the connector"
-    return judge(
-        "client", "Spark", f"{spark} with Scala {scala}", wanted, None if fits else f"pip install 'pyspark=={series}.*'"
-    )
+    fits = series(spark) == series(jar) and series(scala) == jar_scala
+    wanted = f"{series(jar)} with Scala {jar_scala}, as the connector"
+    advice = None if fits else f"pip install 'pyspark=={series(jar)}.*'"
+    return judge("client", "Spark", f"{spark} with Scala {scala}", wanted, advice)
 
 
 def java_version(found: int | None) -> Finding:

@@ -60,7 +60,47 @@ def bring_up(names: Sequence[str], kafka: Mapping[str, Any], said: Said) -> Stat
         running = state.keeper_pid() is not None
         before = state.read_wanted() if running else {}
         wanted = {**before, **{name: options.get(name, {}) for name in names if name not in before}}
-        return _add(names, before, wanted, said) if running else _begin(wanted, said)
+        if not running:
+            return _begin(wanted, said)
+        _order("start", [name for name in names if name in before and not _whole(name)])
+        return _add(names, before, wanted, said)
+
+
+def order(word: str, name: str, said: Said) -> State:
+    """Stop or start one service, or one node of Kafka, beside the others, which go on. Data and address stay."""
+    with locked(state.state_dir() / "up.lock"):
+        services = look().services
+        owner = {node.name: service.name for service in services.values() for node in service.nodes}
+        if name not in services and name not in owner:
+            known = ", ".join([*services, *owner]) or "nothing"
+            raise BadInput(f"no server {name} is up: {known} is; tallymark sandbox up starts others")
+        _order(word, [name])
+        return look() if word == "stop" else _wait_for([owner.get(name, name)], None, said)
+
+
+def unwell() -> list[str]:
+    """Services that have ended or were stopped, whole or in part."""
+    return [name for name in look().services if not _whole(name)]
+
+
+def _whole(name: str) -> bool:
+    service = look().services.get(name)
+    return service is not None and service.state == "running" and all(one.state == "running" for one in service.nodes)
+
+
+def _order(word: str, names: Sequence[str]) -> None:
+    """Have the keeper stop or start these, and return when it has tried."""
+    if not names:
+        return
+    number = time.monotonic_ns()
+    state.write_orders({**state.read_orders(), **dict.fromkeys(names, (word, number))})
+    deadline = time.monotonic() + START_SECONDS
+    while any(state.read_state().obeyed.get(name) != number for name in names):
+        if time.monotonic() > deadline or state.keeper_pid() is None:
+            raise SandboxError(
+                f"the process that keeps the servers did not {word} {', '.join(names)}: see {state.keeper_log()}"
+            )
+        time.sleep(0.05)
 
 
 def take_down(*, keep_data: bool) -> State:
@@ -146,7 +186,7 @@ def _wait_for(names: Sequence[str], keeper: subprocess.Popen[bytes] | None, said
             if service.state == "failed":
                 raise SandboxError(service.error or f"{service.name} could not be started")
             if service.state == "ended":
-                raise SandboxError(f"{service.name} has ended, see {service.log}: run tallymark sandbox down, then up")
+                raise SandboxError(f"{service.name} has ended, see {service.log}: tallymark sandbox up starts it again")
             if service.state == "starting":
                 said(f"starting {service.name}")
         if len(services) == len(names) and all(service.state == "running" for service in services):

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Any, NoReturn, TextIO
@@ -19,7 +20,16 @@ from tallymark.errors import TallymarkError
 from tallymark.sandbox.box import Sandbox
 from tallymark.sandbox.cluster import KafkaCluster
 from tallymark.sandbox.server import Server
-from tallymark.sandbox.state import Node, Service, State, data_dir, lock_file, read_wanted, write_state
+from tallymark.sandbox.state import (
+    Node,
+    Service,
+    State,
+    data_dir,
+    lock_file,
+    read_orders,
+    read_wanted,
+    write_state,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +56,8 @@ class Keeper:
     def __init__(self, box: Sandbox) -> None:
         self.box = box
         self.services: dict[str, Service] = {}
-        self._written: dict[str, Service] | None = None
+        self.obeyed: dict[str, int] = {}
+        self._written: State | None = None
 
     def look(self) -> None:
         """One round: make what runs what is wanted."""
@@ -56,16 +67,23 @@ class Keeper:
         for name, options in wanted.items():
             if name not in self.services:
                 self._start(name, options)
+        for name, (word, number) in read_orders().items():
+            if self.obeyed.get(name) != number:
+                self._obey(name, word)
+                self.obeyed[name] = number
         for name, service in self.services.items():
             if service.state == "running":
                 self.services[name] = _seen(service, self.box.servers[name])
         self._write()
 
     def _start(self, name: str, options: dict[str, Any]) -> None:
+        self._bring_up(name, lambda: getattr(self.box, name)(**options))
+
+    def _bring_up(self, name: str, start: Callable[[], Server | KafkaCluster]) -> None:
         self.services[name] = Service(name, "starting", _now())
         self._write()
         try:
-            server = getattr(self.box, name)(**options)
+            server = start()
         except TallymarkError as error:
             log.error("server did not start name=%s error=%s", name, error)
             self.services[name] = Service(name, "failed", _now(), error=str(error))
@@ -74,6 +92,29 @@ class Keeper:
             service = Service(name, "running", _now(), server.url, server.pid, str(server.log))
             self.services[name] = _seen(service, server)
 
+    def _obey(self, name: str, word: str) -> None:
+        """Stop or start a service, or a node of one. Its data and its address stay."""
+        service, server = name, self.box.servers.get(name)
+        node = None
+        for of, cluster in self.box.servers.items():
+            if isinstance(cluster, KafkaCluster) and name in (
+                found := {one.directory.name: one for one in cluster.nodes}
+            ):
+                service, server, node = of, cluster, found[name]
+        if server is None:
+            # Its first start failed: it is made anew in the next round.
+            self.services.pop(name, None)
+        elif word == "stop":
+            (node or server).stop()
+            if not server.running:
+                now = Service(service, "stopped", _now(), server.url, None, str(server.log))
+                self.services[service] = replace(now, nodes=_nodes(server))
+        elif node is not None:
+            self._bring_up(service, lambda: (node.start(), server)[1])
+        else:
+            self._bring_up(service, server.start)
+        log.info("obeyed name=%s order=%s", name, word)
+
     def _drop(self, name: str) -> None:
         del self.services[name]
         if server := self.box.servers.pop(name, None):
@@ -81,20 +122,23 @@ class Keeper:
         log.info("server no longer wanted name=%s", name)
 
     def _write(self) -> None:
-        if self.services != self._written:
-            environment = {
-                key: value for server in self.box.servers.values() for key, value in server.variables.items()
-            }
-            write_state(State(self.services, environment))
-            self._written = dict(self.services)
+        environment = {key: value for server in self.box.servers.values() for key, value in server.variables.items()}
+        now = State(dict(self.services), environment, dict(self.obeyed))
+        if now != self._written:
+            write_state(now)
+            self._written = now
 
 
 def _seen(service: Service, server: Server | KafkaCluster) -> Service:
     """The service as it is now."""
-    nodes = tuple(map(_seen_node, server.nodes)) if isinstance(server, KafkaCluster) else ()
+    nodes = _nodes(server)
     if server.running:
         return replace(service, nodes=nodes)
     return replace(service, state="ended", since=_now(), pid=None, nodes=nodes)
+
+
+def _nodes(server: Server | KafkaCluster) -> tuple[Node, ...]:
+    return tuple(map(_seen_node, server.nodes)) if isinstance(server, KafkaCluster) else ()
 
 
 def _seen_node(node: Server) -> Node:

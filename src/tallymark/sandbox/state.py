@@ -1,6 +1,6 @@
 """What ``tallymark sandbox`` remembers between commands: which servers are wanted and how, and which the keeper runs.
 
-Two files, each with one writer: the command line writes what is wanted, the keeper writes what is.
+Three files, each with one writer: the command line writes what is wanted and what it orders, the keeper what is.
 The keeper is alive exactly as long as its lock is held: a pid alone may be somebody else's by now.
 """
 
@@ -22,6 +22,9 @@ SERVICES = ("kafka", "postgresql", "mariadb", "mysql", "valkey", "redis")
 Wanted = dict[str, dict[str, Any]]
 """Servers by name, and the options they are started with."""
 
+Orders = dict[str, tuple[str, int]]
+"""For a service or a node: ``start`` or ``stop``, and a number that is another one for every order."""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -38,7 +41,7 @@ class Node:
 class Service:
     name: str
     state: str
-    """starting, running, failed or ended."""
+    """starting, running, failed, ended (by itself) or stopped (on request)."""
     since: str
     url: str | None = None
     pid: int | None = None
@@ -52,6 +55,8 @@ class State:
     services: dict[str, Service] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     """What a client of these servers needs in its environment; secrets by the files they are in."""
+    obeyed: dict[str, int] = field(default_factory=dict)
+    """The last order that was carried out, for each that got one."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -124,16 +129,28 @@ def read_state() -> State:
         Service(**{**service, "nodes": tuple(Node(**node) for node in service["nodes"])})
         for service in found["services"]
     ]
-    return State({service.name: service for service in services}, found["environment"])
+    return State({service.name: service for service in services}, found["environment"], found["obeyed"])
 
 
 def write_state(state: State) -> None:
-    replace_file(_state_file(), json.dumps(state.as_json(), indent=1))
+    replace_file(_state_file(), json.dumps({**state.as_json(), "obeyed": state.obeyed}, indent=1))
+
+
+def read_orders() -> Orders:
+    try:
+        found: dict[str, list[Any]] = json.loads(_orders_file().read_text())
+    except FileNotFoundError:
+        return {}
+    return {name: (word, number) for name, (word, number) in found.items()}
+
+
+def write_orders(orders: Orders) -> None:
+    replace_file(_orders_file(), json.dumps(orders))
 
 
 def forget() -> None:
     """Remove what described servers that no longer run."""
-    for path in (_wanted_file(), _state_file()):
+    for path in (_wanted_file(), _orders_file(), _state_file()):
         path.unlink(missing_ok=True)
 
 
@@ -147,6 +164,10 @@ def _read_wanted(path: Path) -> Wanted:
 
 def _wanted_file() -> Path:
     return state_dir() / "wanted.json"
+
+
+def _orders_file() -> Path:
+    return state_dir() / "orders.json"
 
 
 def _state_file() -> Path:

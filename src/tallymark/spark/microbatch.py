@@ -12,13 +12,12 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.pandas.types import to_arrow_schema
 
 from tallymark.errors import BadInput
 from tallymark.shape import DELETED, OFFSET, PARTITION, TOPIC, Changes, TableSpec, finish
 from tallymark.spark.decode import column, first_line
 from tallymark.spark.failures import explained
-from tallymark.spark.shaping import NESTED, TableFunction, as_columns, call
+from tallymark.spark.shaping import NESTED, TableFunction, arrow_schema, as_columns, call
 from tallymark.spark.stage import stage
 from tallymark.stores.columns import JSON_MARK
 from tallymark.stores.staging import Stages
@@ -99,7 +98,7 @@ def schema(spec: TableSpec, result: DataFrame) -> pa.Schema:
     """The columns of the table, those that are JSON marked."""
     result = result.drop(DELETED)
     with explained(SOURCE, spec.name):
-        columns = to_arrow_schema(as_columns(result).schema)
+        columns = arrow_schema(as_columns(result))
     nested = {field.name for field in result.schema if isinstance(field.dataType, NESTED)}
     return pa.schema(one.with_metadata({JSON_MARK: b"1"}) if one.name in nested else one for one in columns)
 

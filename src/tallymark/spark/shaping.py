@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from inspect import signature
+from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
@@ -38,10 +40,16 @@ def apply(spec: TableSpec, function: TableFunction, records: DataFrame) -> DataF
     return rows
 
 
+def arrow_schema(rows: DataFrame) -> pa.Schema:
+    """The types of a DataFrame, with times in UTC: newer Sparks want to be told, and older ones have no word for it."""
+    zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
+    return to_arrow_schema(rows.schema, **zone)
+
+
 def schema_of(rows: DataFrame) -> pa.Schema:
     """The columns that a table gets, with a mark on those that hold JSON."""
     result = rows.drop(*HIDDEN)
-    columns = to_arrow_schema(as_columns(result).schema)
+    columns = arrow_schema(as_columns(result))
     return pa.schema(
         field.with_metadata({JSON_MARK: b"1"}) if isinstance(result.schema[field.name].dataType, NESTED) else field
         for field in columns

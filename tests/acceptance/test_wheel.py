@@ -1,0 +1,111 @@
+"""As a new user has it: the built wheel in an empty environment, with the newest versions that its extras allow."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tallymark.jars import artifacts, fetch
+from tests.support.command import REPOSITORY
+from tests.support.databases import query
+
+ORDERS = [{"id": n, "customer": "ada", "amount": n / 2, "at": "2026-01-31T12:00:00Z"} for n in range(100)]
+
+
+@dataclass(frozen=True)
+class Environment:
+    home: Path
+    cache: Path
+
+    def install(self, *what: str) -> None:
+        self.done(self.home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", *what)
+
+    def tallymark(self, *arguments: str | Path, code: int = 0, **variables: str) -> str:
+        return self.done(self.home / "bin" / "tallymark", *arguments, code=code, **variables)
+
+    def done(self, *command: str | Path, code: int = 0, **variables: str) -> str:
+        kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+        environment = {**kept, "TALLYMARK_CACHE": str(self.cache), "COLUMNS": "200", **variables}
+        ran = subprocess.run(
+            command, env=environment, cwd=self.home, capture_output=True, text=True, timeout=600, check=False
+        )
+        assert ran.returncode == code, ran.stdout + ran.stderr
+        assert "Traceback" not in ran.stderr, ran.stderr
+        return ran.stdout if code == 0 else ran.stderr
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[Environment]:
+    """An empty one, and a cache that lacks a jar of each set, so that there is something to fetch."""
+    home, cache = tmp_path / "venv", tmp_path / "cache"
+    subprocess.run([sys.executable, "-m", "venv", home], check=True)
+    asked = subprocess.run(
+        [home / "bin" / "pip", "download", "--quiet", "--no-deps", "--dest", tmp_path, "maven-artifact"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if asked.returncode:
+        pytest.skip(f"no package registry can be reached: {asked.stderr.strip().splitlines()[-1]}")
+    for name in ("kafka", "spark-kafka", "postgresql"):
+        held = list(zip(artifacts(name), fetch(name), strict=True))
+        smallest = min(held, key=lambda one: one[1].stat().st_size)
+        for artifact, path in held:
+            if len(held) == 1 or artifact != smallest[0]:
+                (cache / "jars" / artifact.group).mkdir(parents=True, exist_ok=True)
+                shutil.copy2(path, cache / "jars" / artifact.group / path.name)
+    made = Environment(home, cache)
+    yield made
+    if (home / "bin" / "tallymark").exists():
+        made.tallymark("sandbox", "down")
+
+
+def test_what_the_readme_shows_runs_for_a_new_user(environment: Environment, tmp_path: Path) -> None:
+    wheel = _wheel(tmp_path)
+    environment.install(str(wheel))
+    file = tmp_path / "orders.py"
+    file.write_text(_readme("localhost:9092", "postgresql://localhost/shop"))
+    assert "pip install 'tallymark[spark]'" in environment.tallymark("run", file, code=1)
+    assert "pip install 'tallymark[spark,sandbox]'" in environment.tallymark("demo", code=1)
+    assert "pip install 'tallymark[sandbox]'" in environment.tallymark("sandbox", "up", code=1)
+
+    environment.install(f"{wheel}[spark,postgresql,sandbox]")
+    up = json.loads(environment.tallymark("sandbox", "up", "--with", "postgresql", "--json"))
+    brokers, store = (next(one["url"] for one in up["services"] if one["name"] == name) for name in KINDS)
+    records = tmp_path / "orders.jsonl"
+    records.write_text("".join(json.dumps(order) + "\n" for order in ORDERS))
+    environment.tallymark("produce", "orders", "--create", "4", "--file", records, "--brokers", brokers)
+    file.write_text(_readme(brokers, store))
+    environment.tallymark("run", file, "--until", "caught-up")
+    assert query(store, "SELECT count(*), sum(amount) FROM orders") == [(100, 2475.0)]
+    assert environment.tallymark("status", "--file", file).startswith("orders-to-shop is stopped")
+
+    demo = json.loads(environment.tallymark("demo", "--records", "4000", "--kills", "1", "--json"))
+    assert (demo["applied"], demo["dead"], demo["missing"], demo["duplicated"]) == (3960, 40, 0, 0)
+
+
+KINDS = ("kafka", "postgresql")
+
+
+def _wheel(directory: Path) -> Path:
+    command: list[str | Path] = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory]
+    subprocess.run(command, cwd=REPOSITORY, check=True, capture_output=True)
+    (made,) = directory.glob("tallymark-*.whl")
+    return made
+
+
+def _readme(brokers: str, store: str) -> str:
+    """The pipeline under "Write one", with these addresses."""
+    text = (REPOSITORY / "README.md").read_text()
+    code = re.search(r"## Write one\n\n```python\n(.*?)```", text, re.DOTALL)
+    assert code is not None
+    return code[1].replace("localhost:9092", brokers).replace("postgresql://localhost/shop", store)
