@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tallymark.errors import BadInput
-from tallymark.secrets import from_environment, read_secret
+from tallymark.secrets import from_environment, read_secret, variable
 
 log = logging.getLogger(__name__)
 
@@ -74,14 +74,14 @@ class Sasl:
     @classmethod
     def from_environment(cls) -> Sasl | None:
         """From TALLYMARK_SASL_MECHANISM, _USERNAME, _PASSWORD or _PASSWORD_FILE, _TOKEN_URL and _SCOPE."""
-        mechanism, user = _variable("SASL_MECHANISM"), _variable("SASL_USERNAME")
+        mechanism, user = variable("SASL_MECHANISM"), variable("SASL_USERNAME")
         # Both at once are refused here; a file is read again for every client.
-        password, file = from_environment("SASL_PASSWORD"), _variable("SASL_PASSWORD_FILE")
+        password, file = from_environment("SASL_PASSWORD"), variable("SASL_PASSWORD_FILE")
         if mechanism is None:
             if user or password:
                 raise BadInput(f"TALLYMARK_SASL_MECHANISM is missing; write one of {', '.join(MECHANISMS)}")
             return None
-        url, scope = _variable("SASL_TOKEN_URL"), _variable("SASL_SCOPE")
+        url, scope = variable("SASL_TOKEN_URL"), variable("SASL_SCOPE")
         return cls(mechanism, user or "", "" if file else password or "", file, url, scope)
 
     def settings(self) -> dict[str, str]:
@@ -129,7 +129,7 @@ class Tls:
     def from_environment(cls, *, implied: bool = False) -> Tls | None:
         """From TALLYMARK_TLS_CA, _CERT, _KEY, _KEY_PASSWORD or _KEY_PASSWORD_FILE, and _VERIFY_HOSTNAME."""
         names = ("TLS_CA", "TLS_CERT", "TLS_KEY")
-        ca, cert, key = map(_variable, names)
+        ca, cert, key = map(variable, names)
         if not (implied or _switch("TLS") or ca or cert or key):
             return None
         verify = _switch("TLS_VERIFY_HOSTNAME") is not False
@@ -224,12 +224,8 @@ def check_settings(settings: Mapping[str, Any], refused: Mapping[str, str], wher
             raise BadInput(f"{where}: {name} can't be set: {why}")
 
 
-def _variable(name: str) -> str | None:
-    return os.environ.get(f"TALLYMARK_{name}") or None
-
-
 def _switch(name: str) -> bool | None:
-    value = _variable(name)
+    value = variable(name)
     if value is None:
         return None
     if value.lower() not in (*_YES, *_NO):

@@ -8,18 +8,22 @@ from pathlib import Path
 from tallymark.errors import BadInput
 
 PREFIX, IN_FILE = "TALLYMARK_", "_FILE"
+assumed: dict[str, str] = {}
+"""Variables that this process assumes to be set: kept out of the environment, which every child would inherit."""
+
+
+def variable(name: str) -> str | None:
+    """The value of ``TALLYMARK_<name>``. One that is set to nothing counts as not set."""
+    return os.environ.get(f"{PREFIX}{name}") or assumed.get(f"{PREFIX}{name}") or None
 
 
 def from_environment(name: str) -> str | None:
-    """The value of ``TALLYMARK_<name>``, or what is in the file that ``TALLYMARK_<name>_FILE`` names.
-
-    A variable that is set to nothing counts as not set.
-    """
-    variable, told_by = f"{PREFIX}{name}", f"{PREFIX}{name}{IN_FILE}"
-    value, path = os.environ.get(variable), os.environ.get(told_by)
+    """The value of ``TALLYMARK_<name>``, or what is in the file that ``TALLYMARK_<name>_FILE`` names."""
+    told_as, told_by = f"{PREFIX}{name}", f"{PREFIX}{name}{IN_FILE}"
+    value, path = variable(name), variable(f"{name}{IN_FILE}")
     if value and path:
-        raise BadInput(f"{variable} and {told_by} are both set; unset one of them")
-    return read_secret(path, told_by) if path else value or None
+        raise BadInput(f"{told_as} and {told_by} are both set; unset one of them")
+    return read_secret(path, told_by) if path else value
 
 
 def read_secret(path: str | Path, told_by: str = "the secret") -> str:

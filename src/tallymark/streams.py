@@ -7,9 +7,11 @@ settling hold for it as they are: a repeated micro-batch is behind the position,
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn, get_args
@@ -17,7 +19,15 @@ from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 from tallymark.batch import Batch
 from tallymark.budget import Budget
 from tallymark.commit import Committer, Destination
-from tallymark.errors import BadInput, BatchTooLarge, DataRefused, GroupPaused, PositionRefused, TopicRecreated
+from tallymark.errors import (
+    BadInput,
+    BatchTooLarge,
+    DataRefused,
+    GroupPaused,
+    PositionRefused,
+    TallymarkError,
+    TopicRecreated,
+)
 from tallymark.fence import Claim, FirstClaim, Wish
 from tallymark.heartbeat import Heartbeat, words
 from tallymark.patience import PATIENCE, patiently
@@ -81,6 +91,7 @@ class Sink:
         self._owner = new_owner()
         self._claims: dict[Partition, Claim] = {}
         self._heartbeat: Heartbeat | None = None
+        self._failure: Callable[[], str | None] = lambda: None
         self._next = 0
 
     def table(
@@ -149,8 +160,16 @@ class Sink:
             self._heartbeat.end(words(error))
         self._heartbeat = self._run = None
 
+    def _at_exit(self) -> None:
+        """A program need not close its sinks: the query ended as its program did, and not as one that was killed."""
+        failed = self._failure()
+        self._end_run(TallymarkError(failed) if failed else None)
+        with suppress(TallymarkError):
+            self.close()
+
     def close(self) -> None:
         """Give the claim back and let go of the store, when the query has ended."""
+        atexit.unregister(self._at_exit)
         self._end_run()
         if self._claims:
             self._store.release(self.name, self._claims.values())
@@ -176,7 +195,9 @@ class Sink:
         patiently(lambda: self._store.clear_stages(self.name, keep=kept), patience=self._patience)
         self._heartbeat = Heartbeat(self._store, self.name, self._owner, micro.wanted)
         self._heartbeat.start()
-        self._next, self._run = position.next_offset, micro.run
+        self._next, self._run, self._failure = position.next_offset, micro.run, micro.failure
+        atexit.unregister(self._at_exit)
+        atexit.register(self._at_exit)
         log.info("claimed sink=%s query=%s next=%d owner=%s", self.name, micro.query, self._next, self._owner.run)
 
     def _claim(self, micro: Microbatch) -> dict[Partition, Claim]:

@@ -8,10 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Consumer, TopicPartition
 
 import tallymark as tm
 from tallymark.books import LetterQuery, Run
@@ -95,6 +97,75 @@ def test_a_ledger_of_an_older_version_is_told_in_one_sentence(group: str, databa
     for command in (["status"], ["groups"], ["delete-group", group]):
         said = in_process(*command, "--store", url).stderr
         assert "is older (no such table: tallymark_runs); the next run brings it up to date" in said
+
+
+@pytest.mark.parametrize(
+    ("command", "change"),
+    [
+        ("audit", "ALTER TABLE tallymark_positions DROP COLUMN record_time"),
+        ("status", "ALTER TABLE tallymark_positions DROP COLUMN record_time"),
+        ("members", "DROP TABLE tallymark_rebalances"),
+        ("journal", "DROP TABLE tallymark_exceptions"),
+        ("dead-letters list", "ALTER TABLE tallymark_dead_letters DROP COLUMN changed_by"),
+        ("doctor --group", "ALTER TABLE tallymark_positions DROP COLUMN record_time"),
+    ],
+)
+def test_whatever_an_older_ledger_lacks_is_told_as_that(
+    command: str, change: str, group: str, database: Databases
+) -> None:
+    url = database("sqlite")
+    with closing(open_store(url)) as store:
+        store.create_ledger()
+        take(store, group, "a", [ZERO])
+    databases.execute(url, "DROP VIEW tallymark_status")
+    databases.execute(url, change)
+    done = in_process(*command.split(), group, "--store", url)
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "older" in said
+    assert "the next run brings it up to date" in said
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("status", "pause", "resume", "members", "audit", "delete-group", "losses", "journal", "skips list"),
+        *("dead-letters list", "dead-letters discard --all --group", "dead-letters show 1 --group"),
+        *("reset --to-earliest --all-topics", "doctor --group"),
+    ],
+)
+def test_an_unknown_group_is_an_error_everywhere(command: str, group: str, database: Databases) -> None:
+    url = database("sqlite")
+    with closing(open_store(url)) as store:
+        store.create_ledger()
+        take(store, group, "a", [ZERO])
+    done = in_process(*command.split(), "nobody", "--store", url)
+    assert done.returncode == 1
+    said = " ".join((done.stdout + done.stderr).split())
+    assert "nobody" in said
+    assert "tallymark groups lists those" in said
+
+
+def test_looking_makes_no_sqlite_file(tmp_path: Path, brokers: str, topics: Topics) -> None:
+    url = f"sqlite:///{tmp_path / 'absent.db'}"
+    doctor = in_process("doctor", "--store", url, "--brokers", brokers)
+    assert "the first run makes it" in " ".join(doctor.stdout.split())
+    assert "make its directory" in " ".join(
+        in_process("doctor", "--store", f"sqlite:///{tmp_path}/no/a.db").stdout.split()
+    )
+    kafka = committed_group(topics)
+    shown = in_process("import", "new", "--from-kafka-group", kafka, "--store", url, "--brokers", brokers)
+    assert "nothing was changed: --execute does it" in shown.stdout
+    assert not (tmp_path / "absent.db").exists()
+
+
+def committed_group(topics: Topics) -> str:
+    """A Kafka group that has committed an offset."""
+    topic = topics.create(1)
+    topics.send_to(topic, 0, [{"id": 1}])
+    consumer = Consumer({"bootstrap.servers": topics.brokers, "group.id": f"g-{topic}", "enable.auto.commit": False})
+    consumer.commit(offsets=[TopicPartition(topic, 0, 1)], asynchronous=False)
+    consumer.close()
+    return f"g-{topic}"
 
 
 def test_a_consumer_obeys_a_pause_and_goes_on(

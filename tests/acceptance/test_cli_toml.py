@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tallymark import secrets
 from tallymark.cli.load import load_setup
 from tallymark.declared.build import load_pipeline
 from tallymark.errors import BadInput
@@ -189,6 +190,23 @@ def test_tallymark_toml_says_where_store_and_brokers_are(
     assert "hello" in in_process("consume", topic).stdout
     monkeypatch.setenv("TALLYMARK_CONFIG", "none.toml")
     assert "TALLYMARK_CONFIG=none.toml: there is no such file" in said(in_process("consume", topic))
+
+
+def test_a_password_of_tallymark_toml_does_not_go_to_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = tmp_path / "told.json"
+    (tmp_path / "tallymark.toml").write_text(
+        'brokers = "localhost:1"\ntls = false\n'
+        'security = { mechanism = "PLAIN", username = "shop", password = "hush" }\n'
+    )
+    (tmp_path / "pipeline.py").write_text(
+        "import json, os, pathlib, tallymark as tm\n"
+        "security = tm.Kafka('localhost:1', 'orders').cluster.security\n"
+        f"pathlib.Path({str(told)!r}).write_text(json.dumps([security.secret(), 'hush' in str(os.environ)]))\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert "defines no Pipeline" in in_process("check", "pipeline.py").stderr
+    assert json.loads(told.read_text()) == ["hush", False]
+    assert secrets.assumed == {}
 
 
 def test_a_file_that_is_named_knows_better_than_the_environment_and_tallymark_toml(

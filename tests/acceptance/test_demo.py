@@ -14,6 +14,7 @@ from tallymark.fence import FirstClaim, Wish
 from tallymark.spans import Owner, Partition
 from tallymark.stores.opening import open_sql
 from tests.support.command import tallymark
+from tests.support.databases import query
 from tests.support.kafka import Topics
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -39,6 +40,7 @@ def test_kills_lose_nothing_and_repeat_nothing(database: Callable[[str], str], k
         "duplicated": 0,
         "kills": kills,
     }
+    assert query(store, "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'") == []
 
 
 def test_the_verdict_sees_what_is_missing_and_what_is_there_twice(

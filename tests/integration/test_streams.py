@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from contextlib import closing
@@ -22,7 +23,7 @@ from tests.support.command import in_process
 from tests.support.crash import new_owner
 from tests.support.kafka import Topics
 from tests.support.pipelines import UNBALANCED, coordinates
-from tests.support.streams import NAME, files, kafka, put, run, run_until_killed, sink_into, totals
+from tests.support.streams import NAME, TIMEOUT, files, kafka, put, run, run_until_killed, sink_into, start, totals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -277,6 +278,22 @@ def test_status_shows_a_query_with_and_without_brokers(
         assert shown.returncode == 0, shown.stderr
         assert NAME in shown.stdout
         assert in_process("status", NAME, "--store", url, "--json", *options).returncode == 0
+
+
+def test_a_query_whose_program_ends_without_closing_its_sink_is_stopped(
+    spark: SparkSession, database: Callable[[str], str], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, at_exit = database("sqlite"), list[Callable[[], None]]()
+    monkeypatch.setattr("tallymark.streams.atexit.register", at_exit.append)
+    query = start(sink_into(url), files(spark, source), tmp_path / "checkpoint")
+    assert query.awaitTermination(TIMEOUT)
+
+    # As the interpreter does when the program ends.
+    at_exit[-1]()
+
+    (shown,) = json.loads(in_process("status", NAME, "--store", url, "--json").stdout)["groups"]
+    assert shown["state"] == "stopped"
+    assert databases.query(url, "SELECT owner FROM tallymark_status") == [(None,)]
 
 
 def test_settings_that_can_not_work_are_refused() -> None:

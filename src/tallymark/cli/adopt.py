@@ -21,6 +21,7 @@ from tallymark.cli.tables import plain_table, print_table
 from tallymark.errors import BadInput
 from tallymark.moving import Planned, parse_scope, within
 from tallymark.spans import Log, Partition, Span
+from tallymark.stores.opening import sqlite_file
 from tallymark.stores.store import Store
 
 Group = Annotated[str | None, typer.Argument(help="The group that takes over; not needed with --file.")]
@@ -75,8 +76,12 @@ def import_(
         found = _from_checkpoint(from_checkpoint or "", source)
     there = logs(asked, _partitions(asked, found, topic or []))
     found = found.only(there)
-    with opened(of, new=True) as ledger:
-        plan = _import(ledger, of.group or "", found, there, execute)
+    absent = (file_of := sqlite_file(of.store or "")) is not None and not file_of.exists()
+    if absent and not execute:
+        plan = adopt(found.offsets, there, {})
+    else:
+        with opened(of, new=True) as ledger:
+            plan = _import(ledger, of.group or "", found, there, execute)
     if as_json:
         print(json.dumps(_as_json(of.group or "", found, plan, execute), indent=2))
     else:

@@ -18,11 +18,11 @@ from tallymark.audit.examine import examine
 from tallymark.brokers import Brokers
 from tallymark.cli.load import load, setup_of
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, Target, target, target_of
+from tallymark.cli.survey import ledger
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.doctor.verdict import Finding
 from tallymark.errors import BadInput
 from tallymark.pipeline import Pipeline
-from tallymark.stores.opening import open_existing
 
 STYLES = {"ok": "green", "fail": "bold red"}
 LISTED = 20
@@ -79,11 +79,8 @@ def _pipeline(file: Path | None, group: str | None, store: str | None) -> Pipeli
 
 def _examined(group: str, of: Target) -> list[Finding]:
     assert of.store is not None
-    store = open_existing(of.store)
-    try:
+    with ledger(of.store, group) as store:
         return examine(store, group, Brokers(of.cluster) if of.cluster else None)
-    finally:
-        store.close()
 
 
 def _compared(pipeline: Pipeline, *, quiet: bool) -> Comparison:

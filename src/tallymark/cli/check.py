@@ -15,6 +15,7 @@ from rich.text import Text
 from tallymark.app import App
 from tallymark.cli.load import load
 from tallymark.cli.options import AsJson
+from tallymark.cli.survey import up_to_date
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.cli.values import printable
 from tallymark.pipeline import Pipeline
@@ -45,9 +46,10 @@ def check(file: File, rows: Rows = 10, as_json: AsJson = False) -> None:
 
 
 def _trials(found: Pipeline | App, rows: int) -> list[Trial]:
-    if isinstance(found, Pipeline):
-        return [try_pipeline(found, rows)]
-    return [try_setup(listener.setup) for listener in found.listeners]
+    with up_to_date("its store"):
+        if isinstance(found, Pipeline):
+            return [try_pipeline(found, rows)]
+        return [try_setup(listener.setup) for listener in found.listeners]
 
 
 def _print(trial: Trial) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tallymark.errors import BadInput
+from tallymark.secrets import assumed
 
 if TYPE_CHECKING:
     from tallymark.cluster import Sasl, Tls
@@ -62,9 +63,9 @@ def _by_command(command: Any, given: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _enter(context: typer.Context, variables: Mapping[str, str]) -> None:
-    """Clients look for a way into the cluster in the environment; it is put there, and taken away at the end."""
-    os.environ.update(variables)
-    context.call_on_close(lambda: [os.environ.pop(name, None) for name in variables])
+    """Clients look for a way into the cluster among the variables; the environment itself would go to every child."""
+    assumed.update(variables)
+    context.call_on_close(assumed.clear)
 
 
 def _sasl(said: Sasl | None) -> dict[str, str]:

@@ -68,6 +68,7 @@ def _patient(
         topics or source.topic_names,
         {**source.settings, **(member.settings() if isinstance(member, Group) else {})},
         probe,
+        new_group=True,
     )
 
 

@@ -90,9 +90,7 @@ def delete_group(
     of = target(file, group, store)
     if of.group is None or of.store is None:
         raise BadInput("name the group and --store (or TALLYMARK_STORE), or --file with a pipeline")
-    with ledger(of.store) as opened:
-        if opened.state(of.group) is None:
-            raise BadInput(f"{opened.name} knows no group {of.group}; tallymark groups lists those it knows")
+    with ledger(of.store, of.group) as opened:
         held = Holdings.of(opened, of.group)
         if execute:
             _delete(opened, held, take_over, with_dead_letters)

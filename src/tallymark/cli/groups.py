@@ -103,10 +103,9 @@ def _set(
     of = target(file, group, store_url)
     if of.group is None or of.store is None:
         raise BadInput("name the group and --store (or TALLYMARK_STORE), or --file with a pipeline")
-    with ledger(of.store) as opened:
+    with ledger(of.store, of.group) as opened:
         before = opened.state(of.group)
-        if before is None:
-            raise BadInput(f"{opened.name} knows no group {of.group}; tallymark groups lists those it knows")
+        assert before is not None
         by = operator()
         opened.set_state(of.group, GroupState(desired, reason, by, datetime.now(timezone.utc)))
     if as_json:

@@ -81,7 +81,7 @@ def list_skips(
 ) -> None:
     """List what was skipped and is open: which offsets, why, since when, and whether Kafka still holds them."""
     of = target(file, group, store, brokers)
-    with ledger(_needed(of.store, "skips list")) as opened:
+    with ledger(_needed(of.store, "skips list"), of.group) as opened:
         lines = _notes(opened, of.group, ["skip"])
         if of.cluster is not None:
             asked, positions = Brokers(of.cluster), opened.positions(of.group)
@@ -95,7 +95,7 @@ def list_skips(
 def losses(group: Group = None, store: StoreUrl = None, file: FileOption = None, as_json: AsJson = False) -> None:
     """List what Kafka had deleted before it was read: which offsets, when that was noticed, and how many."""
     of = target(file, group, store)
-    with ledger(_needed(of.store, "losses")) as opened:
+    with ledger(_needed(of.store, "losses"), of.group) as opened:
         lines = _notes(opened, of.group, ["loss"])
     if as_json:
         print(json.dumps([line.as_json() for line in lines], indent=2))
@@ -106,7 +106,7 @@ def losses(group: Group = None, store: StoreUrl = None, file: FileOption = None,
 def journal(group: Group = None, store: StoreUrl = None, file: FileOption = None, as_json: AsJson = False) -> None:
     """Show all that was noted of a group, in the order of time: open skips, losses, resets, backfills and more."""
     of = target(file, group, store)
-    with ledger(_needed(of.store, "journal")) as opened:
+    with ledger(_needed(of.store, "journal"), of.group) as opened:
         lines = _notes(opened, of.group, KINDS)
     if as_json:
         print(json.dumps([line.as_json() for line in lines], indent=2))
@@ -123,8 +123,6 @@ def _needed(store: str | None, command: str) -> str:
 def _notes(store: Store, group: str | None, kinds: Collection[str]) -> list[Line]:
     books = store.books()
     groups = books.groups()
-    if group is not None and group not in groups:
-        raise BadInput(f"{store.name} knows no group {group}; tallymark groups lists those it knows")
     return [Line(name, note) for name in groups if group in (None, name) for note in books.notes(name, kinds)]
 
 

@@ -122,7 +122,7 @@ def discard(
     query = choice(of.group, topic, partition, error, table, since, until, ids)
     if of.store is None:
         raise BadInput(NEEDS_STORE)
-    with ledger(of.store) as opened:
+    with ledger(of.store, of.group) as opened:
         found = opened.books().letters(query)
         _check_named(opened, ids or (), found)
         if execute:
@@ -140,7 +140,7 @@ app.command("replay", epilog="Example: tallymark dead-letters replay orders.py -
 def _letters(store_url: str | None, query: LetterQuery, most: int | None = None) -> list[Letter]:
     if store_url is None:
         raise BadInput(NEEDS_STORE)
-    with ledger(store_url) as store:
+    with ledger(store_url, query.group) as store:
         return store.books().letters(LetterQuery(**{**vars(query), "most": most}))
 
 

@@ -13,12 +13,12 @@ from rich.text import Text
 
 from tallymark.brokers import Brokers, GroupMember
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
+from tallymark.cli.survey import ledger
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.cli.values import printable
 from tallymark.errors import BadInput
 from tallymark.fence import Rebalance
 from tallymark.spans import Partition
-from tallymark.stores.opening import open_existing
 
 Group = Annotated[str | None, typer.Argument(help="The group; not needed with --file.")]
 Most = Annotated[int, typer.Option("--rebalances", help="How many of the last rebalances to show; needs the store.")]
@@ -57,13 +57,8 @@ def members(
 
 
 def _rebalances(group: str, store_url: str, most: int) -> list[Rebalance]:
-    store = open_existing(store_url)
-    try:
-        if not store.has_ledger():
-            raise BadInput(f"{store.name} has no ledger: nothing has run into it yet")
+    with ledger(store_url, group) as store:
         return store.rebalances(group, most)
-    finally:
-        store.close()
 
 
 def _as_json(found: Seen) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from rich.console import Console
 
 from tallymark.brokers import Brokers
 from tallymark.cli.options import Target, target
-from tallymark.errors import BadInput, TableChanged, UnknownPartition
+from tallymark.cli.survey import up_to_date
+from tallymark.errors import BadInput, UnknownPartition
 from tallymark.spans import Log, Partition, Position
 from tallymark.stores.opening import open_existing, open_store
 from tallymark.stores.store import Store
@@ -35,9 +36,8 @@ def opened(of: Target, *, new: bool = False) -> Iterator[Store]:
     """The store, which must be there, unless it is to be made."""
     store = (open_store if new else open_existing)(of.store or "")
     try:
-        yield store
-    except TableChanged as error:
-        raise BadInput(f"the ledger in {store.name} is older ({error}); the next run brings it up to date") from None
+        with up_to_date(store.name):
+            yield store
     finally:
         store.close()
 

@@ -164,7 +164,7 @@ def _read(path: Path, group: str) -> dict[Partition, int]:
 
 def _known_positions(store: Store, group: str) -> dict[Partition, Position]:
     if not store.has_ledger() or store.state(group) is None:
-        raise BadInput(f"{store.name} knows no group {group}; tallymark status lists those it knows")
+        raise BadInput(f"{store.name} knows no group {group}; tallymark groups lists those it knows")
     return positions(store, group)
 
 

@@ -62,7 +62,7 @@ def status(
         raise BadInput("status needs --store (or TALLYMARK_STORE), or --file with a pipeline")
     kafka = Brokers(of.cluster) if of.cluster else None
     shown = partial(_shown, as_json=as_json, once=not watching)
-    with ledger(of.store) as opened:
+    with ledger(of.store, of.group) as opened:
         if watching:
             watch(lambda: look(opened, of.group, kafka), shown, every, in_place=not as_json)
             return

@@ -135,17 +135,27 @@ class Sight:
 
 
 @contextmanager
-def ledger(url: str) -> Iterator[Store]:
-    """The store behind a URL, which has a ledger."""
+def ledger(url: str, group: str | None = None) -> Iterator[Store]:
+    """The store behind a URL, which has a ledger, which knows the group if one is named."""
     store = open_existing(url)
     try:
-        if not store.has_ledger():
-            raise BadInput(f"{store.name} has no ledger: no pipeline has run into it yet")
-        yield store
-    except TableChanged as error:
-        raise BadInput(f"the ledger in {store.name} is older ({error}); the next run brings it up to date") from None
+        with up_to_date(store.name):
+            if not store.has_ledger():
+                raise BadInput(f"{store.name} has no ledger: no pipeline has run into it yet")
+            if group is not None and store.state(group) is None:
+                raise BadInput(f"{store.name} knows no group {group}; tallymark groups lists those it knows")
+            yield store
     finally:
         store.close()
+
+
+@contextmanager
+def up_to_date(name: str) -> Iterator[None]:
+    """What a ledger of an older version lacks is told as that."""
+    try:
+        yield
+    except TableChanged as error:
+        raise BadInput(f"the ledger in {name} is older ({error}); the next run brings it up to date") from None
 
 
 def look(store: Store, group: str | None, brokers: Brokers | None) -> Sight:
@@ -157,8 +167,6 @@ def look(store: Store, group: str | None, brokers: Brokers | None) -> Sight:
 def _from_ledger(store: Store, group: str | None) -> list[Survey]:
     books, positions = store.books(), store.positions(group)
     states = {name: state for name, state in books.groups().items() if group in (None, name)}
-    if group is not None and not states:
-        raise BadInput(f"{store.name} knows no group {group}; tallymark groups lists those it knows")
     return [_survey(books, name, state, positions.get(name, [])) for name, state in states.items()]
 
 

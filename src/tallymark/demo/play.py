@@ -23,10 +23,12 @@ from tallymark.demo.produce import create_topic, produce_orders
 from tallymark.demo.verdict import Verdict, judge
 from tallymark.errors import TallymarkError
 from tallymark.jars import fetch
+from tallymark.ledger.tables import metadata
 from tallymark.sandbox import Sandbox
 from tallymark.spans import OUTCOMES, Tally
 from tallymark.steps import Step
 from tallymark.stores.opening import open_sql
+from tallymark.stores.sql import SqlStore
 
 KILLS = (Step.STAGED, Step.WRITTEN, Step.COMMITTED)
 """What the run is doing when it is killed: with rows in memory, inside the transaction, right after the commit."""
@@ -63,19 +65,37 @@ class Play:
             settings = Settings(
                 brokers, f"orders-{name}", store_url, f"demo-{name}", f"demo_orders_{name}", self.records // BATCHES
             )
-            store = open_sql(store_url)
+            with self._removed_after(store_url, settings) as store:
+                create_topic(brokers, settings.topic)
+                produce_orders(brokers, settings.topic, self.records, stage.produced)
+                kills = self._run_until_done(settings, stage)
+                stage.note("counting Kafka and the database, independently")
+                seconds = time.monotonic() - began
+                return judge(brokers, settings.topic, store, settings.group, settings.table, kills, seconds)
+
+    @contextlib.contextmanager
+    def _removed_after(self, store_url: str, settings: Settings) -> Iterator[SqlStore]:
+        """The store, as it was before when all is over, unless the table is to be kept: with it stays its ledger."""
+        with contextlib.closing(open_sql(store_url)) as store:
             store.ping()
-            create_topic(brokers, settings.topic)
-            produce_orders(brokers, settings.topic, self.records, stage.produced)
-            kills = self._run_until_done(settings, stage)
-            stage.note("counting Kafka and the database, independently")
-            seconds = time.monotonic() - began
-            verdict = judge(brokers, settings.topic, store, settings.group, settings.table, kills, seconds)
-            if not self.keep:
-                with store.transaction() as connection:
-                    connection.execute(text(f"DROP TABLE {settings.table}"))
-            store.close()
-            return verdict
+            had_ledger = store.has_ledger()
+            try:
+                yield store
+            finally:
+                if not self.keep:
+                    self._remove(store, settings, ledger=not had_ledger)
+
+    def _remove(self, store: SqlStore, settings: Settings, *, ledger: bool) -> None:
+        with store.transaction() as connection:
+            connection.execute(text(f"DROP TABLE IF EXISTS {settings.table}"))
+        if not store.has_ledger():
+            return
+        store.books().delete(settings.group, lambda *_: None)
+        store.clear_stages(settings.group)
+        if ledger and not store.books().groups():
+            with store.transaction() as connection:
+                connection.execute(text("DROP VIEW IF EXISTS tallymark_status"))
+                metadata.drop_all(connection)
 
     @contextlib.contextmanager
     def _store(self) -> Iterator[str]:

@@ -11,8 +11,9 @@ from tallymark.cluster import Cluster
 from tallymark.doctor import client, databases, topics
 from tallymark.doctor.cluster import Examination
 from tallymark.doctor.verdict import Finding, asked, judge
+from tallymark.errors import TableChanged
 from tallymark.spans import Position
-from tallymark.stores.opening import open_store
+from tallymark.stores.opening import open_store, sqlite_file
 from tallymark.stores.sql import SqlStore
 from tallymark.stores.store import Store
 
@@ -30,6 +31,8 @@ class Patient:
     topics: Sequence[str] = ()
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     probe: bool = False
+    new_group: bool = False
+    """Whether the group may be one that has not run yet."""
 
 
 def examine(patient: Patient, say: Say = lambda _: None) -> list[Finding]:
@@ -38,7 +41,7 @@ def examine(patient: Patient, say: Say = lambda _: None) -> list[Finding]:
     stores: list[Finding] = []
     for url in dict.fromkeys(patient.stores):
         into = positions if url == patient.stores[0] else None
-        stores += asked("store", "connection", partial(_store, url, patient.group, into, say), otherwise="fail")
+        stores += asked("store", "connection", partial(_store, url, patient, into, say), otherwise="fail")
     if not patient.stores:
         stores = [judge("store", "connection", "not asked", warn="name it: --store, or TALLYMARK_STORE")]
     cluster = asked("cluster", "connection", partial(_cluster, patient, positions, say), otherwise="fail")
@@ -74,8 +77,14 @@ def _of_topic(positions: Sequence[Position], topic: str) -> list[Position]:
     return [position for position in positions if position.partition.topic == topic]
 
 
-def _store(url: str, group: str | None, into: Positions | None, say: Say) -> Iterator[Finding]:
+def _store(url: str, patient: Patient, into: Positions | None, say: Say) -> Iterator[Finding]:
     """One store, and if it holds the ledger, its positions."""
+    file = sqlite_file(url)
+    if file is not None and not file.exists():
+        there = file.absolute().parent.is_dir()
+        fail, warn = (None, "the first run makes it") if there else ("make its directory", None)
+        yield judge("store", "connection", f"no file {file}", fail=fail, warn=warn)
+        return
     store = open_store(url)
     say(store.name)
     try:
@@ -86,7 +95,7 @@ def _store(url: str, group: str | None, into: Positions | None, say: Say) -> Ite
         else:
             yield from _redis(store, url)
         if into is not None:
-            yield from asked("store", "positions", partial(_positions, store, group, into))
+            yield from asked("store", "ledger", partial(_positions, store, patient, into))
     finally:
         store.close()
 
@@ -100,8 +109,16 @@ def _redis(store: Store, url: str) -> Iterator[Finding]:
     return redis.examine(store, Address.parse(url))
 
 
-def _positions(store: Store, group: str | None, into: Positions) -> Iterator[Finding]:
-    if store.has_ledger():
-        into.update(store.positions(group))
-    if group is not None and group not in into:
-        yield judge(f"group {group}", "positions", "none", warn="nothing has run yet, or the name is another one")
+def _positions(store: Store, patient: Patient, into: Positions) -> Iterator[Finding]:
+    group, known = patient.group, store.has_ledger()
+    try:
+        if known:
+            into.update(store.positions(group))
+            known = group is None or store.state(group) is not None
+    except TableChanged as error:
+        yield judge("store", "ledger", f"older: {error}", warn="the next run brings it up to date")
+        return
+    if group is not None and not known and not patient.new_group:
+        yield judge(f"group {group}", "positions", "unknown", fail="tallymark groups lists those that are known")
+    elif group is not None and group not in into:
+        yield judge(f"group {group}", "positions", "none", warn="nothing has run yet")

@@ -41,6 +41,8 @@ class Microbatch:
     name: str
     wanted: Callable[[], bool]
     """Whether the query still runs."""
+    failure: Callable[[], str | None]
+    """Why the query has ended, if that is no good reason."""
 
 
 def identify(rows: DataFrame, number: int) -> Microbatch:
@@ -57,7 +59,7 @@ def identify(rows: DataFrame, number: int) -> Microbatch:
             f"a session that is not Spark Connect's ({first_line(error)})"
         ) from error
     name = f"{query.split('-')[0]}-{number}-{zlib.crc32(f'{planned.toString()} {when}'.encode()):08x}"
-    return Microbatch(query, run, number, name, lambda: _active(execution))
+    return Microbatch(query, run, number, name, lambda: _active(execution), lambda: _failure(execution))
 
 
 def _active(execution: Any) -> bool:
@@ -66,6 +68,14 @@ def _active(execution: Any) -> bool:
     except Py4JError:
         # Spark has ended, and the query with it.
         return False
+
+
+def _failure(execution: Any) -> str | None:
+    try:
+        error = execution.exception()
+        return str(error.get().getMessage()).splitlines()[0] if error.isDefined() else None
+    except (Py4JError, OSError):
+        return None
 
 
 def _execution(rows: DataFrame) -> Any:
