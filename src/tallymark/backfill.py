@@ -60,20 +60,19 @@ def backfill(
     return Filler(job, skips, brokers, destination, reader, on_step, stop or threading.Event()).run()
 
 
-def check_order(tables: Sequence[TableSpec], *, overwrite: bool) -> None:
-    """Refuse tables whose rows depend on the order in which records come."""
+def check_order(tables: Sequence[TableSpec], *, overwrite: bool, allow: str = "pass overwrite=True") -> None:
+    """Refuse tables whose rows depend on the order in which records come. ``allow`` is how to say that it is fine."""
     for spec in tables:
         if overwrite or spec.write != "upsert":
             continue
         if spec.version is None:
             raise BadInput(
-                f"table {spec.name}: filling in older records would overwrite newer rows; "
-                "give version=, or pass overwrite=True"
+                f"table {spec.name}: filling in older records would overwrite newer rows; give version=, or {allow}"
             )
         if spec.delete is not None:
             raise BadInput(
                 f"table {spec.name}: filling in older records could bring back rows that newer ones have deleted; "
-                "pass overwrite=True if that is fine"
+                f"{allow} if that is fine"
             )
 
 

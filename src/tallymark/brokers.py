@@ -294,7 +294,7 @@ class Brokers:
         if topic in existing:
             return Unreachable(f"a broker at {self.address} does not know topic {topic} yet: try again")
         close = difflib.get_close_matches(topic, existing, n=3)
-        way = f"did you mean {' or '.join(close)}?" if close else "create it or correct the name"
+        way = f"did you mean {' or '.join(close)}?" if close else missing_topic(topic)
         return UnknownTopic(f"topic {topic} does not exist on {self.address}; {way}")
 
     def _existing_topics(self) -> list[str]:
@@ -308,6 +308,11 @@ def connect(make: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -> T:
     except (KafkaException, ValueError, TypeError) as error:
         words = error.args[0].str() if isinstance(error, KafkaException) else str(error)
         raise BadInput(f"the settings for Kafka were refused by the client: {words}") from None
+
+
+def missing_topic(topic: str) -> str:
+    """The way out where a topic is missing."""
+    return f"correct the name, or make it: tallymark produce {topic} --create 4"
 
 
 class _UnknownGroup(TallymarkError):

@@ -181,7 +181,7 @@ class Pipeline:
         stop = threading.Event()
         with self.setup.destination() as destination, leaving_on_signals(stop.set):
             job = self._job()
-            check_delivery(destination)
+            check_delivery(destination.delivery)
             check_order(job.tables, overwrite=overwrite)
             query = letters or LetterQuery()
             found = patiently(
@@ -214,6 +214,11 @@ class Pipeline:
         destination.ping(brokers.stop, self.setup.patience)
         return brokers
 
+    @property
+    def specs(self) -> list[TableSpec]:
+        """Its tables."""
+        return [spec for spec, _ in self._tables.values()]
+
     def _job(self, owner: Owner | None = None) -> Job:
         if not self._tables:
             raise BadInput("the pipeline has no table; write a function and decorate it with @pipeline.table('name')")
@@ -221,7 +226,7 @@ class Pipeline:
         return Job(
             group=setup.group,
             topics=setup.source.topic_names,
-            tables=[spec for spec, _ in self._tables.values()],
+            tables=self.specs,
             owner=owner or new_owner(),
             start=setup.starts,
             limits=self.limits,

@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import ConfigResource
 
-from tallymark.brokers import Brokers
+from tallymark.brokers import Brokers, missing_topic
 from tallymark.cluster import Cluster
 from tallymark.complaints import Complaints
 from tallymark.errors import (
@@ -53,9 +53,7 @@ class Reasons:
                 "producer that runs at the same time an id of its own"
             )
         if code in _UNKNOWN and topic:
-            return UnknownTopic(
-                f"topic {topic} does not exist on {self._cluster.brokers}; create it or correct the name"
-            )
+            return UnknownTopic(f"topic {topic} does not exist on {self._cluster.brokers}; {missing_topic(topic)}")
         if code == KafkaError._UNKNOWN_PARTITION:
             return UnknownPartition(f"topic {topic} has no partition {partition}; send to one that it has, or add it")
         if code == KafkaError.MSG_SIZE_TOO_LARGE and topic:

@@ -48,10 +48,10 @@ class Rereader(Reader, Protocol):
         """Shape the records of these letters, as if they had been read together."""
 
 
-def check_delivery(destination: Destination) -> None:
-    if destination.delivery != "exactly-once":
+def check_delivery(delivery: str) -> None:
+    if delivery != "exactly-once":
         raise BadInput(
-            f"replay is exactly-once only; leave out delivery={destination.delivery!r}, "
+            f"replay is exactly-once only; leave out delivery={delivery!r}, "
             "or send the dead letters elsewhere: tallymark dead-letters replay --to-topic"
         )
 
@@ -71,7 +71,7 @@ def replay(
 
     ``overwrite`` allows tables in which these older records can replace what newer ones have written.
     """
-    check_delivery(destination)
+    check_delivery(destination.delivery)
     check_order(job.tables, overwrite=overwrite)
     return Replayer(job, brokers, destination, reader, on_step, stop or threading.Event()).run(letters)
 

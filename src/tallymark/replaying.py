@@ -77,7 +77,7 @@ class Replaying:
     """One replay of a consumer."""
 
     def __init__(self, setup: Setup, destination: Destination, stop: threading.Event, on_step: OnStep = ignore) -> None:
-        check_delivery(destination)
+        check_delivery(destination.delivery)
         self._setup = setup
         self._stop = stop
         self._on_step = on_step

@@ -23,6 +23,7 @@ from tallymark.setup import Setup
 from tallymark.shape import TableSpec, table_schema, visible
 from tallymark.source import is_pattern
 from tallymark.spans import Log, Partition
+from tallymark.stores.columns import columns_for
 from tallymark.stores.opening import sqlite_file
 from tallymark.stores.sql import SqlStore
 from tallymark.stores.store import Store
@@ -52,6 +53,8 @@ class Sampled:
     missing: Sequence[str]
     rows: pa.Table
     deletes: int
+    types: Mapping[str, str]
+    """For the columns that are ``missing``: the type that each would get in the database."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +146,18 @@ def _sampled(
     change = next((one for one in batch.changes if one.spec == spec), None) if batch else None
     rows = change.puts if change else schema.empty_table()
     shown = visible(rows).slice(0, most)
-    return Sampled(spec, schema, columns is not None, missing, shown, change.deletes.num_rows if change else 0)
+    types = _types(store, spec, schema)
+    wanted = {name: types[name] for name in missing}
+    deletes = change.deletes.num_rows if change else 0
+    return Sampled(spec, schema, columns is not None, missing, shown, deletes, wanted)
+
+
+def _types(store: Store, spec: TableSpec, schema: pa.Schema) -> dict[str, str]:
+    """As the database has them; Redis has none."""
+    if not isinstance(store, SqlStore):
+        return {field.name: str(field.type) for field in schema}
+    dialect = store.engine.dialect
+    return {str(one.name): str(one.type.compile(dialect)) for one in columns_for(schema, spec.key)}
 
 
 def _columns(store: SqlStore, table: str) -> list[str] | None:

@@ -244,9 +244,12 @@ def test_delete_group_shows_what_would_go_and_deletes_it(store: Store, url: str,
             "  1 batches of the history, 1 runs",
             "  dead letters: 2 dead",
             "  1 open skips",
-            "the rows of its tables stay; --execute deletes, and the ledger keeps nothing of it",
+            f"--execute would be refused: group {group} has 2 open dead letters, and their records may be nowhere "
+            "else; replay or discard them (tallymark dead-letters), or add --with-dead-letters",
         ],
     )
+    allowed = in_process("delete-group", group, "--store", url, "--with-dead-letters").stdout
+    assert "the rows of its tables stay; --execute deletes, and the ledger keeps nothing of it" in allowed
     refused = in_process("delete-group", group, "--store", url, "--execute")
     assert refused.returncode == 1
     assert f"group {group} has 2 open dead letters" in refused.stderr

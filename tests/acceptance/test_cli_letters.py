@@ -52,6 +52,37 @@ def ledger(request: pytest.FixtureRequest, group: str, database: Callable[[str],
     return url
 
 
+UPSERT = """
+import tallymark as tm
+
+pipeline = tm.Pipeline(group={group!r}, source=tm.Kafka({brokers!r}, "orders"), store={store!r})
+
+@pipeline.table("orders", key="id", write="upsert")
+def orders(records):
+    return records.selectExpr("offset AS id")
+"""
+
+
+def test_a_preview_tells_what_execute_would_refuse(
+    brokers: str, group: str, database: Callable[[str], str], tmp_path: Path
+) -> None:
+    url, file = database("sqlite"), tmp_path / "orders.py"
+    written(url, group)
+    file.write_text(UPSERT.format(group=group, brokers=brokers, store=url))
+    why = "table orders: filling in older records would overwrite newer rows; give version=, or add --overwrite"
+    preview = in_process("dead-letters", "replay", file)
+    assert preview.returncode == 0
+    assert f"would be tried again; --execute would be refused: {why}" in preview.stdout
+    assert json.loads(in_process("dead-letters", "replay", file, "--json").stdout)["refused"] == why
+    assert "--execute does it" in in_process("dead-letters", "replay", file, "--overwrite").stdout
+    assert in_process("dead-letters", "replay", file, "--execute").stderr == f"error: {why}\n"
+    assert in_process("backfill", file).stderr == f"error: {why}\n"
+
+    nowhere = in_process("dead-letters", "replay", file, "--to-topic", "zzz-nowhere").stdout
+    assert "--execute would be refused: topic zzz-nowhere does not exist" in nowhere
+    assert "tallymark produce zzz-nowhere --create 4" in nowhere
+
+
 def listed(url: str, *arguments: str) -> list[dict[str, Any]]:
     done = in_process("dead-letters", "list", *arguments, "--store", url, "--json")
     assert done.returncode == 0, done.stderr

@@ -54,7 +54,7 @@ def test_what_init_writes_is_checked_and_runs_as_it_is(topics: Topics, brokers: 
 
     checked = tallymark("check", "shop.toml")
     assert (checked.returncode, checked.stderr) == (0, "")
-    assert "would be created with id int64, customer string" in checked.stdout
+    assert "would be created with id BIGINT, customer TEXT" in checked.stdout
     assert "not JSON" in checked.stdout
     assert not Path("shop.db").exists()
 
@@ -136,7 +136,7 @@ def test_check_shows_what_a_run_would_do_and_does_nothing(topics: Topics, shop: 
     assert table["rows"] == [{"id": n, "customer": f"c{n + 15}"} for n in range(10)]
     assert [(letter["offset"], letter["table"]) for letter in found["dead_letters"]] == [(30, None), (31, "orders")]
     assert tables("sqlite:///shop.db") == {"orders"}
-    assert "would get the columns customer string" in in_process("check", shop(topic)).stdout
+    assert "would get the columns customer TEXT" in in_process("check", shop(topic)).stdout
 
     in_process("run", shop(topic), "--until", "caught-up")
     after = json.loads(in_process("check", shop(topic), "--rows", "1", "--json").stdout)

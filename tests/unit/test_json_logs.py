@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from decimal import Decimal
 from typing import Any
 
+import numpy as np
+
 from tallymark.cli.logs import JsonLines
+from tallymark.spans import Partition, Span, Tally
 
 
 def line(template: str, *values: Any, exception: bool = False) -> dict[str, Any]:
@@ -35,6 +39,24 @@ def test_named_values_are_fields_of_their_own_and_numbers_stay_numbers() -> None
     assert found["message"] == "rebalance=lost group=shop=1 lost=3 seconds=0.12: why"
     assert (found["rebalance"], found["group"], found["lost"], found["seconds"]) == ("lost", "shop=1", 3, 0.125)
     assert "why" not in found
+
+
+def test_numbers_stay_numbers_wherever_they_are() -> None:
+    tally = Tally(applied=3, dead=1)
+    found = line(
+        "committed tally=%s rows=%s records=%s amount=%s rate=%s span=%s",
+        *(
+            tally,
+            {"orders": np.int64(3)},
+            np.int64(4),
+            Decimal("1.5"),
+            float("nan"),
+            Span(Partition("orders", 0), 1, 2),
+        ),
+    )
+    assert found["tally"] == {"applied": 3, "dead": 1, "skipped": 0, "lost": 0, "absent": 0}
+    assert (found["rows"], found["records"], found["amount"], found["rate"]) == ({"orders": 3}, 4, 1.5, "nan")
+    assert isinstance(found["span"], str)
 
 
 def test_percent_signs_and_names_that_are_taken_do_no_harm() -> None:

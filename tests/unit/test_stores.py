@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import psycopg
@@ -12,13 +13,16 @@ import pytest
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from tallymark import trial
 from tallymark.errors import AccessDenied, BadInput, DataRefused, TableChanged, TallymarkError, Unreachable
+from tallymark.shape import TableSpec
 from tallymark.stores.columns import hexed
 from tallymark.stores.failures import translate, translated
 from tallymark.stores.opening import open_store
 
 SECRET = "s3cr3t-w0rd"
 STORE = "postgresql://shop@db/shop"
+BYTEWISE = "CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
 
 
 def wrapped(error: Exception, *, invalidated: bool = False) -> DBAPIError:
@@ -172,6 +176,22 @@ def test_a_password_is_not_in_the_refusal_of_its_url(url: str) -> None:
         open_store(url)
     assert SECRET not in str(caught.value)
     assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    ("url", "types"),
+    [
+        ("sqlite:///shop.db", ["BIGINT", "TEXT", "TEXT"]),
+        ("postgresql://localhost/shop", ["BIGINT", "TEXT", "NUMERIC(10, 2)"]),
+        ("mysql://localhost/shop", ["BIGINT", f"LONGTEXT {BYTEWISE}", "NUMERIC(10, 2)"]),
+    ],
+)
+def test_check_tells_types_as_the_database_has_them(url: str, types: list[str]) -> None:
+    schema = pa.schema({"id": pa.int64(), "name": pa.string(), "price": pa.decimal128(10, 2)})
+    with closing(open_store(url)) as store:
+        found = trial._types(store, TableSpec("orders", ("id",), "upsert"), schema)
+    assert list(found) == ["id", "name", "price"]
+    assert list(found.values()) == types
 
 
 def test_looking_at_a_store_that_is_not_there_does_not_make_one(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ def _print(trial: Trial) -> None:
 
 
 def _fate(sampled: Sampled) -> str:
-    missing = ", ".join(f"{name} {sampled.schema.field(name).type}" for name in sampled.missing)
+    missing = ", ".join(f"{name} {kind}" for name, kind in sampled.types.items())
     if not sampled.exists:
         return f"would be created with {missing}"
     return f"would get the columns {missing}" if missing else "is there and fits"
@@ -135,6 +135,7 @@ def _table_as_json(sampled: Sampled) -> dict[str, Any]:
         "exists": sampled.exists,
         "columns": {field.name: str(field.type) for field in sampled.schema},
         "would_add": list(sampled.missing),
+        "sql_types": dict(sampled.types),
         "rows": [_row(row) for row in sampled.rows.to_pylist()],
         "deletes": sampled.deletes,
     }

@@ -16,7 +16,7 @@ from tallymark.books import DEAD, Run, owners_alive
 from tallymark.cli.groups import Group, operator
 from tallymark.cli.options import AsJson, FileOption, StoreUrl, target
 from tallymark.cli.survey import ledger
-from tallymark.errors import BadInput, PositionMoved
+from tallymark.errors import BadInput, PositionMoved, TallymarkError
 from tallymark.spans import Partition, Position, Tally
 from tallymark.stores.store import Store
 
@@ -92,12 +92,23 @@ def delete_group(
         raise BadInput("name the group and --store (or TALLYMARK_STORE), or --file with a pipeline")
     with ledger(of.store, of.group) as opened:
         held = Holdings.of(opened, of.group)
+        refused = None if execute else _refusal(held, take_over, with_dead_letters)
         if execute:
             _delete(opened, held, take_over, with_dead_letters)
     if as_json:
-        print(json.dumps(held.as_json() | {"deleted": execute}, indent=2))
+        print(json.dumps(held.as_json() | {"deleted": execute, "refused": refused}, indent=2))
     else:
-        _say(held, opened.name, done=execute)
+        _say(held, opened.name, refused, done=execute)
+
+
+def _refusal(held: Holdings, take_over: bool, with_letters: bool) -> str | None:
+    """Why --execute would do nothing now."""
+    positions = {position.partition: position for position in held.positions}
+    try:
+        check(held, positions, held.runs, take_over=take_over, with_letters=with_letters)
+    except TallymarkError as error:
+        return str(error)
+    return None
 
 
 def _delete(store: Store, held: Holdings, take_over: bool, with_letters: bool) -> None:
@@ -136,12 +147,14 @@ def check(
         raise PositionMoved(f"group {held.group} has got more dead letters meanwhile; nothing was deleted: look again")
 
 
-def _say(held: Holdings, store: str, *, done: bool) -> None:
+def _say(held: Holdings, store: str, refused: str | None, *, done: bool) -> None:
     out = Console(soft_wrap=True, highlight=False, markup=False)
     out.print(f"{'deleted' if done else 'would delete'} from {store}, of group {held.group}:")
     for words in held.words():
         out.print(f"  {words}")
     if done:
         out.print("the rows of its tables stay, and the ledger keeps nothing of this")
+    elif refused:
+        out.print(f"--execute would be refused: {refused}")
     else:
         out.print("the rows of its tables stay; --execute deletes, and the ledger keeps nothing of it")

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import re
 import sys
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from datetime import datetime, timezone
+from decimal import Decimal
+from numbers import Integral, Real
 from typing import Any, Literal
 
 LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
@@ -46,8 +51,24 @@ def facts(record: logging.LogRecord) -> dict[str, Any]:
             continue
         value = next(values, None)
         if named := _NAME.search(record.msg, 0, place.start()):
-            found[named[1]] = value if isinstance(value, int | float | bool) or value is None else str(value)
+            found[named[1]] = _plain(value)
     return found
+
+
+def _plain(value: object) -> Any:
+    """As JSON has it: numbers as numbers, also those of a tally or by name, and all else in words."""
+    if is_dataclass(value) and not isinstance(value, type):
+        counts = {one.name: getattr(value, one.name) for one in fields(value)}
+        return counts if counts and all(isinstance(count, int) for count in counts.values()) else str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, bool | int) or value is None:
+        return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real | Decimal) and math.isfinite(value):
+        return float(value)
+    return str(value)
 
 
 def configure(verbose: int, form: Format = "text") -> None:

@@ -14,22 +14,24 @@ from rich.console import Console
 from rich.text import Text
 
 from tallymark.app import App
+from tallymark.backfill import check_order
 from tallymark.books import Letter, LetterQuery
 from tallymark.brokers import Brokers
 from tallymark.cli.choice import ErrorText, Execute, Kind, PartitionOption, Since, Table, Topic, Until, choice, kinds
 from tallymark.cli.groups import operator
 from tallymark.cli.load import load
 from tallymark.cli.options import AsJson, BrokersOption
-from tallymark.cli.run import File, Overwrite, RunDisplay
+from tallymark.cli.run import ALLOW, File, Overwrite, RunDisplay
 from tallymark.cli.survey import ledger
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.cli.values import printable
 from tallymark.cluster import Cluster
-from tallymark.errors import BadInput
+from tallymark.errors import BadInput, TallymarkError
 from tallymark.health import moment
 from tallymark.openletters import OpenLetters, chosen
 from tallymark.pipeline import Pipeline
 from tallymark.producer import Producer
+from tallymark.replay import check_delivery
 from tallymark.resend import resend
 from tallymark.setup import Setup
 from tallymark.spans import Tally
@@ -85,8 +87,11 @@ def replay(
     letters = _chosen(setups, query)
     _check_ids(setups, ids or ())
     if not execute or not letters:
-        _say_preview(letters, to_topic, as_json)
+        refused = _refusal(found, setups, overwrite, to_topic, brokers) if letters else None
+        _say_preview(letters, to_topic, refused, as_json)
         return
+    if to_topic is None:
+        _check(found, setups, overwrite)
     began = time.monotonic()
     # What dies while we work was not chosen.
     query = replace(query, ids=frozenset(letter.id for letter in letters))
@@ -96,6 +101,27 @@ def replay(
         tally = _resend(setups, query, to_topic, brokers)
     done = _outcome(setups, query, len(letters), tally)
     _say(done, to_topic, time.monotonic() - began, as_json)
+
+
+def _refusal(
+    found: Pipeline | App, setups: Sequence[Setup], overwrite: bool, to_topic: str | None, brokers: str | None
+) -> str | None:
+    """Why --execute would do nothing now."""
+    try:
+        if to_topic is None:
+            _check(found, setups, overwrite)
+        for setup in setups if to_topic else ():
+            Brokers(Cluster(brokers) if brokers else setup.source.cluster).find([to_topic or ""])
+    except TallymarkError as error:
+        return str(error)
+    return None
+
+
+def _check(found: Pipeline | App, setups: Sequence[Setup], overwrite: bool) -> None:
+    for setup in setups:
+        check_delivery(setup.delivery)
+    if isinstance(found, Pipeline):
+        check_order(found.specs, overwrite=overwrite, allow=ALLOW)
 
 
 def _setups(found: Pipeline | App, group: str | None) -> list[Setup]:
@@ -169,24 +195,26 @@ def _say(done: Outcome, to_topic: str | None, seconds: float, as_json: bool) -> 
     out.print(f"of {done.chosen:,} dead letters: {', '.join(words)}, in {seconds:.1f} s")
 
 
-def _say_preview(letters: Sequence[Letter], to_topic: str | None, as_json: bool) -> None:
+def _say_preview(letters: Sequence[Letter], to_topic: str | None, refused: str | None, as_json: bool) -> None:
     if as_json:
         errors = [kind.as_json() for kind in kinds(letters)]
-        said = {"chosen": len(letters), "errors": errors, "to_topic": to_topic, "executed": False}
+        said = {"chosen": len(letters), "errors": errors, "to_topic": to_topic, "executed": False, "refused": refused}
         print(json.dumps(said, indent=2))
     else:
-        preview(letters, f"would be sent to {to_topic}" if to_topic else "would be tried again", done=False)
+        words = f"would be sent to {to_topic}" if to_topic else "would be tried again"
+        preview(letters, words, done=False, refused=refused)
 
 
-def preview(letters: Sequence[Letter], words: str, *, done: bool) -> None:
-    """Count them by what is wrong with them, and say what is to be done."""
+def preview(letters: Sequence[Letter], words: str, *, done: bool, refused: str | None = None) -> None:
+    """Count them by what is wrong with them, and say what is to be done, or why it would be ``refused``."""
     out = Console(soft_wrap=True, highlight=False, markup=False)
     if not letters:
         out.print("no dead letter is open that fits")
         return
     print_kinds(kinds(letters))
     groups = ", ".join(sorted({letter.group for letter in letters}))
-    out.print(f"{len(letters):,} dead letters of {groups} {words}" + ("" if done else "; --execute does it"))
+    then = "" if done else "; --execute would be refused" if refused else "; --execute does it"
+    out.print(f"{len(letters):,} dead letters of {groups} {words}{then}" + (f": {refused}" if refused else ""))
 
 
 def print_kinds(found: Sequence[Kind]) -> None:

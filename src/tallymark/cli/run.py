@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from tallymark.app import App
+from tallymark.backfill import check_order
 from tallymark.cli.load import load
 from tallymark.cli.logs import is_json, say
 from tallymark.errors import BadInput
@@ -26,6 +27,9 @@ from tallymark.setup import Settings
 from tallymark.spans import Tally
 from tallymark.steps import OnStep, Step
 from tallymark.steps import Progress as BatchProgress
+
+LINE_SECONDS = 10.0
+"""How often progress is told where it can't replace a line."""
 
 File = Annotated[
     Path,
@@ -54,6 +58,7 @@ MetricsHost = Annotated[
 FailOnDead = Annotated[bool, typer.Option("--fail-on-dead", help="Exit with 1 if records became dead letters.")]
 Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
 PartitionOption = Annotated[int | None, typer.Option("--partition", help="Only this partition.")]
+ALLOW = "add --overwrite"
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Allow that older records overwrite newer rows.")]
 
 
@@ -95,6 +100,7 @@ def backfill(
     if isinstance(found, App):
         _show(found, as_json, lambda watch: found.backfill(topic=topic, partition=partition, on_step=watch))
     else:
+        check_order(found.specs, overwrite=overwrite, allow=ALLOW)
         _show(
             found,
             as_json,
@@ -151,7 +157,7 @@ def describe(tally: Tally) -> str:
 
 
 class RunDisplay:
-    """A live line on a terminal, a line per batch elsewhere."""
+    """A live line on a terminal; elsewhere a line for the first batch, and then at most one in ten seconds."""
 
     def __init__(self, group: str, console: Console, starting: str = "starting") -> None:
         self._group = group
@@ -159,6 +165,7 @@ class RunDisplay:
         self._console = console
         self._total = Tally()
         self._began = time.monotonic()
+        self._said = -LINE_SECONDS
         self._task: TaskID | None = None
         self._lock = threading.Lock()
         self._progress = Progress(
@@ -196,5 +203,7 @@ class RunDisplay:
         rate = done / max(0.001, time.monotonic() - self._began)
         said = f"{describe(self._total)}, {behind:,} behind, {rate:,.0f}/s"
         self._progress.update(self._task, completed=done, total=done + behind, said=said)
-        if not self._console.is_terminal:
+        now = time.monotonic()
+        if not self._console.is_terminal and now - self._said >= LINE_SECONDS:
+            self._said = now
             self._console.print(f"{self._group}: {said}", highlight=False, markup=False)

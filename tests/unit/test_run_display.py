@@ -1,0 +1,25 @@
+"""Progress of a run, where nobody looks at a terminal."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from tallymark.cli import run
+from tallymark.spans import Tally
+from tallymark.steps import Progress, Step
+
+
+def test_through_a_pipe_progress_is_a_line_in_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("tallymark.cli.run.time.monotonic", lambda: now)
+    said = io.StringIO()
+    with run.RunDisplay("shop", Console(file=said, width=200)) as display:
+        for _ in range(50):
+            display(Step.DONE, Progress("batch", 10, 90, tally=Tally(applied=10)))
+            now += 0.5
+
+    lines = said.getvalue().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["shop: 10 applied", "shop: 210 applied", "shop: 410 applied"]
