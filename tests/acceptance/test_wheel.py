@@ -69,6 +69,7 @@ def environment(tmp_path: Path) -> Iterator[Environment]:
         made.tallymark("sandbox", "down")
 
 
+@pytest.mark.timeout(900)  # most of it is the installation of Spark
 def test_what_the_readme_shows_runs_for_a_new_user(environment: Environment, tmp_path: Path) -> None:
     wheel = _wheel(tmp_path)
     environment.install(str(wheel))
