@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.support.command import tallymark
+from tests.support.databases import execute
 from tests.support.kafka import Topics
 
 FILE = """
@@ -23,8 +24,9 @@ def orders(record, db):
 def test_the_doctor_prints_a_table_and_ends_well_on_a_sandbox(
     brokers: str, topics: Topics, database: Callable[[str], str]
 ) -> None:
-    topic = topics.create(1)
-    done = tallymark("doctor", "--topic", topic, "--brokers", brokers, "--store", database("sqlite"))
+    topic, store = topics.create(1), database("sqlite")
+    execute(store, "CREATE TABLE orders (id BIGINT)")
+    done = tallymark("doctor", "--topic", topic, "--brokers", brokers, "--store", store)
     assert done.returncode == 0, done.stderr
     head, *lines, last = done.stdout.splitlines()
     assert head.split() == ["CHECK", "FOUND", "WANTED", "VERDICT", "WHAT", "TO", "DO"]
@@ -40,6 +42,7 @@ def test_what_fails_is_in_the_json_and_in_the_exit_code(
     topic = topics.create(1, unclean_leader_election_enable="true")
     file = tmp_path / "orders.py"
     store = f"sqlite:///{tmp_path / 'shop.db'}"
+    execute(store, "CREATE TABLE orders (id BIGINT)")
     file.write_text(FILE.format(brokers=brokers, store=store, topic=topic, group=group))
     done = tallymark("doctor", "--file", file, "--json")
     assert (done.returncode, done.stderr) == (1, "")
