@@ -22,7 +22,6 @@ from tallymark.fence import FirstClaim, Wish
 from tallymark.ledger.tables import VERSION
 from tallymark.sandbox.cluster import KafkaCluster
 from tallymark.stores.opening import open_store
-from tests.support import databases
 from tests.support.command import wait_until
 from tests.support.commits import owner
 from tests.support.databases import execute
@@ -221,7 +220,7 @@ def test_what_cannot_be_reached_fails_and_hides_nothing_else(
     monkeypatch.setattr(asking, "PATIENCE", 1.0)
     gone = "postgresql://shop:canary@127.0.0.1:1/shop"
     here = database("sqlite")
-    databases.execute(here, "CREATE TABLE orders (id BIGINT)")
+    execute(here, "CREATE TABLE orders (id BIGINT)")
     found = examine(Patient(Cluster("127.0.0.1:1"), (here, gone)))
     failed = [(one.about, one.check) for one in found if one.verdict == "fail"]
     assert failed == [("cluster", "connection"), ("store", "connection")]
