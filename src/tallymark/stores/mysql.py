@@ -220,5 +220,7 @@ def _on_connect(connection: Any, _: Any) -> None:
     with connection.cursor() as cursor:
         # Without strict mode the server cuts values to fit, silently. A zero is a value, not a request for a number. A
         # handler may wait for longer than a server waits for its clients: eight hours are the server's own default.
-        modes, wait = "STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO", "wait_timeout = GREATEST(@@wait_timeout, 28800)"
+        modes = "STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO"
+        # CAST: to MySQL the result of GREATEST is no integer.
+        wait = "wait_timeout = CAST(GREATEST(@@wait_timeout, 28800) AS UNSIGNED)"
         cursor.execute(f"SET SESSION sql_mode = CONCAT(@@sql_mode, ',{modes}'), time_zone = '+00:00', {wait}")
