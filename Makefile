@@ -29,7 +29,7 @@ test: $(READY)
 	@$(BIN)/pytest -q -n 3 --dist loadgroup $(ARGS)
 
 faults: $(READY)
-	@$(BIN)/pytest -q -m faults $(ARGS)
+	@$(BIN)/pytest -q -m faults -n 3 --dist loadgroup $(ARGS)
 
 bench: $(READY)
 	@$(BIN)/python bench/throughput.py --write docs/benchmarks.md $(ARGS)
