@@ -49,5 +49,6 @@ for name in ("each", "batch", "async"):
     assert rows == different == (99 if name == "each" else 100)
 letters = ask("SELECT record_offset, error FROM tallymark_dead_letters WHERE topic = :topic", topic=topic)
 print("dead letters:", letters)
-assert letters == [(10, "ValueError: nobody ordered this")]
+[(offset, error)] = letters
+assert (offset, error.split(" (")[0]) == (10, "ValueError: nobody ordered this")
 assert (total.applied, total.dead) == (299, 1)

@@ -8,6 +8,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,6 +29,7 @@ pipeline = tm.Pipeline(
     source=tm.Kafka({brokers!r}, {topic!r}, value=tm.Json({schema!r})),
     store={store!r},
     limits=tm.Limits(records={limit}),
+    patience={patience},
 )
 
 @pipeline.table("orders")
@@ -50,6 +52,7 @@ def pipeline_file(tmp_path: Path, brokers: str, group: str) -> Callable[..., Pat
             "limit": 1000,
             "column": "value.*",
             "blocks_from": None,
+            "patience": 60,
         }
         file = tmp_path / "pipeline.py"
         file.write_text(PIPELINE.format(**(settings | changes)))
@@ -71,7 +74,10 @@ def said(done: subprocess.CompletedProcess[str]) -> str:
 def test_the_example_runs_and_status_shows_what_it_did(topics: Topics, brokers: str, tmp_path: Path) -> None:
     topics.create(2, name="orders")
     orders = [{"id": n, "customer": f"c{n % 3}", "amount": 1.5, "at": "2026-01-31T10:00:00Z"} for n in range(20)]
-    topics.send("orders", [*orders, b"broken"], partitions=2)
+    began = int(time.time() * 1000) - 1000
+    for number, order in enumerate([*orders, b"broken"]):
+        # The latest order of a customer is the one with the latest timestamp, whatever its partition.
+        topics.send_to("orders", number % 2, [order], timestamp=began + number)
     store = f"sqlite:///{tmp_path / 'shop.db'}"
     place = {"TALLYMARK_BROKERS": brokers, "TALLYMARK_STORE": store}
     example = REPOSITORY / "examples" / "orders.py"
@@ -226,10 +232,10 @@ def test_brokers_and_databases_that_are_not_there_are_named_without_their_passwo
     topics: Topics, pipeline_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tallymark.brokers.TIMEOUT", 2.0)
-    nowhere = said(in_process("run", pipeline_file(brokers="127.0.0.1:1")))
+    nowhere = said(in_process("run", pipeline_file(brokers="127.0.0.1:1", patience=0)))
     assert "the brokers at 127.0.0.1:1 can't be reached" in nowhere
     topic = topics.create(1)
     for url in ("postgresql://me:geheim@127.0.0.1:1/shop", "mysql://me:geheim@127.0.0.1:1/shop"):
-        sentence = said(tallymark("run", pipeline_file(topic=topic, store=url)))
+        sentence = said(tallymark("run", pipeline_file(topic=topic, store=url, patience=0)))
         assert "127.0.0.1:1/shop can't be reached" in sentence
         assert "geheim" not in sentence

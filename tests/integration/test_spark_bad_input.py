@@ -62,7 +62,9 @@ def test_brokers_that_are_not_there_are_named(group: str, database: Databases, m
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
-    refused(one_to_one(address, "orders", group, url), Unreachable, f"the brokers at {address} can't be reached")
+    refused(
+        one_to_one(address, "orders", group, url, patience=0), Unreachable, f"the brokers at {address} can't be reached"
+    )
     assert_untouched(url)
 
 
@@ -141,7 +143,7 @@ def test_rows_whose_function_hides_which_is_newer_stop_an_upsert(
 ) -> None:
     url = database("sqlite")
     pipeline = Pipeline(group=group, source=Kafka(brokers, topic, value=Json("id BIGINT, name STRING")), store=url)
-    pipeline.table("twice", key="id", write="upsert")(
+    pipeline.table("twice", key="id", write="upsert", per_batch=True)(
         lambda r: r.select("value.*").unionAll(r.select("value.*")).where("id = 1")
     )
     refused(pipeline, BadInput, "table twice: several rows have the same id")
