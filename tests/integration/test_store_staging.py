@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pytest
@@ -70,4 +71,20 @@ def test_staged_rows_that_are_gone_are_noticed_and_nothing_is_written(store: Sql
 
 def test_a_stage_never_shows_its_password(store: SqlStore) -> None:
     assert "://" not in repr(opened_stage(store))
+    store.close()
+
+
+def test_text_is_promoted_to_a_uuid_if_it_is_spelled_as_the_database_does(database: Callable[[str], str]) -> None:
+    store = opened(database("postgresql"))
+    store.create_ledger()
+    prepare(store, "CREATE TABLE things (id BIGINT, name UUID PRIMARY KEY)")
+    by_name = TableSpec("things", key=("name",), write="upsert")
+    lower = "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
+    for name, number in ((lower, 1), (lower, 2), (lower.upper(), 3)):
+        loader = opened_stage(store)
+        reports = attempt(loader, (number, name))
+        with nullcontext() if name == lower else pytest.raises(BatchTooLarge, match="spell name otherwise"):
+            promote(store, loader, reports, by_name)
+        store.clear_stages(GROUP, of=RUN)
+    assert [number for number, _ in read(store, by_name, PLAIN)] == [2]
     store.close()

@@ -26,8 +26,9 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Text,
+    Uuid,
 )
-from sqlalchemy.dialects import mysql
+from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import TypeEngine, _Binary
 
 from tallymark.errors import BadInput
@@ -87,6 +88,15 @@ def column_type(field: pa.Field, *, in_key: bool, collation: str = "utf8mb4_bin"
 def family(kind: TypeEngine[Any]) -> str | None:
     """What sort of values a column of this type has; None if we do not know the type."""
     return next((name for cls, name in _FAMILIES if isinstance(kind, cls)), None)
+
+
+def plain(column: Column[Any]) -> TypeEngine[Any]:
+    """The type of a column, below its domain if it has one."""
+    return column.type.data_type if isinstance(column.type, postgresql.DOMAIN) else column.type
+
+
+def is_uuid(column: Column[Any]) -> bool:
+    return isinstance(plain(column), Uuid)
 
 
 def is_binary(kind: pa.DataType) -> bool:

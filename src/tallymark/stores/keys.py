@@ -16,9 +16,9 @@ from sqlalchemy import Column, Connection, Table, text
 from sqlalchemy import types as sql
 from sqlalchemy.dialects import mysql, postgresql
 
-from tallymark.errors import BadInput, TableMismatch
+from tallymark.errors import DataRefused, TableMismatch
 from tallymark.shape import TableSpec
-from tallymark.stores.columns import family, is_json, is_text
+from tallymark.stores.columns import family, is_json, is_text, is_uuid, plain
 
 DEFERRABLE = "is deferrable"
 _POSTGRESQL_INDEXES = """
@@ -62,6 +62,7 @@ FROM pragma_index_list(:name) l, pragma_index_xinfo(l.name) x WHERE l."unique" A
 _SQLITE_TEXT_RULE = "SELECT count(*) FROM (SELECT {column} FROM {table} WHERE 0 {others})"
 """Compares the values of UNION by the collation of the column, which no PRAGMA tells."""
 _SQLITE_DIFFERENT = ("a", "A", "a ")
+_UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _coarser(
     connection: Connection, column: Column[Any], field: pa.Field, collations: Mapping[str, str]
 ) -> Iterator[str]:
     """In what way the column's values are equal although the rows' are not."""
-    dialect, kind = connection.dialect.name, _plain(column)
+    dialect, kind = connection.dialect.name, plain(column)
     sort = family(kind)
     textual = is_text(field.type) or is_json(field)
     if dialect == "sqlite":
@@ -170,25 +171,17 @@ def _coarser(
         yield f"{collations[column.name]} that does not tell all texts apart"
 
 
-def check_spelling(table: Table, spec: TableSpec, *parts: pa.Table) -> None:
-    """Refuse rows of a batch that name one UUID in two ways: which of them is newer was decided by their bytes."""
-    uuids = [name for name in spec.key if isinstance(_plain(table.c[name]), sql.Uuid)]
-    given = [rows.select(list(spec.key)) for rows in parts if rows.num_rows]
-    if not uuids or not given:
-        return
-    keys = pa.concat_tables(given)
-    for name in uuids:
-        digits = pc.replace_substring_regex(pc.utf8_lower(keys[name].cast(pa.string())), "[{}-]", "")
-        keys = keys.set_column(keys.column_names.index(name), name, digits)
-    if keys.group_by(list(spec.key)).aggregate([]).num_rows < keys.num_rows:
-        raise BadInput(
-            f"table {table.name}: records of a batch spell the same {' or '.join(uuids)} in different ways, and the "
-            f"column is a UUID; spell it in one way in the table's function, as with lower({uuids[0]})"
-        )
-
-
-def _plain(column: Column[Any]) -> sql.TypeEngine[Any]:
-    return column.type.data_type if isinstance(column.type, postgresql.DOMAIN) else column.type
+def check_spelling(table: Table, spec: TableSpec, rows: pa.Table) -> None:
+    """Refuse a UUID in a key that is not spelled as the database does: by its bytes it would be another key."""
+    for name in spec.key:
+        if not is_uuid(table.c[name]) or not is_text(rows[name].type):
+            continue
+        others = rows[name].filter(pc.invert(pc.match_substring_regex(rows[name], _UUID)))
+        if len(others):
+            raise DataRefused(
+                f"key column {name} is a UUID, and {others[0].as_py()[:60]!r} is not in the database's form, so that "
+                f"one key could be two; bring it into that form in the table's function, as with lower({name})"
+            )
 
 
 def _way_out(connection: Connection, table: Table, column: Column[Any]) -> str:

@@ -17,13 +17,12 @@ from tallymark.stores.staging import staged_rows
 
 def write(dialect: Dialect, connection: Connection, table: Table, change: Changes) -> None:
     """Put and delete, as part of the caller's transaction."""
-    check_spelling(table, change.spec, change.deletes, change.puts)
     if change.deletes.num_rows:
-        dialect.delete(connection, table, change.spec, _identified(change.spec, change.deletes))
+        _delete(dialect, connection, table, change.spec, change.deletes)
     if change.puts.num_rows:
-        dialect.put(connection, table, change.spec, visible(change.puts))
+        _put(dialect, connection, table, change.spec, change.puts)
     if change.staged is not None and change.staged.rows:
-        rows = staged_rows(connection, change.staged, table)
+        rows = staged_rows(connection, change.staged, table, change.spec.key)
         dialect.promote(connection, table, change.spec, change.staged.columns, rows)
 
 
@@ -57,11 +56,17 @@ def refused_rows(
             halve(rows.slice(0, middle), send)
             halve(rows.slice(middle), send)
 
-    halve(change.deletes, lambda rows: dialect.delete(connection, table, spec, _identified(spec, rows)))
-    halve(change.puts, lambda rows: dialect.put(connection, table, spec, visible(rows)))
+    halve(change.deletes, lambda rows: _delete(dialect, connection, table, spec, rows))
+    halve(change.puts, lambda rows: _put(dialect, connection, table, spec, rows))
     return refusals
 
 
-def _identified(spec: TableSpec, rows: pa.Table) -> pa.Table:
-    """What a deletion needs to know: the key, and the version if there is one."""
-    return rows.select([*spec.key, *([spec.version] if spec.version else [])])
+def _put(dialect: Dialect, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
+    check_spelling(table, spec, rows)
+    dialect.put(connection, table, spec, visible(rows))
+
+
+def _delete(dialect: Dialect, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
+    check_spelling(table, spec, rows)
+    # A deletion needs the key, and the version if there is one.
+    dialect.delete(connection, table, spec, rows.select([*spec.key, *([spec.version] if spec.version else [])]))

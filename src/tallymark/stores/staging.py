@@ -17,12 +17,26 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import BigInteger, Column, Connection, Engine, MetaData, Select, Table, func, inspect, select
+from sqlalchemy import (
+    UUID,
+    BigInteger,
+    Column,
+    Connection,
+    Engine,
+    MetaData,
+    Select,
+    Table,
+    Text,
+    cast,
+    func,
+    inspect,
+    select,
+)
 from sqlalchemy.exc import DBAPIError
 
 from tallymark.errors import BatchTooLarge, DataRefused
 from tallymark.shape import Staged, TableSpec, no_key
-from tallymark.stores.columns import columns_for
+from tallymark.stores.columns import columns_for, is_uuid
 from tallymark.stores.failures import translated
 
 if TYPE_CHECKING:
@@ -162,14 +176,20 @@ def impatient(connection: Connection) -> Iterator[None]:
         connection.exec_driver_sql("SET SESSION lock_wait_timeout = DEFAULT")
 
 
-def staged_rows(connection: Connection, staged: Staged, like: Table) -> Select[Any]:
+def staged_rows(connection: Connection, staged: Staged, like: Table, key: Collection[str]) -> Select[Any]:
     """The rows to promote; refused if the database has lost any of them."""
     source = stage_table(staged.name, [Column(name, like.c[name].type) for name in staged.columns])
     ours = source.c[ATTEMPT].in_(staged.attempts)
     found = connection.scalar(select(func.count()).select_from(source).where(ours))
     if found != staged.rows:
         raise BatchTooLarge(f"{found} of {staged.rows} staged rows are left; they have to be read again")
-    return select(*(source.c[name] for name in staged.columns)).where(ours)
+    # UUIDs are staged as text, which PostgreSQL does not convert by itself.
+    uuids = {name: cast(source.c[name], UUID()) for name in staged.columns if is_uuid(like.c[name])}
+    for name in uuids.keys() & set(key):
+        as_staged = cast(source.c[name], Text())
+        if connection.scalar(select(func.count()).where(ours, as_staged != cast(uuids[name], Text()))):
+            raise BatchTooLarge(f"staged rows spell {name} otherwise than the table, which is found in smaller batches")
+    return select(*(uuids.get(name, source.c[name]) for name in staged.columns)).where(ours)
 
 
 def new_attempt() -> int:
