@@ -119,7 +119,7 @@ class Complaints:
 
     def _unanswered(self, said: str) -> TallymarkError:
         hint = diagnosis(self._cluster)
-        # Waiting does not help whoever speaks another language.
+        # Waiting does not help a client that speaks another protocol.
         kind = AccessDenied if hint == ENCRYPTED else SILENT.error
         return kind(f"{said}: {hint}")
 

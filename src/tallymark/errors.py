@@ -207,6 +207,6 @@ def described(error: BaseException) -> str:
     name = type(error).__name__
     try:
         text = str(error)
-    except Exception as other:  # noqa: BLE001 - the code of whoever wrote the error
+    except Exception as other:  # noqa: BLE001 - the error's own code
         return f"{name}, whose text can't be read: {type(other).__name__}"
     return f"{name}: {text}" if text else name

@@ -278,7 +278,7 @@ def _has_long_number(value: bytes) -> bool:
 
 
 def _outside_strings(value: bytes) -> bytes:
-    """Without what stands in quotes. No regular expression: one that meets an unclosed string takes quadratic time."""
+    """Without what is in quotes. No regular expression: one that meets an unclosed string takes quadratic time."""
     return b'"'.join(value.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
 
 

@@ -24,7 +24,7 @@ ENDS = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET}
 
 
 class Probe:
-    """Looks into partitions without being a member of any group. ``explain`` makes errors of ours from the client's."""
+    """Looks into partitions without being a member of any group. ``explain`` translates the errors of the client."""
 
     def __init__(self, cluster: Cluster, explain: Callable[[Any, str | None], TallymarkError]) -> None:
         self._cluster = cluster

@@ -132,7 +132,7 @@ class Reader(Protocol):
         """These partitions are not ours any more: what was fetched of them ahead is void."""
 
     def renew(self, partitions: Collection[Partition]) -> None:
-        """These partitions have other leaders: what any client of ours has fetched of them ahead is void."""
+        """These partitions have other leaders: what was fetched of them ahead is void."""
 
     def cancel(self) -> None:
         """Give up a read that is under way; its answer is not wanted any more."""

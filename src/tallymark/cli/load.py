@@ -21,7 +21,7 @@ EXTRAS = {
     "prometheus_client": "metrics",
     "opentelemetry": "tracing",
 }
-"""Which extra of ours brings a package."""
+"""The extra that brings a package."""
 
 
 def missing_module(error: ModuleNotFoundError) -> str:

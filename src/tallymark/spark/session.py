@@ -137,7 +137,7 @@ def _defaults(version: str, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def locked_connector() -> tuple[str, str]:
-    """Version and Scala version of the Kafka connector that a session of ours gets."""
+    """Version and Scala version of the Kafka connector that a local session gets."""
     from tallymark.jars import artifacts
 
     jar = next(one for one in artifacts("spark-kafka") if one.name.startswith(CONNECTOR))

@@ -71,7 +71,7 @@ class Guard:
         return self._connection
 
     def nest(self) -> None:
-        """Have all that comes inside a savepoint of ours: if that is gone, so is the transaction."""
+        """Open a savepoint around all that follows: if it is gone, so is the transaction."""
         if self._whole is None and self._connection is not None:
             self._whole = self._connection.begin_nested()
 
@@ -171,7 +171,7 @@ class Guard:
 
 
 def guard(engine: Engine) -> None:
-    """Have every transaction of ours look at what is done in it. Made once: to listen to each one takes longer."""
+    """Watch the statements of every transaction. One listener for all: to add one to each takes longer."""
 
     @event.listens_for(engine, "commit")
     def commit(connection: Connection) -> None:

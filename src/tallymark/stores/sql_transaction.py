@@ -52,7 +52,7 @@ class SqlTransaction(Transaction):
     def connection(self) -> Connection:
         """SQLAlchemy's own, for ORMs: ``Session(bind=db.connection)``."""
         connection = self._open
-        # In a savepoint of ours a session makes its own, and rolls back no more than that.
+        # Inside this savepoint a session makes its own, and rolls back no more than that.
         self._guard.nest()
         return connection
 
