@@ -107,7 +107,10 @@ def test_an_attempt_that_fails_is_a_span_with_its_error(
         with batch.transaction():
             pass
     failed, committed = batches(spans())
-    assert (failed.status.status_code, failed.status.description) == (trace.StatusCode.ERROR, "not today")
+    assert (failed.status.status_code, failed.status.description) == (
+        trace.StatusCode.ERROR,
+        "ZeroDivisionError: not today",
+    )
     assert [event.name for event in failed.events] == ["exception"]
     assert (stages(spans(), failed), stages(spans(), committed)) == (["read"], ["write", "commit"])
     assert attributes(committed)["applied"] == 1
