@@ -23,7 +23,7 @@ from tallymark.plan import Limits
 from tallymark.replay import check_delivery, replay
 from tallymark.setup import Setup, new_owner
 from tallymark.shape import TableSpec, Write
-from tallymark.signals import leaving_on_signals
+from tallymark.signals import leaving_on_signals, noticing_interrupts
 from tallymark.source import Kafka
 from tallymark.spans import Owner, Tally
 from tallymark.steps import OnStep, ignore
@@ -250,4 +250,7 @@ class Pipeline:
             )
         memory = 0 if self.road == "executors" and stages else self.limits.memory
         tables = list(self._tables.values())
-        return SparkReader(session(self.spark), self.setup.source, tables, owner.run, memory, stage)
+        with noticing_interrupts() as listen:
+            spark = session(self.spark)
+            listen()
+            return SparkReader(spark, self.setup.source, tables, owner.run, memory, stage)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 log = logging.getLogger(__name__)
 
@@ -35,3 +37,38 @@ def leaving_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def noticing_interrupts() -> Iterator[Callable[[], None]]:
+    """Raise KeyboardInterrupt at the end of the block, too, if Ctrl-C came in it and the exception was lost.
+
+    Python drops what is raised inside a callback of a weak reference, and py4j has one for every Java object. The block
+    calls what it is given after Spark has set a handler of its own.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    came: list[int] = []
+
+    def interrupt(number: int, _frame: FrameType | None) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    def listen() -> None:
+        signal.signal(signal.SIGINT, interrupt)
+
+    def unraisable(lost: Any) -> None:
+        if not isinstance(lost.exc_value, KeyboardInterrupt):
+            shown(lost)
+
+    before, shown = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    listen()
+    sys.unraisablehook = unraisable
+    try:
+        yield listen
+        if came:
+            raise KeyboardInterrupt
+    finally:
+        sys.unraisablehook = shown
+        signal.signal(signal.SIGINT, before)

@@ -32,7 +32,7 @@ POISON: dict[str, tuple[Callable[[int], Any], str, int]] = {
 FIFTH: dict[str, tuple[Callable[[int], Any], str, int]] = {
     "sqlite": POISON["fifth"],
     "postgresql": (lambda n: {"id": n, "name": "\0", "amount": 1.0}, "0x00", 1),
-    "mysql": (lambda n: {"id": n, "name": "long" * 9, "amount": 1.0}, "Data too long", 1),
+    "mysql": (lambda n: {"id": n, "name": "long" * 9, "amount": 1.0}, "too long for column name", 1),
     "redis": (lambda n: f'{{"id": {n}, "name": "'.encode() + b'\xff"}', "not UTF-8", 1),
 }
 """One kind is another one on every store."""
