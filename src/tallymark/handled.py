@@ -70,7 +70,11 @@ class HandledCommitter:
         handled.moved = True
 
     def _rows_first(self, accounts: Accounts, handled: Handled, on_step: OnStep) -> Iterator[Transaction]:
-        with self._committer.destination.rows.begin(lambda: None, on_step) as db:
+        def budget() -> None:
+            """Before the rows are there: too many dead must not leave any."""
+            self._committer.check_budget(accounts())
+
+        with self._committer.destination.rows.begin(budget, on_step) as db:
             yield db
         on_step(Step.HALFWAY)
         self._write_ledger(replace(self._entry(accounts, handled), rows=dict(db.written)), handled, on_step)

@@ -146,6 +146,26 @@ def test_a_wrong_schema_ends_the_run_before_it_kills_the_topic(
     assert run("price STRING") == tm.Tally(applied=1500 - dead)
 
 
+def test_too_many_dead_leave_no_rows_where_rows_commit_first(
+    brokers: str, topics: Topics, group: str, database: Databases
+) -> None:
+    topic, url = topics.create(1), database("sqlite")
+    topics.send(topic, [{"price": "x"} if n % 3 else {"price": 1.5} for n in range(1500)], partitions=1)
+
+    def run() -> int:
+        app = tm.App(brokers=brokers, store=url, kafka=QUICK, delivery="at-least-once")
+
+        @app.listen(topic, group=group, value=tm.Json("price DOUBLE"), max_records=400)
+        def receive(record: tm.Record, db: Any) -> None:
+            db.write("prices", {"price": record.value["price"]})
+
+        with pytest.raises(TooManyDead, match="nothing moved"):
+            app.run("caught-up")
+        return len(query(url, "SELECT price FROM prices"))
+
+    assert run() == run(), "a restart writes no row again"
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_what_may_pass_is_tried_again_and_nothing_is_there_twice(
     brokers: str, topic: str, group: str, database: Databases, workers: int

@@ -236,6 +236,10 @@ WRONG: dict[str, tuple[type[Exception], str, Handler]] = {
     "bool": (DataRefused, "bool", lambda db: db.set("k", True)),
     "none": (DataRefused, "NoneType", lambda db: db.set("k", None)),
     "no score": (DataRefused, "not a number", lambda db: db.zadd("k", {"a": float("nan")})),
+    "no member": (DataRefused, "NoneType", lambda db: db.zadd("k", {None: 1.0})),
+    "half a character": (DataRefused, "surrogates not allowed", lambda db: db.set("k", "\ud800")),
+    "half a character in a key": (DataRefused, "surrogates not allowed", lambda db: db.set("\ud800", 1)),
+    "half a character in a field": (DataRefused, "surrogates not allowed", lambda db: db.hset("k", "\ud800", 1)),
     "null key": (DataRefused, "is NULL", lambda db: db.write("t", {"id": None, "x": 1}, key="id", write="upsert")),
     "empty row": (DataRefused, "all columns are NULL", lambda db: db.write("t", {"id": None})),
 }

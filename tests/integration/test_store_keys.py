@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pyarrow as pa
 import pytest
@@ -123,6 +124,25 @@ def test_a_uuid_is_a_key_if_it_is_spelled_as_the_database_does(kind: str, made: 
             with pytest.raises(DataRefused, match=r"key column name is a UUID.*lower\(name\)"):
                 store.apply([change], None)
     assert query(url, "SELECT id FROM things") == [(3,)]
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_deletion_never_takes_a_key_for_another_that_is_longer_by_a_space(
+    kind: str, made: Callable[..., SqlStore]
+) -> None:
+    exact = " CHARACTER SET utf8mb4 COLLATE utf8mb4_nopad_bin" if kind == "mariadb" else ""
+    store = made(kind, f"CREATE TABLE things (id BIGINT, name VARCHAR(5){exact} UNIQUE)")
+    write(store, BY_NAME, plain((1, "large")))
+    with suppress(DataRefused):
+        store.apply([Changes(BY_NAME, plain(), plain((2, "large ")))], None)
+    url = store.engine.url.render_as_string(hide_password=False)
+    assert query(url, "SELECT id FROM things") == [(1,)]
+
+
+def test_several_members_of_a_set_are_no_long_text(made: Callable[..., SqlStore]) -> None:
+    store = made("mariadb", "CREATE TABLE things (id BIGINT PRIMARY KEY, name SET('a', 'b', 'cc'))")
+    write(store, UPSERT, plain((1, "a,b,cc")))
+    assert query(store.engine.url.render_as_string(hide_password=False), "SELECT name FROM things") == [("a,b,cc",)]
 
 
 NO_KEYS = {

@@ -127,7 +127,8 @@ class Cut:
         return self._admin.list_topics(timeout=30).topics[topic].partitions[0]
 
     def _replicas(self, topic: str) -> list[int]:
-        return list(self._partition(topic).isrs)
+        found = self._admin.list_topics(timeout=30).topics.get(topic)
+        return list(found.partitions[0].isrs) if found and found.partitions else []
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from sqlalchemy import (
     Date,
     DateTime,
     Double,
+    Enum,
     Float,
     Integer,
     LargeBinary,
@@ -29,7 +30,7 @@ from sqlalchemy import (
     Uuid,
 )
 from sqlalchemy.dialects import mysql, postgresql
-from sqlalchemy.types import TypeEngine, _Binary
+from sqlalchemy.types import NullType, TypeEngine, _Binary
 
 from tallymark.errors import BadInput
 
@@ -97,6 +98,19 @@ def plain(column: Column[Any]) -> TypeEngine[Any]:
 
 def is_uuid(column: Column[Any]) -> bool:
     return isinstance(plain(column), Uuid)
+
+
+def has_own_text(column: Column[Any]) -> bool:
+    """Whether values of the column are written as text, but are none: UUIDs, enums, addresses, intervals."""
+    kind = plain(column)
+    return isinstance(kind, Uuid | Enum) or (family(kind) is None and not isinstance(kind, NullType))
+
+
+def most_characters(column: Column[Any]) -> int | None:
+    """How long a text the column takes; None if it has no limit, or no text."""
+    kind = plain(column)
+    # The length of a SET is that of its longest member.
+    return kind.length if isinstance(kind, String) and not isinstance(kind, Enum | mysql.SET) else None
 
 
 def is_binary(kind: pa.DataType) -> bool:

@@ -20,7 +20,6 @@ from sqlalchemy import (
     Connection,
     Delete,
     Engine,
-    Enum,
     Select,
     String,
     Table,
@@ -41,7 +40,7 @@ from sqlalchemy.sql.dml import Insert
 
 from tallymark.errors import DataRefused
 from tallymark.shape import TableSpec
-from tallymark.stores.columns import is_text, python_rows
+from tallymark.stores.columns import is_text, most_characters, python_rows
 from tallymark.stores.failures import READ_ONLY as READ_ONLY_SERVER
 from tallymark.stores.failures import judged
 from tallymark.stores.tls import Tls, check_file, take_tls, warn
@@ -213,8 +212,7 @@ def places(table: Any, rows: pa.Table) -> dict[str, BindParameter[Any]]:
 def check_lengths(table: Table, rows: pa.Table) -> None:
     """Refuse text that is too long for its column: a server that refuses it too would still cut off spaces."""
     for name, column in zip(rows.column_names, rows.columns, strict=True):
-        kind = table.c[name].type
-        most = kind.length if isinstance(kind, String) and not isinstance(kind, Enum) else None
+        most = most_characters(table.c[name])
         if most is None or not is_text(column.type):
             continue
         if (pc.max(pc.utf8_length(column)).as_py() or 0) > most:

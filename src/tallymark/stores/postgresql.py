@@ -110,6 +110,8 @@ class Postgresql(Dialect):
         connection.execute(resolved(statement, spec, columns, BYTEWISE))
 
     def delete(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
+        # COPY would cut off spaces, and delete the row of another key.
+        check_lengths(table, rows)
         incoming = _copy_aside(connection, table, rows)
         statement = delete(table).where(*(table.c[name] == incoming.c[name] for name in spec.key))
         if spec.version:

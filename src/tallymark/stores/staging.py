@@ -30,13 +30,14 @@ from sqlalchemy import (
     cast,
     func,
     inspect,
+    or_,
     select,
 )
 from sqlalchemy.exc import DBAPIError
 
 from tallymark.errors import BatchTooLarge, DataRefused
 from tallymark.shape import Staged, TableSpec, no_key
-from tallymark.stores.columns import columns_for, is_uuid
+from tallymark.stores.columns import columns_for, has_own_text, is_uuid, most_characters
 from tallymark.stores.failures import translated
 
 if TYPE_CHECKING:
@@ -183,13 +184,19 @@ def staged_rows(connection: Connection, staged: Staged, like: Table, key: Collec
     found = connection.scalar(select(func.count()).select_from(source).where(ours))
     if found != staged.rows:
         raise BatchTooLarge(f"{found} of {staged.rows} staged rows are left; they have to be read again")
-    # UUIDs are staged as text, which PostgreSQL does not convert by itself.
-    uuids = {name: cast(source.c[name], UUID()) for name in staged.columns if is_uuid(like.c[name])}
-    for name in uuids.keys() & set(key):
-        as_staged = cast(source.c[name], Text())
-        if connection.scalar(select(func.count()).where(ours, as_staged != cast(uuids[name], Text()))):
-            raise BatchTooLarge(f"staged rows spell {name} otherwise than the table, which is found in smaller batches")
-    return select(*(uuids.get(name, source.c[name]) for name in staged.columns)).where(ours)
+    limits = {name: most_characters(like.c[name]) for name in staged.columns}
+    odd = [func.char_length(source.c[name]) > most for name, most in limits.items() if most is not None]
+    chosen: dict[str, Any] = {name: source.c[name] for name in staged.columns}
+    if connection.dialect.name == "postgresql":
+        # Staged as text, which PostgreSQL does not convert by itself.
+        texts = [name for name in staged.columns if has_own_text(like.c[name])]
+        chosen |= {name: cast(source.c[name], like.c[name].type) for name in texts}
+        uuids = [name for name in key if is_uuid(like.c[name])]
+        odd += [cast(source.c[name], Text()) != cast(cast(source.c[name], UUID()), Text()) for name in uuids]
+    if odd and connection.scalar(select(func.count()).where(ours, or_(*odd))):
+        # Their server would cut off spaces, or take two spellings of a UUID for one.
+        raise BatchTooLarge("staged rows have texts that the table does not take, which are found in smaller batches")
+    return select(*chosen.values()).where(ours)
 
 
 def new_attempt() -> int:

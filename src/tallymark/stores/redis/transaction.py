@@ -121,7 +121,7 @@ class RedisTransaction(Transaction):
         """Members with their scores."""
         if any(math.isnan(score) for score in scores.values()):
             raise DataRefused(f"zadd {key}: a score is not a number")
-        self._collect("ZADD", key, chain.from_iterable((_value(score), name) for name, score in scores.items()))
+        self._collect("ZADD", key, chain.from_iterable((_value(score), _value(name)) for name, score in scores.items()))
 
     def zrem(self, key: str, *members: Value) -> None:
         self._collect("ZREM", key, map(_value, members))
@@ -198,7 +198,7 @@ class RedisTransaction(Transaction):
             raise DataRefused(f"{key!r} is no key: write a text, such as orders:42")
         if key == LEDGER or key.startswith(f"{LEDGER}:"):
             raise BadInput(f"key {key} belongs to the ledger: choose another name")
-        return f"{{{self._keys.tag}}}:{key}"
+        return f"{{{self._keys.tag}}}:{_encodable(key)}"
 
 
 def _settled(commands: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -249,13 +249,24 @@ def _value(value: Any) -> Value:
     if isinstance(value, int):
         # More digits than a number may have that is added to: as a text.
         return value if abs(value) < 10**MOST_DIGITS else str(value)
+    if isinstance(value, str):
+        return _encodable(value)
     return repr(value) if isinstance(value, float) else value
 
 
 def _field(field: Any) -> str:
     if not isinstance(field, str):
         raise DataRefused(f"{field!r} is no field of a hash: write a text")
-    return field
+    return _encodable(field)
+
+
+def _encodable(text: str) -> str:
+    """Refuse half a surrogate pair, which JSON may hold and UTF-8 may not."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise DataRefused(f"{text[:60]!r} is no text that UTF-8 has: {error.reason}") from None
+    return text
 
 
 def _count(key: str, n: int) -> int:
