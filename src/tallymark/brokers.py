@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from confluent_kafka import (
+    OFFSET_INVALID,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -228,7 +229,12 @@ class Brokers:
         return int(self._answer(answers, partition).offset)
 
     def _answer(self, answers: Mapping[tuple[str, int], Future[Any]], partition: Partition) -> Any:
-        return self._wait(answers[partition.topic, partition.number], topic=partition.topic)
+        answer = self._wait(answers[partition.topic, partition.number], topic=partition.topic)
+        if answer.offset == OFFSET_INVALID:
+            # The leader was lost on the way, and the client reports no error.
+            self._refresh(partition.topic)
+            raise Unreachable(f"the brokers at {self.address} have not told the offsets of {partition}: try again")
+        return answer
 
     def _wait(self, future: Future[Any], topic: str | None = None) -> Any:
         deadline = time.monotonic() + TIMEOUT + 5

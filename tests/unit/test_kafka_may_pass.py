@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import OFFSET_INVALID, KafkaError
 
 import tallymark
+from tallymark.brokers import Brokers
 from tallymark.cluster import Cluster
 from tallymark.complaints import BUSY, HANDOVER, KAFKA, MOVED, SILENT, UNAUTHENTICATED, Complaints, judged
 from tallymark.errors import AccessDenied, Unreachable, Verdict
+from tallymark.spans import Partition
 from tallymark.spark.failures import AWAY, SPARK
 from tallymark.spark.failures import _explain as explain_spark
 
@@ -108,3 +113,12 @@ def test_what_kafka_s_java_client_tries_again_may_pass_on_spark_too() -> None:
     for name in ("NotLeaderOrFollower", "FencedLeaderEpoch", "UnknownLeaderEpoch", "LeaderNotAvailable", "Network"):
         error = Exception(f"Job aborted: org.apache.kafka.common.errors.{name}Exception: words")
         assert explain_spark(error, "b:1", None).transient, name
+
+
+def test_an_answer_without_an_offset_may_pass_and_is_never_the_end_of_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
+    brokers, partition = Brokers("127.0.0.1:1"), Partition("orders", 0)
+    answer: Future[Any] = Future()
+    answer.set_result(SimpleNamespace(offset=OFFSET_INVALID))
+    monkeypatch.setattr(brokers, "_refresh", lambda _: None)
+    with pytest.raises(Unreachable, match=r"orders\[0\]"):
+        brokers._offset({("orders", 0): answer}, partition)
