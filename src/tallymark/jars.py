@@ -15,6 +15,7 @@ import shutil
 import tempfile
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -186,6 +187,10 @@ def _download(artifact: Artifact) -> str | None:
 def _registry() -> str:
     """The repository that is named, or the public one, whose address the package maven-artifact knows."""
     if named := os.environ.get(REGISTRY):
+        parts = urllib.parse.urlsplit(named)
+        if parts.scheme not in ("http", "https", "file") or "@" in parts.netloc:
+            # Not shown: it may hold a password.
+            raise SandboxError(f"{REGISTRY} must be an address such as https://mirror/maven, without a login")
         return named.rstrip("/")
     try:
         from maven_artifact import Resolver

@@ -193,3 +193,13 @@ def test_processes_that_miss_the_same_file_fetch_it_once(
 
     assert [child.communicate(timeout=30)[0] for child in children] == ["4\n"] * 3
     assert len(registry.asked) == 1
+
+
+@pytest.mark.parametrize("address", ["https://user:geheim@mirror/maven", "mirror/maven"])
+def test_an_address_of_a_mirror_that_can_not_be_used_is_refused_and_not_shown(
+    monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("TALLYMARK_MAVEN", address)
+    with pytest.raises(SandboxError, match="TALLYMARK_MAVEN must be an address") as told:
+        jars._registry()
+    assert "geheim" not in str(told.value)
