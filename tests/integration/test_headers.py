@@ -1,4 +1,4 @@
-"""Headers whose names are not UTF-8: the record is as good as any, and every path gives the same headers."""
+"""Headers whose names are not UTF-8: the record is processed like any other, and every path gives the same headers."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def claim(
 def _check_unclaimed(
     group: str, epochs: Mapping[Partition, int], found: Mapping[Partition, Position], wish: Wish
 ) -> None:
-    """Whoever has claimed a partition since its position was read may have moved it: then the wish is out of date."""
+    """Refuse a wish that is out of date: another owner has claimed the partition since its position was read."""
     for partition in wish.restarts.keys() & found.keys():
         if found[partition].epoch != epochs[partition]:
             raise Unreachable(f"group {group}: another run has claimed {partition} at the same moment; try again")
