@@ -8,7 +8,7 @@ ARGS ?=
 help:
 	@echo 'make demo    see a pipeline survive three kills, on a real broker (ARGS="--store URL --json")'
 	@echo 'make test    all tests, on real servers'
-	@echo 'make check   lint and types'
+	@echo 'make check   lint, types, and which room imports from which'
 	@echo 'make faults  the long fault tests'
 	@echo 'make bench   race every road against the limits and what people use today; writes docs/benchmarks.md (hours)'
 	@echo 'make format  put the code into shape'
@@ -22,6 +22,7 @@ check: $(READY)
 	@$(BIN)/ruff check src tests bench examples
 	@$(BIN)/ruff format --check --quiet src tests bench examples
 	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache --no-logo
 
 # One worker more than there are cores: tests wait about as much as they work.
 test: $(READY)
@@ -50,7 +51,7 @@ $(READY): requirements/lock.txt requirements/java.txt pyproject.toml
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lock.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --no-index -e .
-	@$(BIN)/python -c 'from tallymark.java import java_home; java_home()' 2>/dev/null \
+	@$(BIN)/python -c 'from tallymark.local.java import java_home; java_home()' 2>/dev/null \
 	  || $(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/java.txt
 	@touch $@
 

@@ -28,10 +28,10 @@ from tallymark.bench.race import Course, Lap, Result, race, spread
 from tallymark.bench.report import replace_section, thousands
 from tallymark.bench.venue import Venue
 from tallymark.errors import BadInput
-from tallymark.pipeline import Road
-from tallymark.sandbox import Sandbox
-from tallymark.sandbox.kafka import Kafka
-from tallymark.sandbox.server import Server
+from tallymark.local.sandbox import Sandbox
+from tallymark.local.sandbox.kafka import Kafka
+from tallymark.local.sandbox.server import Server
+from tallymark.spark.pipeline import Road
 
 BATCHES: Mapping[Road, int] = {"executors": 1_000_000, "driver": 250_000}
 """The most records of a batch: many where they are staged, few where the driver reads one while another commits."""

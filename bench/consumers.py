@@ -27,10 +27,10 @@ import tallymark as tm
 from tallymark.bench.loops import Clock, Place, Run, hand_arrow, hand_batches, textbook
 from tallymark.bench.records import DDL, PARTITIONS, SCHEMA, fill, value
 from tallymark.bench.report import replace_section
-from tallymark.brokers import Brokers
-from tallymark.cluster import Cluster
-from tallymark.sandbox import Sandbox
-from tallymark.steps import Progress, Step
+from tallymark.core.progress import Progress, Step
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.cluster import Cluster
+from tallymark.local.sandbox import Sandbox
 
 IDLE = ("idle-by-hand", "idle-ours")
 TOPIC = "orders"

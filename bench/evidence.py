@@ -19,8 +19,8 @@ from typing import Any
 from sqlalchemy import Connection, text
 
 from tallymark.errors import TallymarkError
-from tallymark.sandbox.postgresql import PostgreSQL
-from tallymark.stores.sql import SqlStore
+from tallymark.local.sandbox.postgresql import PostgreSQL
+from tallymark.stores.sql.store import SqlStore
 
 Frames = Counter[tuple[str, str]]
 Statement = tuple[str, int, float, int, int]

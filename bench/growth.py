@@ -31,13 +31,13 @@ from tallymark.bench.machine import database, machine, sentence, versions
 from tallymark.bench.race import spread
 from tallymark.bench.records import DDL, PRODUCER, delete_topic, pieces, values
 from tallymark.bench.report import replace_section
-from tallymark.brokers import Brokers
-from tallymark.cli.survey import ledger, look
-from tallymark.cluster import Cluster
-from tallymark.pipeline import Road
-from tallymark.sandbox import Sandbox
+from tallymark.core.progress import OnStep
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.cluster import Cluster
+from tallymark.local.sandbox import Sandbox
+from tallymark.operate.survey import ledger, look
+from tallymark.spark.pipeline import Road
 from tallymark.spark.session import session
-from tallymark.steps import OnStep
 from tallymark.stores.opening import open_sql
 from watching import Endurance, Memory, Sample, Stopwatch, over_time
 

@@ -38,12 +38,12 @@ from tallymark.bench.race import Course, spread
 from tallymark.bench.records import DDL, PARTITIONS, STEP, delete_topic, values
 from tallymark.bench.report import replace_section
 from tallymark.bench.streaming import jdbc_jars, jdbc_options
-from tallymark.brokers import Brokers
-from tallymark.cluster import Cluster
+from tallymark.core.progress import OnStep, ignore
 from tallymark.errors import TallymarkError
-from tallymark.sandbox import Sandbox
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.cluster import Cluster
+from tallymark.local.sandbox import Sandbox
 from tallymark.spark.session import session
-from tallymark.steps import OnStep, ignore
 from tallymark.stores.opening import open_sql
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import tallymark as tm
-from tallymark.profiles import FAST, NO_LOSS, Profile
-from tallymark.sandbox import Sandbox
+from tallymark.local.sandbox import Sandbox
+from tallymark.produce.settings import FAST, NO_LOSS, Profile
 
 TOPIC, PARTITIONS = "bench", 4
 VALUE = b'{"id": 4711, "customer": "customer-00042, somewhere over the rainbow", "amount": 47.11, "at": "2026-01-01"}'

@@ -46,13 +46,13 @@ from tallymark.bench.race import Course
 from tallymark.bench.report import replace_section, thousands
 from tallymark.bench.tables import Mode
 from tallymark.bench.venue import Venue
+from tallymark.core.progress import Progress, Step
 from tallymark.errors import TallymarkError
-from tallymark.pipeline import Road
-from tallymark.sandbox import Sandbox
-from tallymark.sandbox.kafka import Kafka
-from tallymark.sandbox.server import Server
+from tallymark.local.sandbox import Sandbox
+from tallymark.local.sandbox.kafka import Kafka
+from tallymark.local.sandbox.server import Server
+from tallymark.spark.pipeline import Road
 from tallymark.spark.session import session
-from tallymark.steps import Progress, Step
 from tallymark.stores.opening import open_sql
 
 MODES: Sequence[Mode] = ("append", "upsert")

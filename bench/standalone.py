@@ -20,11 +20,11 @@ import pyspark
 
 import tallymark as tm
 from tallymark.bench.ours import ALONE, JSON, plain
+from tallymark.core.progress import Progress, Step
 from tallymark.errors import TallymarkError
-from tallymark.java import java_home_for_spark
-from tallymark.pipeline import Road
-from tallymark.sandbox.server import HOST, Server
-from tallymark.steps import Progress, Step
+from tallymark.local.java import java_home_for_spark
+from tallymark.local.sandbox.server import HOST, Server
+from tallymark.spark.pipeline import Road
 
 if TYPE_CHECKING:
     from typing_extensions import Self

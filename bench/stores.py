@@ -28,17 +28,17 @@ from rich.progress import Progress
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
-from tallymark.fence import Advance, Claim, Entry, FirstClaim, Wish
-from tallymark.jars import fetch
-from tallymark.sandbox import Sandbox
-from tallymark.shape import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, TableSpec, finish
-from tallymark.spans import Owner, Partition, Tally
-from tallymark.spark.provenance import collect
+from tallymark.core.claims import Advance, Claim, Entry, FirstClaim, Wish
+from tallymark.core.spans import Owner, Partition, Tally
+from tallymark.core.tables import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, TableSpec, finish
+from tallymark.local.jars import fetch
+from tallymark.local.sandbox import Sandbox
+from tallymark.spark.executors import stage
+from tallymark.spark.functions import collect
 from tallymark.spark.session import session
-from tallymark.spark.stage import stage
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tallymark.stores.sql import SqlStore
-from tallymark.stores.store import Store
+from tallymark.stores.sql.store import SqlStore
 
 SIZES = (1_000, 10_000, 100_000, 250_000)
 LARGE = 1_000_000

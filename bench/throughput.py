@@ -26,8 +26,8 @@ from tallymark.bench.report import Outcome, markdown, replace_section
 from tallymark.bench.streaming import jdbc_jars
 from tallymark.bench.venue import Venue
 from tallymark.errors import TallymarkError
-from tallymark.sandbox import Sandbox
-from tallymark.sandbox.kafka import Kafka
+from tallymark.local.sandbox import Sandbox
+from tallymark.local.sandbox.kafka import Kafka
 from tallymark.spark.session import session
 
 SECTION = "throughput"

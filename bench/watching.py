@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tallymark.steps import Progress, Step
+from tallymark.core.progress import Progress, Step
 
 PATIENCE = 180.0
 PAGE = os.sysconf("SC_PAGE_SIZE")

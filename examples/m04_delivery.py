@@ -10,7 +10,7 @@ from typing import Literal
 from common import STORE, ask, make_topic, new_name, orders, send
 
 import tallymark as tm
-from tallymark.steps import Progress, Step
+from tallymark.core.progress import Progress, Step
 
 Delivery = Literal["at-most-once", "at-least-once", "exactly-once"]
 

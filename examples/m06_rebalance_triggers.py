@@ -9,7 +9,7 @@ from common import ADMIN, BROKERS, STORE, at_work, make_topic, new_name, orders,
 from confluent_kafka.admin import NewPartitions
 
 import tallymark as tm
-from tallymark.brokers import Brokers
+from tallymark.kafka.brokers import Brokers
 
 shop = new_name("shop")
 books = make_topic(partitions=4, name=f"{shop}-books")

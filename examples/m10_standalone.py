@@ -10,7 +10,7 @@ from __future__ import annotations
 from common import BROKERS, STORE, ask, make_topic, new_name, orders, send
 
 import tallymark as tm
-from tallymark.brokers import Brokers
+from tallymark.kafka.brokers import Brokers
 
 topic, group = make_topic(partitions=4), new_name("audit")
 send(topic, range(40), partitions=4)

@@ -12,7 +12,7 @@ from common import BROKERS, STORE, make_topic, new_name, orders, send
 from confluent_kafka import Producer
 
 import tallymark as tm
-from tallymark.brokers import Brokers
+from tallymark.kafka.brokers import Brokers
 
 
 def show(when: str, place: tm.Place) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from common import BROKERS, make_topic, new_name
 
 import tallymark as tm
-from tallymark.partitioner import java_partition
+from tallymark.produce.settings import java_partition
 
 topic = make_topic(partitions=4)
 delivered: list[tm.Metadata] = []

@@ -12,8 +12,8 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame
 
 import tallymark as tm
+from tallymark.core.progress import Progress, Step
 from tallymark.spark.session import session
-from tallymark.steps import Progress, Step
 
 topic, name, checkpoint = make_topic(), new_name("totals"), tempfile.mkdtemp()
 spark = session({"spark.master": "local[2]"})

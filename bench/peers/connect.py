@@ -18,12 +18,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tallymark.cache import replace_file
 from tallymark.errors import TallymarkError
-from tallymark.jars import fetch
-from tallymark.java import java
-from tallymark.sandbox.kafka import LOGGING
-from tallymark.sandbox.server import HOST, Server
+from tallymark.local.cache import replace_file
+from tallymark.local.jars import fetch
+from tallymark.local.java import java
+from tallymark.local.sandbox.kafka import LOGGING
+from tallymark.local.sandbox.server import HOST, Server
 
 CONVERTER = "org.apache.kafka.connect.json.JsonConverter"
 PLUGIN = ("debezium", "jdbc")

@@ -22,8 +22,8 @@ from sqlalchemy.engine import make_url
 from peers.watch import Check, watch
 from tallymark.bench import tables
 from tallymark.bench.race import Course, Lap
-from tallymark.cache import cache_dir, locked
 from tallymark.errors import TallymarkError
+from tallymark.local.cache import cache_dir, locked
 from tallymark.stores.url import with_password
 
 ROOT = Path(__file__).parents[2]

@@ -3,43 +3,69 @@
 Offsets live in the destination database and commit in the same transaction as the rows.
 """
 
-from tallymark.app import App
-from tallymark.batches import Batch
-from tallymark.budget import Budget
-from tallymark.cluster import Sasl, Tls
-from tallymark.consumer import Consumer
-from tallymark.delivery import Metadata
-from tallymark.errors import Fenced, Retry, TallymarkError
-from tallymark.membership import Group, Standalone
-from tallymark.pipeline import Pipeline
-from tallymark.places import Place
-from tallymark.plan import Limits
-from tallymark.positions import Start
-from tallymark.producer import Producer
-from tallymark.records import Record, Records
-from tallymark.skipahead import SkipAhead
-from tallymark.source import Bytes, Json, Kafka
-from tallymark.spans import Tally
+from tallymark.core.budget import Budget
+from tallymark.core.journal import LetterQuery
+from tallymark.core.plan import Limits
+from tallymark.core.skip_ahead import SkipAhead
+from tallymark.core.spans import Tally
+from tallymark.core.start import Start
+from tallymark.errors import (
+    AccessDenied,
+    BadInput,
+    BufferFull,
+    CommitRefused,
+    CommitUnknown,
+    Fenced,
+    LogTruncated,
+    ProducerStopped,
+    RecordsLost,
+    RecordTooLarge,
+    Retry,
+    TallymarkError,
+    UnknownPartition,
+    Unreachable,
+)
+from tallymark.formats.value import Bytes, Json
+from tallymark.kafka.cluster import Sasl, Tls
+from tallymark.kafka.membership import Group, Standalone
+from tallymark.kafka.source import Kafka
+from tallymark.produce.delivery import Metadata
+from tallymark.produce.producer import Producer
+from tallymark.service.app import App
+from tallymark.service.batch import Batch, Record, Records
+from tallymark.service.consumer import Consumer
+from tallymark.service.places import Place
+from tallymark.spark.pipeline import Pipeline
+from tallymark.spark.sink import Sink
 from tallymark.stores.transaction import Transaction
-from tallymark.streams import Sink
 
 __all__ = [
+    "AccessDenied",
     "App",
+    "BadInput",
     "Batch",
     "Budget",
+    "BufferFull",
     "Bytes",
+    "CommitRefused",
+    "CommitUnknown",
     "Consumer",
     "Fenced",
     "Group",
     "Json",
     "Kafka",
+    "LetterQuery",
     "Limits",
+    "LogTruncated",
     "Metadata",
     "Pipeline",
     "Place",
     "Producer",
+    "ProducerStopped",
     "Record",
+    "RecordTooLarge",
     "Records",
+    "RecordsLost",
     "Retry",
     "Sasl",
     "Sink",
@@ -50,4 +76,6 @@ __all__ = [
     "TallymarkError",
     "Tls",
     "Transaction",
+    "UnknownPartition",
+    "Unreachable",
 ]

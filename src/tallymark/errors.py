@@ -6,6 +6,7 @@
     │   ├── UnknownPartition
     │   └── TableMismatch         an existing table can't take the rows
     ├── DataRefused               a database refused a value: the rows are at fault, not the connection
+    │   └── TransactionUndone     and it has rolled back all that the transaction had done before
     ├── TableChanged              a table was dropped or altered under a running pipeline
     ├── TooManyDead               a batch has more dead records than its budget allows: nothing moved
     ├── BatchTooLarge             a batch does not fit the memory it may use: a smaller one will
@@ -37,14 +38,11 @@ The message is one sentence that names the thing and the way out. It never holds
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from tallymark.truncation import Truncation
-
-from collections.abc import Mapping
-from typing import NamedTuple
+    from tallymark.core.spans import Truncation
 
 
 class TallymarkError(Exception):
@@ -70,6 +68,10 @@ class TableMismatch(BadInput):
 
 
 class DataRefused(TallymarkError):
+    pass
+
+
+class TransactionUndone(DataRefused):
     pass
 
 

@@ -14,7 +14,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from sqlalchemy.engine import make_url
 
-from tallymark.sandbox import SecureKafka
+from tallymark.local.sandbox import SecureKafka
 from tests.support import databases
 from tests.support.command import in_process
 from tests.support.secure import as_client, secure_kafka

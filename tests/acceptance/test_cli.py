@@ -232,7 +232,7 @@ def test_an_unknown_topic_is_named_with_a_similar_one(topics: Topics, pipeline_f
 def test_brokers_and_databases_that_are_not_there_are_named_without_their_passwords(
     topics: Topics, pipeline_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tallymark.brokers.TIMEOUT", 2.0)
+    monkeypatch.setattr("tallymark.kafka.brokers.TIMEOUT", 2.0)
     nowhere = said(in_process("run", pipeline_file(brokers="127.0.0.1:1", patience=0)))
     assert "the brokers at 127.0.0.1:1 can't be reached" in nowhere
     topic = topics.create(1)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.books import LetterQuery
-from tallymark.brokers import Brokers
-from tallymark.fence import Advance, FirstClaim, Wish
-from tallymark.read import DeadLetter
-from tallymark.spans import Partition, Tally
+from tallymark.core.claims import Advance, FirstClaim, Wish
+from tallymark.core.journal import LetterQuery
+from tallymark.core.records import DeadLetter
+from tallymark.core.spans import Partition, Tally
+from tallymark.kafka.brokers import Brokers
 from tallymark.stores.opening import open_store
 from tests.support import databases
 from tests.support.command import in_process, tallymark

@@ -16,12 +16,12 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 import tallymark as tm
-from tallymark.books import LetterQuery, Run
+from tallymark.core.claims import Advance, Entry, Note
+from tallymark.core.journal import LetterQuery, Run
+from tallymark.core.spans import Partition, Span, Tally
 from tallymark.errors import PositionMoved
-from tallymark.fence import Advance, Entry, Note
-from tallymark.spans import Partition, Span, Tally
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_sql, open_store
-from tallymark.stores.store import Store
 from tests.support import databases
 from tests.support.command import in_process, tallymark
 from tests.support.commits import SINCE, take, work

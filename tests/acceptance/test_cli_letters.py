@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tallymark.books import DISCARDED
-from tallymark.brokers import Brokers
 from tallymark.cli import replay as cli_replay
 from tallymark.cli.load import load
-from tallymark.fence import Advance, FirstClaim, Note, Wish
-from tallymark.read import DeadLetter
-from tallymark.spans import Partition, Span, Tally
+from tallymark.core.claims import Advance, FirstClaim, Note, Wish
+from tallymark.core.journal import DISCARDED
+from tallymark.core.records import DeadLetter
+from tallymark.core.spans import Partition, Span, Tally
+from tallymark.kafka.brokers import Brokers
 from tallymark.stores.opening import open_store
 from tests.support.command import in_process, tallymark
 from tests.support.commits import SINCE, moving, owner, take

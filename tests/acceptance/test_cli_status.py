@@ -15,13 +15,13 @@ import psycopg
 import pytest
 
 import tallymark as tm
-from tallymark.books import Run
-from tallymark.brokers import Brokers
+from tallymark.core.claims import FirstClaim, Wish
+from tallymark.core.journal import Run
+from tallymark.core.spans import STREAMING, GroupState, Partition
 from tallymark.errors import AccessDenied
-from tallymark.fence import FirstClaim, Wish
-from tallymark.spans import STREAMING, GroupState, Partition
+from tallymark.kafka.brokers import Brokers
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tallymark.stores.store import Store
 from tests.support import databases
 from tests.support.command import in_process, started, tallymark, wait_until
 from tests.support.commits import take
@@ -129,7 +129,7 @@ def test_without_kafka_the_ledger_s_part_is_shown(url: str, group: str) -> None:
 def test_brokers_that_do_not_answer_are_named_and_the_rest_is_shown(
     database: Databases, group: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tallymark.brokers.TIMEOUT", 1.0)
+    monkeypatch.setattr("tallymark.kafka.brokers.TIMEOUT", 1.0)
     url = database("sqlite")
     with closing(open_store(url)) as store, socket.socket() as closed:
         store.create_ledger()

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from tallymark import secrets
 from tallymark.cli.load import load_setup
-from tallymark.declared.build import load_pipeline
+from tallymark.cli.toml.build import load_pipeline
+from tallymark.core import credentials as secrets
 from tallymark.errors import BadInput
 from tallymark.stores.opening import open_store
 from tests.support.command import BINARY, in_process, tallymark

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tallymark.brokers import Brokers
+from tallymark.kafka.brokers import Brokers
 from tests.support.command import BINARY, in_process, started, tallymark, wait_until
 from tests.support.kafka import Topics
 

@@ -9,9 +9,9 @@ from datetime import datetime, timezone
 import pytest
 
 from tallymark.cli.demo import as_object
-from tallymark.demo.verdict import judge
-from tallymark.fence import FirstClaim, Wish
-from tallymark.spans import Owner, Partition
+from tallymark.core.claims import FirstClaim, Wish
+from tallymark.core.spans import Owner, Partition
+from tallymark.operate.demo.verdict import judge
 from tallymark.stores.opening import open_sql
 from tests.support.command import tallymark
 from tests.support.databases import query

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.jars import artifacts, fetch
+from tallymark.local.jars import artifacts, fetch
 from tests.support.command import REPOSITORY
 from tests.support.databases import query
 

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 
 from tallymark import App, Consumer, Json, Kafka, Record, Standalone, Tally, Transaction
-from tallymark.books import LetterQuery
-from tallymark.brokers import Brokers
-from tallymark.lag import measure, rates_in
-from tallymark.spans import Partition
+from tallymark.core.journal import LetterQuery
+from tallymark.core.spans import Partition
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.lag import measure, rates_in
 from tallymark.stores.opening import open_store
 from tests.support.command import in_process
 from tests.support.databases import query

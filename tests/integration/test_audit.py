@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tallymark import Json, Kafka, Limits, Pipeline, Standalone, Tally
-from tallymark.audit.compare import Compared
-from tallymark.audit.deep import Comparison, compare
-from tallymark.audit.examine import examine
-from tallymark.books import DISCARDED, LetterQuery
-from tallymark.brokers import Brokers
+from tallymark.core.claims import Advance, Fill, Note, Replay, Restart, Wish
+from tallymark.core.journal import DISCARDED, LetterQuery
+from tallymark.core.records import DeadLetter
+from tallymark.core.spans import Partition, Span
 from tallymark.errors import BadInput
-from tallymark.fence import Advance, Fill, Note, Replay, Restart, Wish
-from tallymark.read import DeadLetter
-from tallymark.spans import Partition, Span
+from tallymark.kafka.brokers import Brokers
+from tallymark.operate.audit.compare import Compared
+from tallymark.operate.audit.deep import Comparison, compare
+from tallymark.operate.audit.examine import examine
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tallymark.stores.store import Store
 from tests.support import databases
 from tests.support.commits import SINCE, moving, take
 from tests.support.kafka import Topics

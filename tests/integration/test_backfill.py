@@ -9,19 +9,19 @@ from dataclasses import replace
 
 import pytest
 
-from tallymark.backfill import backfill
-from tallymark.brokers import Brokers
-from tallymark.commit import Destination
+from tallymark.core.claims import FirstClaim, Restart, Wish
+from tallymark.core.plan import Limits
+from tallymark.core.progress import OnStep, Progress, Step, ignore
+from tallymark.core.records import Reading
+from tallymark.core.spans import Partition, Position, Span, Tally
+from tallymark.core.start import Start
 from tallymark.errors import BadInput, BatchTooLarge, RecordsLost, TopicRecreated, Unreachable
-from tallymark.fence import FirstClaim, Restart, Wish
-from tallymark.job import Job
-from tallymark.plan import Limits
-from tallymark.positions import Start
-from tallymark.read import Reading
-from tallymark.spans import Partition, Position, Span, Tally
-from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.kafka.brokers import Brokers
+from tallymark.run.commit import Destination
+from tallymark.run.setup import Job
+from tallymark.run.skips import backfill
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tallymark.stores.store import Store
 from tests.support import truth
 from tests.support.commits import owner
 from tests.support.kafka import Topics

@@ -10,13 +10,13 @@ from datetime import timedelta
 
 import pytest
 
-from tallymark.books import DEAD, DISCARDED, REPLAYED, VOID, LetterQuery, Run, owners_alive
+from tallymark.core.claims import Advance, Fill, FirstClaim, Replay, Restart, Wish
+from tallymark.core.journal import DEAD, DISCARDED, REPLAYED, VOID, LetterQuery, Run, owners_alive
+from tallymark.core.records import DeadLetter
+from tallymark.core.spans import Partition, Position, Span, Tally
 from tallymark.errors import CommitRefused, Fenced, PositionMoved
-from tallymark.fence import Advance, Fill, FirstClaim, Replay, Restart, Wish
-from tallymark.read import DeadLetter
-from tallymark.spans import Partition, Position, Span, Tally
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tallymark.stores.store import Store
 from tests.support import databases
 from tests.support.commits import SINCE, moving, take
 

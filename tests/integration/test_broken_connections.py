@@ -9,11 +9,11 @@ from datetime import datetime, timezone
 
 import pytest
 
+from tallymark.core.claims import Wish
+from tallymark.core.progress import Progress, Step
+from tallymark.core.spans import Owner, Partition
 from tallymark.errors import Fenced, Unreachable
-from tallymark.fence import Wish
-from tallymark.sandbox import Sandbox
-from tallymark.spans import Owner, Partition
-from tallymark.steps import Progress, Step
+from tallymark.local.sandbox import Sandbox
 from tallymark.stores.opening import open_sql, open_store
 from tests.support.crash import Run, make_loop
 from tests.support.databases import query
@@ -210,7 +210,7 @@ def test_a_run_that_always_loses_its_connection_gives_up(
     committed: dict[Record, bytes | None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("tallymark.patience.PATIENCE", 1.0)
+    monkeypatch.setattr("tallymark.core.retry.PATIENCE", 1.0)
     rows = Cut(ROWS["postgresql" if url.startswith("postgresql") else "mysql"], "request")
     watched.at(Step.DONE, 1, lambda: proxy.arm(*[rows] * 10_000))
     with pytest.raises(Unreachable):

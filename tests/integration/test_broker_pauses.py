@@ -17,10 +17,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import tallymark as tm
-from tallymark.fence import Claim
-from tallymark.sandbox import Kafka
-from tallymark.share import Share
-from tallymark.spans import Partition
+from tallymark.core.claims import Claim
+from tallymark.core.spans import Partition
+from tallymark.local.sandbox import Kafka
+from tallymark.run.ownership import Share
 from tests.support import databases, truth
 from tests.support.crash import Run
 from tests.support.load import Load
@@ -126,7 +126,7 @@ def silenced(broker: Kafka, seconds: float = 2.5) -> Iterator[None]:
 
 @pytest.fixture
 def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tallymark.brokers.TIMEOUT", 0.5)
+    monkeypatch.setattr("tallymark.kafka.brokers.TIMEOUT", 0.5)
 
 
 def abort(broker: Kafka, topic: str) -> None:

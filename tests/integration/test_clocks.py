@@ -8,14 +8,14 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from tallymark.brokers import Brokers
-from tallymark.fence import Advance
-from tallymark.membership import Assignment
-from tallymark.positions import Start
-from tallymark.share import Share
-from tallymark.spans import Owner, Partition, Tally
+from tallymark.core.claims import Advance
+from tallymark.core.spans import Owner, Partition, Tally
+from tallymark.core.start import Start
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.membership import Assignment
+from tallymark.run.ownership import Share
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tallymark.stores.store import Store
 from tests.support.commits import apply, moving
 from tests.support.databases import KINDS
 from tests.support.kafka import Topics

@@ -12,13 +12,14 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import event, text
 
-from tallymark.budget import Budget
+from tallymark.core.budget import Budget
+from tallymark.core.progress import OnStep, Progress, Step, ignore
+from tallymark.core.spans import GroupState, Tally
+from tallymark.core.tables import OFFSET, PARTITION, TOPIC, Changes, TableSpec
 from tallymark.errors import GroupPaused, TableChanged, TableMismatch, TooManyDead
-from tallymark.shape import TableSpec
-from tallymark.spans import GroupState, Tally
-from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.stores.contract import RowsRefused
 from tallymark.stores.opening import open_sql
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql.store import SqlStore
 from tests.support.crash import Run, make_loop
 from tests.support.databases import query
 from tests.support.kafka import Topics
@@ -178,6 +179,104 @@ def test_a_record_without_a_key_is_dead_before_any_table_sees_it(
     ((error,),) = query(store_url, "SELECT error FROM tallymark_dead_letters WHERE table_name = 'latest'")
     assert str(error).startswith("key column id is NULL")
     assert offsets(store_url) == [0, 2]
+
+
+# Constraints that are checked late, and conflicts that undo the transaction
+
+NODES = Filled(
+    TableSpec("nodes", ("id",), "upsert"),
+    {"id": NUMBER, "parent": NUMBER, "age": NUMBER},
+    lambda _, __, value: (value["id"], value.get("parent"), value.get("age")),
+)
+LEAVES = Filled(TableSpec("leaves"), {"node": NUMBER}, lambda _, __, value: (value["leaf"],))
+FOREST = [
+    "CREATE TABLE nodes (id BIGINT PRIMARY KEY, age BIGINT CHECK (age >= 0), "
+    "parent BIGINT REFERENCES nodes (id) DEFERRABLE INITIALLY DEFERRED)",
+    "CREATE TABLE leaves (node BIGINT REFERENCES nodes (id) DEFERRABLE INITIALLY DEFERRED)",
+]
+
+
+@pytest.fixture
+def forest(database: Callable[[str], str], kind: str) -> Iterator[SqlStore]:
+    url = database(kind)
+    execute(url, *FOREST)
+    made = open_sql(url)
+    if kind == "sqlite":
+        event.listen(made.engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
+@pytest.mark.parametrize("wrong", [{"age": -1}, {"parent": 999}, {"leaf": 999}])
+def test_a_row_that_refers_to_a_later_one_is_taken_whatever_else_is_refused(
+    forest: SqlStore, runner: Runner, topics: Topics, wrong: dict[str, int]
+) -> None:
+    """The leaves come before the nodes that they refer to, and each node before its parent."""
+    count = 40
+    values = [{"id": at, "parent": min(at + 1, count - 1), "leaf": (at + 1) % count} for at in range(count)]
+    # Nothing refers to this one.
+    values.insert(25, {"id": 100, "parent": 30, "leaf": 31, **wrong})
+    topics.send_to(runner.topic, 0, values)
+    assert runner(forest, (LEAVES, NODES)) == Tally(applied=count, dead=1)
+    url = forest.engine.url.render_as_string(hide_password=False)
+    assert letters(url) == Counter([(0, 25)])
+    assert rows(url, "nodes", "id") == Counter((at,) for at in range(count))
+    assert rows(url, "leaves", "node") == Counter((at,) for at in range(count))
+    check_accounts(url)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
+def test_what_refers_to_a_dead_record_is_dead_too(forest: SqlStore, runner: Runner, topics: Topics) -> None:
+    parents = {0: 2, 1: 3, 2: 4, 3: 3, 4: 999, 5: 3}
+    topics.send_to(runner.topic, 0, [{"id": at, "parent": parent, "leaf": at} for at, parent in parents.items()])
+    assert runner(forest, (LEAVES, NODES)) == Tally(applied=3, dead=3)
+    url = forest.engine.url.render_as_string(hide_password=False)
+    assert rows(url, "nodes", "id") == rows(url, "leaves", "node") == Counter([(1,), (3,), (5,)])
+    assert letters(url) == Counter([(0, 0), (0, 2), (0, 4)])
+    check_accounts(url)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
+def test_a_flood_of_rows_that_are_refused_late_uses_up_the_budget(
+    forest: SqlStore, runner: Runner, topics: Topics
+) -> None:
+    topics.send_to(runner.topic, 0, [{"id": at, "leaf": 999} for at in range(20)])
+    with pytest.raises(TooManyDead, match=r"max_dead_per_batch=3, one of them: .*(?i:foreign key)"):
+        runner(forest, (LEAVES, NODES), budget=Budget(max_dead_per_batch=3))
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
+def test_a_row_that_only_the_commit_refuses_is_known_before_positions_move(forest: SqlStore) -> None:
+    """As at-most-once needs it: later the whole batch would be lost."""
+    leaves = TableSpec("leaves")
+    forest.create_tables([leaves], {"leaves": pa.schema([("node", NUMBER)])})
+    execute(forest.engine.url.render_as_string(hide_password=False), "INSERT INTO nodes (id) VALUES (1)")
+    puts = pa.table({"node": [1, 2, 1], TOPIC: ["t"] * 3, PARTITION: [0] * 3, OFFSET: [7, 8, 9]})
+    with pytest.raises(RowsRefused) as refused:
+        forest.try_out([Changes(leaves, puts, puts.slice(0, 0))])
+    assert [refusal.offset for refusal in refused.value.refusals] == [8]
+
+
+def test_on_sqlite_a_conflict_that_undoes_the_transaction_is_blamed_on_its_record(
+    database: Callable[[str], str], runner: Runner, topics: Topics
+) -> None:
+    url = database("sqlite")
+    execute(
+        url,
+        "CREATE TABLE emails (id BIGINT, email VARCHAR(50) UNIQUE ON CONFLICT ROLLBACK)",
+        "CREATE TRIGGER guard BEFORE INSERT ON emails WHEN NEW.id = 13 BEGIN SELECT RAISE(ROLLBACK, 'no 13'); END",
+    )
+    values: list[dict[str, Any]] = [{"id": at} for at in range(30)]
+    values[20]["email"] = values[5]["email"] = "taken@example.org"
+    topics.send_to(runner.topic, 0, values)
+    store = open_sql(url)
+    assert runner(store, (EVENTS, EMAILS)) == Tally(applied=28, dead=2)
+    store.close()
+    assert letters(url) == Counter([(0, 13), (0, 20)])
+    assert offsets(url) == [at for at in range(30) if at not in (13, 20)]
+    assert rows(url, "emails", "id") == Counter((at,) for at in offsets(url))
+    check_accounts(url)
 
 
 # How many are too many

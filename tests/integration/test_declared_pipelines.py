@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tallymark import Tally
-from tallymark.declared.build import load_pipeline
+from tallymark.cli.toml.build import load_pipeline
 from tallymark.errors import BadInput
-from tallymark.pipeline import Pipeline
+from tallymark.spark.pipeline import Pipeline
 from tests.support import databases
 from tests.support.kafka import Topics
 from tests.support.pipelines import UNBALANCED, tables

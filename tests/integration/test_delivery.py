@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from tallymark.commit import Delivery
+from tallymark.core.progress import Step
 from tallymark.errors import BadInput
-from tallymark.steps import Step
+from tallymark.run.commit import Delivery
 from tallymark.stores.opening import open_store
 from tests.support.crash import Plug, Run, make_loop, run_in_child
 from tests.support.kafka import Topics

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 import pytest
 
 from tallymark import Kafka
-from tallymark.brokers import Brokers
-from tallymark.direct import Direct
+from tallymark.core.spans import Partition, Span
 from tallymark.errors import BatchTooLarge, Unreachable
-from tallymark.spans import Partition, Span
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.fetch import Direct
 from tests.support.kafka import Topics
 
 

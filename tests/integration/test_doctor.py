@@ -12,16 +12,16 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from sqlalchemy.engine import make_url
 
-from tallymark.brokers import Brokers
-from tallymark.cluster import Cluster, Sasl, Tls
-from tallymark.doctor import cluster as asking
-from tallymark.doctor.examine import Patient, examine
-from tallymark.doctor.topics import DEVELOPMENT
-from tallymark.doctor.verdict import Finding
-from tallymark.fence import FirstClaim, Wish
-from tallymark.ledger.tables import VERSION
-from tallymark.sandbox.cluster import KafkaCluster
+from tallymark.core.claims import FirstClaim, Wish
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.cluster import Cluster, Sasl, Tls
+from tallymark.local.sandbox.cluster import KafkaCluster
+from tallymark.operate.doctor import cluster as asking
+from tallymark.operate.doctor.examine import Patient, examine
+from tallymark.operate.doctor.topics import DEVELOPMENT
+from tallymark.operate.findings import Finding
 from tallymark.stores.opening import open_store
+from tallymark.stores.sql.ledger.tables import VERSION
 from tests.support.command import wait_until
 from tests.support.commits import owner
 from tests.support.databases import execute

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from tallymark.steps import Step
+from tallymark.core.progress import Step
 from tests.support.crash import Plug, Run, run_in_child
 from tests.support.databases import KINDS
 from tests.support.kafka import Topics

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tallymark import Bytes, Consumer, Json, Kafka, Standalone, raw
-from tallymark.books import LetterQuery
-from tallymark.brokers import Brokers
-from tallymark.direct import Direct
-from tallymark.spans import Partition, Span
+from tallymark import Bytes, Consumer, Json, Kafka, Standalone
+from tallymark.core import raw
+from tallymark.core.journal import LetterQuery
+from tallymark.core.spans import Partition, Span
+from tallymark.core.times import headers
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.fetch import Direct
 from tallymark.stores.opening import open_store
-from tallymark.times import headers
 from tests.support.command import in_process
 from tests.support.kafka import Topics
 

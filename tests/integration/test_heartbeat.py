@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tallymark import heartbeat
 from tallymark.errors import BadInput
-from tallymark.heartbeat import Heartbeat
-from tallymark.pipeline import Pipeline
-from tallymark.source import Kafka
+from tallymark.kafka.source import Kafka
+from tallymark.run import heartbeat
+from tallymark.run.heartbeat import Heartbeat
+from tallymark.spark.pipeline import Pipeline
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tallymark.stores.store import Store
 from tests.support.commits import owner
 from tests.support.running import wait_for
 

@@ -10,9 +10,9 @@ from datetime import datetime, timedelta, timezone
 import pytest
 from confluent_kafka import Producer
 
-from tallymark.brokers import Brokers
-from tallymark.lag import Lag, measure, rates_in
-from tallymark.spans import STREAMING, Partition, Position, Tally
+from tallymark.core.spans import STREAMING, Partition, Position, Tally
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.lag import Lag, measure, rates_in
 from tests.support.kafka import Topics
 from tests.support.running import wait_for
 

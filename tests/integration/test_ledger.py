@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
+from tallymark.core.claims import Advance, Claim, Note, Restart, Wish
+from tallymark.core.progress import Step
+from tallymark.core.spans import GroupState, Partition, Position, Span, Tally
 from tallymark.errors import BadInput, CommitRefused, Fenced, PositionMoved
-from tallymark.fence import Advance, Claim, Note, Restart, Wish
-from tallymark.ledger.commit import write_entry
-from tallymark.ledger.read import read_positions
-from tallymark.ledger.tables import VERSION, schema
-from tallymark.spans import GroupState, Partition, Position, Span, Tally
-from tallymark.steps import Step
 from tallymark.stores.opening import open_sql
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql.ledger.commit import write_entry
+from tallymark.stores.sql.ledger.read import read_positions
+from tallymark.stores.sql.ledger.tables import VERSION, schema
+from tallymark.stores.sql.store import SqlStore
 from tests.support.commits import SINCE, apply, moving, owner, ready_store, take, work
 from tests.support.crash import PROCESSES
 from tests.support.databases import execute, query

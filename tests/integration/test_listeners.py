@@ -9,15 +9,17 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event
+from sqlalchemy.exc import IntegrityError
 
 import tallymark as tm
+from tallymark.core.progress import Progress, Step
 from tallymark.errors import BadInput, TooManyDead
-from tallymark.steps import Progress, Step
+from tests.support.command import in_process
 from tests.support.databases import execute, query
 from tests.support.kafka import Topics
 from tests.support.pipelines import UNBALANCED, eventually
@@ -144,6 +146,29 @@ def test_a_wrong_schema_ends_the_run_before_it_kills_the_topic(
     dead = len(letters(store_url))
     assert dead < 1000, "a restart does not go on killing"
     assert run("price STRING") == tm.Tally(applied=1500 - dead)
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb", "sqlite", "redis"])
+def test_resuming_a_group_begins_a_new_count_after_a_correction(
+    kind: str, brokers: str, topics: Topics, group: str, database: Databases, redis_url: str
+) -> None:
+    topic, store = topics.create(1), redis_url if kind == "redis" else database(kind)
+
+    def run(schema: str, values: list[Any]) -> tm.Tally:
+        topics.send(topic, values, partitions=1)
+        app = tm.App(brokers=brokers, store=store, kafka=QUICK)
+        app.listen(topic, group=group, value=tm.Json(schema))(lambda _: None)
+        return app.run("caught-up")
+
+    assert run("price DOUBLE", [{"price": "12.34"}] * 900) == tm.Tally(dead=900)
+    assert run("price STRING", [{"price": "12.34"}] * 200) == tm.Tally(applied=200)
+    words = rf"901 of the last 1,101 records are dead, .*; the count begins anew with (tallymark resume {group})"
+    with pytest.raises(TooManyDead, match=words) as refused:
+        run("price STRING", ["not json"])
+    found = re.search(words, str(refused.value))
+    assert found is not None
+    in_process(*found[1].split()[1:], "--store", store)
+    assert run("price STRING", ["not json"]) == tm.Tally(dead=2)
 
 
 def test_too_many_dead_leave_no_rows_where_rows_commit_first(
@@ -364,6 +389,67 @@ def test_what_the_database_refuses_only_in_the_commit_is_blamed_on_its_records(
         assert app.run("caught-up") == tm.Tally(applied=297, dead=3)
     assert len(query(url, "SELECT * FROM orders")) == len(query(url, "SELECT * FROM customers")) == 297
     assert sorted("foreign key" in str(error).lower() for _, _, error in letters(url)) == [False, True, True]
+    assert query(url, UNBALANCED) == []
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("wrong", ["at once", "late"])
+def test_a_record_that_refers_to_a_later_one_is_taken_whatever_else_is_refused(
+    brokers: str, topics: Topics, group: str, database: Databases, kind: str, how: dict[str, Any], wrong: str
+) -> None:
+    url, topic, count = database(kind), topics.create(1), 40
+    execute(url, "CREATE TABLE seen (id BIGINT PRIMARY KEY, next BIGINT REFERENCES seen DEFERRABLE INITIALLY DEFERRED)")
+    execute(url, "CREATE TABLE last (id BIGINT)")
+    execute(url, "INSERT INTO last VALUES (0)")
+    topics.send_to(topic, 0, [{"id": n, "name": ""} for n in range(count)])
+    app = tm.App(brokers=brokers, store=url, kafka=QUICK)
+
+    def take(record: tm.Record, db: Any) -> None:
+        number = record.value["id"]
+        following = {25: 999, 24: 26, count - 1: None}.get(number, number + 1)
+        db.execute("INSERT INTO seen VALUES (:id, :next)", {"id": number, "next": following})
+        db.execute("UPDATE last SET id = :id", {"id": number})
+        if number == 25 and wrong == "at once":
+            raise ValueError("no")
+
+    app.listen(topic, group=group, value=VALUE, **how)(each("batch" in how, take))
+    with enforcing_foreign_keys():
+        assert app.run("caught-up") == tm.Tally(applied=count - 1, dead=1)
+    assert ids(url) == [n for n in range(count) if n != 25]
+    assert ids(url, "last") == [count - 1], "the records are applied in their order"
+    ((_, offset, error),) = letters(url)
+    assert (offset, "foreign key" in str(error).lower()) == (25, wrong == "late")
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("caught", [False, True])
+def test_on_sqlite_a_conflict_that_undoes_the_transaction_is_blamed_on_its_record(
+    brokers: str, topics: Topics, group: str, database: Databases, how: dict[str, Any], caught: bool
+) -> None:
+    url, topic = database("sqlite"), topics.create(1)
+    execute(url, "CREATE TABLE seen (id BIGINT NOT NULL UNIQUE ON CONFLICT ROLLBACK)")
+    execute(
+        url, "CREATE TRIGGER guard BEFORE INSERT ON seen WHEN NEW.id = 13 BEGIN SELECT RAISE(ROLLBACK, 'no 13'); END"
+    )
+    # More than a function may fail on.
+    numbers = [5, *range(150), 160]
+    topics.send_to(topic, 0, [{"id": n, "name": ""} for n in numbers])
+    app = tm.App(brokers=brokers, store=url, kafka=QUICK, patience=5)
+
+    def take(record: tm.Record, db: Any) -> None:
+        with suppress(*([IntegrityError] if caught else [])):
+            if record.value["id"] == 160:
+                db.execute("INSERT OR ROLLBACK INTO seen VALUES (NULL)")
+            insert(record, db)
+
+    app.listen(topic, group=group, value=VALUE, **how)(each("batch" in how, take))
+    assert app.run("caught-up") == tm.Tally(applied=149, dead=3)
+    assert ids(url) == [n for n in range(150) if n != 13]
+    words = [(numbers[offset], str(error)) for _, offset, error in letters(url)]
+    assert [number for number, _ in words] == [5, 13, 160]
+    assert "UNIQUE constraint failed" in words[0][1]
+    assert "no 13" in words[1][1]
     assert query(url, UNBALANCED) == []
 
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import text
 
-from tallymark.shape import Changes, TableSpec
-from tallymark.spans import Partition
+from tallymark.core.spans import Partition
+from tallymark.core.tables import Changes, TableSpec
 from tallymark.stores.opening import open_sql
 from tests.support.commits import apply, ready_store, take, work
 from tests.support.databases import query
@@ -80,7 +80,7 @@ def test_a_busy_sqlite_file_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("tallymark.stores.sqlite.LOCK_WAIT", 0.05)
+    monkeypatch.setattr("tallymark.stores.sql.sqlite.LOCK_WAIT", 0.05)
     url = database("sqlite")
     store, rival = ready_store(url), open_sql(url)
     held = take(store, group, "a", [ZERO])

@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 
-from tallymark.backfill import backfill
-from tallymark.books import DEAD, LetterQuery
-from tallymark.brokers import Brokers
-from tallymark.budget import Budget
-from tallymark.commit import Destination
+from tallymark.core.budget import Budget
+from tallymark.core.claims import FirstClaim, Restart, Wish
+from tallymark.core.journal import DEAD, LetterQuery
+from tallymark.core.plan import Limits
+from tallymark.core.spans import Tally
+from tallymark.core.start import Start
 from tallymark.errors import BatchTooLarge, Unreachable
-from tallymark.fence import FirstClaim, Restart, Wish
-from tallymark.job import Job
-from tallymark.openletters import OpenLetters
-from tallymark.plan import Limits
-from tallymark.positions import Start
-from tallymark.replay import replay
-from tallymark.spans import Tally
+from tallymark.kafka.brokers import Brokers
+from tallymark.run.commit import Destination
+from tallymark.run.letters import OpenLetters, replay
+from tallymark.run.setup import Job
+from tallymark.run.skips import backfill
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tallymark.stores.store import Store
 from tests.support import databases, truth
 from tests.support.crash import Run, make_loop, new_owner
 from tests.support.kafka import Topics

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tallymark import Consumer, Json, Kafka, Standalone
+from tallymark.core.claims import Entry, Wish
+from tallymark.core.progress import Progress, Step
+from tallymark.core.spans import GroupState, Owner, Partition
 from tallymark.errors import BadInput, Fenced, Unreachable
-from tallymark.fence import Entry, Wish
-from tallymark.observe import gauges, serving
-from tallymark.setup import Setup
-from tallymark.spans import GroupState, Owner, Partition
-from tallymark.steps import Progress, Step
+from tallymark.run.observe import gauges, serving
+from tallymark.run.setup import Setup
 from tallymark.stores.opening import open_sql, open_store
 from tests.support.crash import Run, make_loop
 from tests.support.kafka import Topics

@@ -12,10 +12,10 @@ from confluent_kafka import ConsumerGroupTopicPartitions, KafkaError, TopicParti
 from confluent_kafka.admin import AdminClient
 
 import tallymark as tm
+from tallymark.core.spans import Partition
 from tallymark.errors import BadInput
-from tallymark.membership import GroupProtocol
-from tallymark.mirror import Mirror
-from tallymark.spans import Partition
+from tallymark.kafka.member import Mirror
+from tallymark.kafka.membership import GroupProtocol
 from tallymark.stores.opening import open_store
 from tests.support.kafka import Topics
 from tests.support.kafka_tools import described
@@ -167,7 +167,7 @@ def test_only_the_latest_position_of_what_is_ours_goes_out_and_one_request_at_a_
 def test_what_fails_is_sent_again_and_told_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tallymark.mirror.AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr("tallymark.kafka.member.AGAIN_SECONDS", 0.0)
     mirror = Mirror("g")
     client: Any = Client()
     mirror.note({A: 1})

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from tallymark.shape import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec, finish
+from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec, finish
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tallymark.stores.store import Store
 from tests.support import databases, truth
 from tests.support.newest import Made, Oracle
 from tests.unit.strategies import NOON
@@ -104,7 +104,7 @@ def test_every_store_holds_what_the_rule_says(mode: str, store: tuple[Store, str
 
 @pytest.mark.parametrize("mode", MODES)
 def test_executors_keep_the_same_row_of_each_key(mode: str, spark: SparkSession) -> None:
-    from tallymark.spark.stage import one_per_key
+    from tallymark.spark.executors import one_per_key
 
     spec = TableSpec("orders", ("id",), **MODES[mode])
     rows = records(Random(mode), count(), 600, keys=80, deletes=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tallymark import Consumer, Kafka, Standalone
-from tallymark.steps import Progress, Step
+from tallymark.core.progress import Progress, Step
 from tests.support.kafka import Topics
 from tests.support.metrics import Scrape, free_port
 

@@ -23,7 +23,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tallymark as tm
-from tallymark.cluster import Cluster
 from tallymark.errors import (
     BadInput,
     BufferFull,
@@ -37,9 +36,9 @@ from tallymark.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from tallymark.outgoing import Outgoing
-from tallymark.partitioner import java_partition
-from tallymark.reasons import Reasons
+from tallymark.kafka.cluster import Cluster
+from tallymark.produce.settings import Outgoing, java_partition
+from tallymark.produce.state import Reasons
 from tests.support.databases import query
 from tests.support.kafka import TIMEOUT, Topics
 
@@ -401,7 +400,7 @@ def test_a_complaint_is_forgotten_once_something_was_delivered(topics: Topics, b
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever asks why records wait does not wait long for an answer."""
-    monkeypatch.setattr("tallymark.reasons.ASK_SECONDS", 0.2)
+    monkeypatch.setattr("tallymark.produce.state.ASK_SECONDS", 0.2)
 
 
 def test_a_full_buffer_blocks_and_then_errors_within_its_bound(impatient: None) -> None:
@@ -429,7 +428,7 @@ def test_who_finds_no_room_hears_of_the_first_holdup_and_of_its_own_topic_first(
         asked.append(topic)
         return f"{topic} has no leader" if topic == "b" else ""
 
-    monkeypatch.setattr("tallymark.reasons._holdup", holdup)
+    monkeypatch.setattr("tallymark.produce.state._holdup", holdup)
     producer = tm.Producer(NOWHERE, settings={"queue.buffering.max.messages": 3}, buffer_seconds=0.1)
     for topic in ("a", "b", "c"):
         producer.send(topic, "value", on_delivery=lambda *_: None)
@@ -512,7 +511,7 @@ def test_a_second_close_waits_for_the_first(impatient: None) -> None:
 def test_close_does_not_wait_for_a_callback_without_end(
     impatient: None, topics: Topics, brokers: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tallymark.pump.JOIN_SECONDS", 0.1)
+    monkeypatch.setattr("tallymark.produce.pump.JOIN_SECONDS", 0.1)
     called, leave = threading.Event(), threading.Event()
 
     def stay(*_: object) -> None:
@@ -676,9 +675,9 @@ def test_the_end_of_the_process_delivers_what_is_left_and_says_what_it_could_not
 ) -> None:
     topic = topics.create(1)
     script = f"""
-import tallymark as tm, tallymark.lifetime, tallymark.reasons
-tallymark.reasons.ASK_SECONDS = 0.2
-tallymark.lifetime.EXIT_SECONDS = 1
+import tallymark as tm, tallymark.produce.pump, tallymark.produce.state
+tallymark.produce.state.ASK_SECONDS = 0.2
+tallymark.produce.pump.EXIT_SECONDS = 1
 kept, lost = tm.Producer({brokers!r}, settings={{"linger.ms": 500}}), tm.Producer({NOWHERE!r})
 for number in range(100):
     kept.send({topic!r}, str(number))

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import tallymark as tm
 from tallymark.errors import CommitUnknown, ProducerStopped, StillWaiting
-from tallymark.sandbox import Kafka, KafkaCluster
+from tallymark.local.sandbox import Kafka, KafkaCluster
 from tests.support.kafka import TIMEOUT, Topics
 from tests.support.running import wait_for
 
@@ -104,7 +104,8 @@ def test_below_min_insync_replicas_records_wait_and_it_is_said(
     tmp_path: Path, killed: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With two of three gone there are too few controllers left to notice that their replicas are."""
-    monkeypatch.setattr("tallymark.reasons.ASK_SECONDS", 10.0)  # who has lost two brokers may need a while to answer
+    # who has lost two brokers may need a while to answer
+    monkeypatch.setattr("tallymark.produce.state.ASK_SECONDS", 10.0)
     with KafkaCluster(tmp_path / "kafka", temporary=True) as cluster:
         topics, admin = Topics(cluster.brokers), AdminClient({"bootstrap.servers": cluster.brokers})
         new = NewTopic("strict", 1, 3, config={"min.insync.replicas": str(least)})

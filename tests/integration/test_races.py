@@ -6,12 +6,12 @@ from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
+from tallymark.core.claims import Claim
+from tallymark.core.spans import Partition
 from tallymark.errors import CommitRefused
-from tallymark.fence import Claim
-from tallymark.ledger.read import read_positions
-from tallymark.spans import Partition
 from tallymark.stores.opening import open_sql
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql.ledger.read import read_positions
+from tallymark.stores.sql.store import SqlStore
 from tests.support.commits import EVENTS, SCHEMA, apply, ready_store, take, work
 from tests.support.crash import PROCESSES
 from tests.support.databases import query

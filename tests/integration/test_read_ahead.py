@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 
 import pytest
 
+from tallymark.core.records import Reading
+from tallymark.core.spans import Partition, Span, Tally
 from tallymark.errors import BatchTooLarge
-from tallymark.read import Reading
-from tallymark.spans import Partition, Span, Tally
 from tallymark.stores.opening import open_store
 from tests.support import truth
 from tests.support.crash import Run, make_loop

@@ -19,16 +19,16 @@ from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError
 
 import tallymark as tm
-from tallymark.batches import Batch
-from tallymark.brokers import Brokers
-from tallymark.consumer import Consumer
+from tallymark.core.claims import Wish
+from tallymark.core.spans import Owner, Partition
 from tallymark.errors import BadInput, Fenced, UnknownTopic, Unreachable
-from tallymark.fence import Wish
-from tallymark.fetch import Fetcher
-from tallymark.member import Member
-from tallymark.membership import Assignment, Group, Standalone
-from tallymark.share import Share
-from tallymark.spans import Owner, Partition
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.fetch import Fetcher
+from tallymark.kafka.member import Member
+from tallymark.kafka.membership import Assignment, Group, Standalone
+from tallymark.run.ownership import Share
+from tallymark.service.batch import Batch
+from tallymark.service.consumer import Consumer
 from tallymark.stores.opening import open_store
 from tests.support import databases, truth
 from tests.support.kafka import Topics
@@ -200,7 +200,7 @@ def test_who_reads_alone_and_is_fenced_ends_and_loses_nothing(spec: Spec, topics
 def test_who_is_fenced_again_and_again_ends_and_loses_nothing(
     spec: Spec, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tallymark.share.MOST_FENCES", 1)
+    monkeypatch.setattr("tallymark.run.ownership.MOST_FENCES", 1)
     quick = replace(spec, settings={**QUICK, "heartbeat.interval.ms": 50})
     topics.send_to(f"{spec.group}-0", 0, ({"number": n} for n in range(100)))
     topics.send_to(f"{spec.group}-0", 1, ({"number": n} for n in range(100, 200)))

@@ -11,10 +11,10 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+from tallymark.core.claims import Advance, Claim, Entry, FirstClaim, Note, Restart, Wish
+from tallymark.core.progress import Step
+from tallymark.core.spans import GroupState, Partition, Position, Span, Tally
 from tallymark.errors import BadInput, CommitRefused, Fenced, PositionMoved, TallymarkError
-from tallymark.fence import Advance, Claim, Entry, FirstClaim, Note, Restart, Wish
-from tallymark.spans import GroupState, Partition, Position, Span, Tally
-from tallymark.steps import Step
 from tallymark.stores.redis.ledger import VERSION
 from tallymark.stores.redis.store import RedisStore
 from tests.support.commits import EVENTS, SCHEMA, SINCE, owner, take, work

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 import redis
 
+from tallymark.core.progress import Step
+from tallymark.core.spans import GroupState, Partition
+from tallymark.core.tables import Changes, TableSpec
 from tallymark.errors import AccessDenied, BadInput, SandboxError, TallymarkError, Unreachable
-from tallymark.sandbox.server import free_port
-from tallymark.shape import Changes, TableSpec
-from tallymark.spans import GroupState, Partition
-from tallymark.steps import Step
+from tallymark.local.sandbox.server import free_port
 from tallymark.stores.opening import open_store
 from tallymark.stores.redis import script
 from tallymark.stores.redis.store import RedisStore

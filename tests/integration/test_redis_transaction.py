@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tallymark.core.claims import Claim, Entry
+from tallymark.core.progress import Step
+from tallymark.core.spans import Partition
 from tallymark.errors import AccessDenied, BadInput, BatchTooLarge, CommitRefused, DataRefused, Fenced
-from tallymark.fence import Claim, Entry
-from tallymark.spans import Partition
-from tallymark.steps import Step
 from tallymark.stores.redis import script, transaction
 from tallymark.stores.redis.store import RedisStore
 from tests.support.commits import take, work

@@ -14,22 +14,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tallymark import App, Consumer, Json, Kafka, Pipeline, Record, Retry, Standalone
-from tallymark.books import DEAD, DISCARDED, REPLAYED, VOID, LetterQuery
-from tallymark.brokers import Brokers
-from tallymark.budget import Budget
-from tallymark.commit import Destination
+from tallymark.core.budget import Budget
+from tallymark.core.claims import Advance, Entry, FirstClaim, Restart, Wish
+from tallymark.core.journal import DEAD, DISCARDED, REPLAYED, VOID, LetterQuery
+from tallymark.core.plan import Limits
+from tallymark.core.progress import OnStep, Progress, Step, ignore
+from tallymark.core.records import DeadLetter, Reading
+from tallymark.core.spans import Partition, Position, Tally
+from tallymark.core.start import Start
 from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, TallymarkError, Unreachable
-from tallymark.fence import Advance, Entry, FirstClaim, Restart, Wish
-from tallymark.job import Job
-from tallymark.openletters import OpenLetters
-from tallymark.plan import Limits
-from tallymark.positions import Start
-from tallymark.read import DeadLetter, Reading
-from tallymark.replay import replay
-from tallymark.spans import Partition, Position, Tally
-from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.kafka.brokers import Brokers
+from tallymark.run.commit import Destination
+from tallymark.run.letters import OpenLetters, replay
+from tallymark.run.setup import Job
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tallymark.stores.store import Store
 from tests.support import databases, truth
 from tests.support.commits import SINCE, moving, owner, take
 from tests.support.crash import PROCESSES

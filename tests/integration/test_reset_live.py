@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from tallymark import share
+from tallymark.core.progress import Progress, Step
 from tallymark.errors import Fenced, TopicRecreated
-from tallymark.membership import Standalone
-from tallymark.steps import Progress, Step
+from tallymark.kafka.membership import Standalone
+from tallymark.run import ownership as share
 from tests.support import truth
 from tests.support.command import in_process
 from tests.support.crash import Run

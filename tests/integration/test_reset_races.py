@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from tallymark.brokers import Brokers, Topic
 from tallymark.cli.reset import reset
+from tallymark.core.claims import Advance, Entry, Wish
+from tallymark.core.spans import Log, Partition, Tally
 from tallymark.errors import CommitRefused, PositionMoved
-from tallymark.fence import Advance, Entry, Wish
-from tallymark.membership import Standalone
-from tallymark.setup import new_owner
-from tallymark.spans import Log, Partition, Tally
+from tallymark.kafka.brokers import Brokers, Topic
+from tallymark.kafka.membership import Standalone
+from tallymark.run.setup import new_owner
 from tallymark.stores.opening import open_store
 from tests.support.kafka import Topics
 from tests.support.standing import Service, journal, make_table, numbers, offsets, seen, stand, standing

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import tallymark as tm
+from tallymark.core.claims import Claim, Wish
+from tallymark.core.progress import Progress, Step
+from tallymark.core.spans import Owner, Partition
 from tallymark.errors import Unreachable
-from tallymark.fence import Claim, Wish
-from tallymark.spans import Owner, Partition
-from tallymark.steps import Progress, Step
 from tallymark.stores.opening import open_store
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql.store import SqlStore
 from tests.support import truth
 from tests.support.databases import execute, query
 from tests.support.kafka import Topics

@@ -13,9 +13,9 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import tallymark as tm
-from tallymark.brokers import Brokers
-from tallymark.cluster import Cluster, Sasl, Tls
 from tallymark.errors import AccessDenied, TallymarkError, Unreachable
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.cluster import Cluster, Sasl, Tls
 from tests.support import databases
 from tests.support.command import tallymark
 from tests.support.pipelines import ORDERS, copied
@@ -151,7 +151,7 @@ def wrong_ways(kafka: TokenKafka, tmp_path: Path) -> dict[str, tuple[Cluster, ty
 def test_every_mistake_ends_in_one_sentence(
     kafka: TokenKafka, tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tallymark.brokers.TIMEOUT", 2.0)
+    monkeypatch.setattr("tallymark.kafka.brokers.TIMEOUT", 2.0)
     cluster, kind, said = wrong_ways(kafka, tmp_path)[mistake]
     with pytest.raises(kind, match=said) as refused:
         consumed(cluster, f"sqlite:///{tmp_path / 'shop.db'}", patience=1.0)

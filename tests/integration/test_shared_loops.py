@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tallymark import SkipAhead
-from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tests.support import truth
 from tests.support.crash import Run
 from tests.support.kafka import Topics
@@ -85,7 +85,7 @@ def test_a_batch_that_was_read_ahead_is_abandoned_when_its_partitions_move(
     join: Join, run: Run, topics: Topics, caplog: pytest.LogCaptureFixture
 ) -> None:
     """While one batch commits the next one is read; by the time it could commit, half of it belongs to another."""
-    caplog.set_level("INFO", "tallymark.loop")
+    caplog.set_level("INFO", "tallymark.run.loop")
     read, go = threading.Event(), threading.Event()
 
     def hold(step: Step, progress: Progress) -> None:

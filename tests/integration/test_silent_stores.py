@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy.engine import make_url
 
 import tallymark as tm
-from tallymark.brokers import Brokers
-from tallymark.cluster import Cluster
+from tallymark.core.progress import Progress, Step
 from tallymark.errors import Unreachable
-from tallymark.steps import Progress, Step
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.cluster import Cluster
 from tallymark.stores.opening import open_store
 from tests.support.crash import Run, make_loop
 from tests.support.kafka import Topics

@@ -10,16 +10,16 @@ import confluent_kafka
 import pytest
 
 import tallymark as tm
-from tallymark.books import Letter, LetterQuery
-from tallymark.brokers import Brokers, Topic
+from tallymark.core.claims import Advance, Entry, FirstClaim, Restart, Wish
+from tallymark.core.journal import Letter, LetterQuery
+from tallymark.core.records import DeadLetter
+from tallymark.core.spans import Log, Partition, Tally
 from tallymark.errors import RecordsLost
-from tallymark.fence import Advance, Entry, FirstClaim, Restart, Wish
-from tallymark.membership import Standalone
-from tallymark.openletters import OpenLetters, completed
-from tallymark.openskips import OpenSkips
-from tallymark.read import DeadLetter
-from tallymark.setup import new_owner
-from tallymark.spans import Log, Partition, Tally
+from tallymark.kafka.brokers import Brokers, Topic
+from tallymark.kafka.membership import Standalone
+from tallymark.run.letters import OpenLetters, completed
+from tallymark.run.setup import new_owner
+from tallymark.run.skips import OpenSkips
 from tallymark.stores.opening import open_store
 from tallymark.stores.redis import letters as redis_letters
 from tests.support.kafka import Topics
@@ -42,8 +42,8 @@ def test_records_are_found_without_reading_what_is_between_them(
         topics.send_to(topic, number, (f"{number} {offset}" for offset in range(MANY)))
     topics.delete_records(topic, {0: 10, 1: 10})
     zero, one = Partition(topic, 0), Partition(topic, 1)
-    monkeypatch.setattr("tallymark.brokers.Consumer", Counting, raising=False)
-    monkeypatch.setattr("tallymark.probe.Consumer", Counting, raising=False)
+    monkeypatch.setattr("tallymark.kafka.brokers.Consumer", Counting, raising=False)
+    monkeypatch.setattr("tallymark.kafka.probe.Consumer", Counting, raising=False)
     wanted = {zero: [5, 12, 13, MANY - 1, MANY + 5], one: [MANY // 2, 9, 150, 40]}
     found = Brokers(brokers).records(wanted)
     assert {(at[0].number, at[1]): record.value for at, record in found.items()} == {

@@ -13,12 +13,12 @@ from datetime import timedelta
 
 import pytest
 
+from tallymark.core.claims import Advance, Claim, Fill, Note, Rebalance, Restart, Skip, Wish
+from tallymark.core.progress import Step
+from tallymark.core.spans import Partition, Position, Span, Tally
 from tallymark.errors import CommitRefused, PositionMoved
-from tallymark.fence import Advance, Claim, Fill, Note, Rebalance, Restart, Skip, Wish
-from tallymark.spans import Partition, Position, Span, Tally
-from tallymark.steps import Step
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tallymark.stores.store import Store
 from tests.support import databases, redis, truth
 from tests.support.commits import EVENTS, SCHEMA, SINCE, Work, moving, owner, take, work
 

@@ -57,7 +57,7 @@ def test_an_unknown_topic_is_named_with_the_one_that_was_meant(
 
 
 def test_brokers_that_are_not_there_are_named(group: str, database: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tallymark.brokers.TIMEOUT", 2.0)
+    monkeypatch.setattr("tallymark.kafka.brokers.TIMEOUT", 2.0)
     url = database("sqlite")
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
@@ -128,7 +128,7 @@ def test_a_schema_that_can_not_be_read_is_refused(
 def test_a_function_that_fails_on_data_that_it_merges_stops_the_run_and_nothing_moves(
     brokers: str, topic: str, group: str, database: Databases
 ) -> None:
-    from tallymark.spark.failures import FunctionFailed
+    from tallymark.spark.errors import FunctionFailed
 
     url = database("sqlite")
     pipeline = one_to_one(brokers, topic, group, url)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tallymark.bench.records import fill
-from tallymark.cluster import Cluster
+from tallymark.kafka.cluster import Cluster
 from tests.support.command import REPOSITORY
 from tests.support.databases import query
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tallymark import Bytes, Json
+from tallymark.core.tables import HIDDEN, OFFSET, PARTITION, TIMESTAMP, TOPIC
 from tallymark.errors import BadInput
-from tallymark.shape import HIDDEN, OFFSET, PARTITION, TIMESTAMP, TOPIC
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -45,7 +45,7 @@ def kafka_frame(spark: SparkSession, values: Iterable[bytes | None]) -> DataFram
 @pytest.fixture(scope="module")
 def decoded(spark: SparkSession) -> Callable[[list[bytes | None]], list[tuple[Any, str | None]]]:
     """For each value what it was decoded to, and why not, all of them in one job."""
-    from tallymark.formats import explain
+    from tallymark.formats.json import explain
     from tallymark.spark.decode import RAW, Decoder
 
     def decoded(values: list[bytes | None]) -> list[tuple[Any, str | None]]:
@@ -265,7 +265,7 @@ def without_provenance(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ROW_WISE)
 def test_a_row_wise_function_keeps_the_record_of_each_row(records: DataFrame, name: str) -> None:
-    from tallymark.spark.provenance import with_provenance
+    from tallymark.spark.functions import with_provenance
 
     rows = as_rows(with_provenance(ROW_WISE[name](records), records))
     assert rows
@@ -278,7 +278,7 @@ def test_a_row_wise_function_keeps_the_record_of_each_row(records: DataFrame, na
 
 @pytest.mark.parametrize("name", MERGED)
 def test_a_row_of_several_records_has_no_single_one(records: DataFrame, name: str) -> None:
-    from tallymark.spark.provenance import with_provenance
+    from tallymark.spark.functions import with_provenance
 
     result = with_provenance(MERGED[name](records), records)
     assert not set(HIDDEN) & set(result.columns)

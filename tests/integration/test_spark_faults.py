@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from tallymark import Limits
-from tallymark.pipeline import Road
-from tallymark.steps import Step
+from tallymark.core.progress import Step
+from tallymark.spark.pipeline import Road
 from tests.support import databases
 from tests.support.kafka import Topics
 from tests.support.pipelines import UNBALANCED, coordinates, one_to_one, tables

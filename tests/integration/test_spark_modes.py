@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tallymark import Json, Kafka, Limits, Pipeline, Standalone, Tally
-from tallymark.audit.deep import compare
+from tallymark.core.progress import Progress, Step
 from tallymark.errors import BadInput, Unreachable
-from tallymark.steps import Progress, Step
-from tallymark.trial import try_pipeline
+from tallymark.operate.audit.deep import compare
+from tallymark.operate.check import try_pipeline
 from tests.support import databases, redis
 from tests.support.kafka import Topics
 from tests.support.pipelines import UNBALANCED
@@ -319,7 +319,7 @@ def test_what_a_crashed_run_has_staged_is_removed_by_the_next_owner(
 def test_a_store_that_executors_can_not_reach_is_named_and_nothing_moves(
     brokers: str, topics: Topics, group: str, database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tallymark.stores.staging import Stages
+    from tallymark.stores.sql.staging import Stages
 
     topic, url, opened = topics.create(1), database("postgresql"), Stages.open
     topics.send_to(topic, 0, [{"id": n, "name": "a"} for n in range(4)])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from tallymark import Json
 from tallymark.errors import BadInput
-from tallymark.formats import Decoder
+from tallymark.formats.json import Decoder
 from tests.integration.test_spark_decode import kafka_frame
 from tests.support import json_values as corpus
 
@@ -67,6 +69,55 @@ def test_the_edges_of_every_type(spark: SparkSession, name: str) -> None:
     schema = corpus.SCALARS if name == "SCALAR" else getattr(corpus, name)
     found = differences(spark, schema, getattr(corpus, f"{name}_VALUES"))
     assert not {value[:100]: both for value, both in found.items()}
+
+
+def test_a_string_may_be_as_long_as_a_value(spark: SparkSession) -> None:
+    text = b"a" * 20_000_001
+    assert not differences(
+        spark, "id INT, x STRING", [b'{"id":1,"x":"' + text + b'"}', b'{"id":1,"z":"' + text + b'"}']
+    )
+
+
+SIZE = 300_000
+ALLOWED = 20.0
+"""Seconds of all processors, with what Java takes to compile: in quadratic time one value takes as long, or longer."""
+HOSTILE = {
+    "an exponent": b'{"p":1e3000000}',
+    "a negative exponent": b'{"p":-1.5E-30000000}',
+    "an exponent in text": b'{"p":"1e+3,000,000"}',
+    "an escaped exponent": b'{"p":"1\\u00653000000"}',
+    "a nested exponent": b'{"ps":{"a":[{"p":1e3000000}]}}',
+    "a nested exponent in text": b'{"ps":{"a":[{"p":"1e3000000"}]}}',
+    "an exponent, cut off": b'{"p":1e3000000',
+    "an exponent, then another": b'{"p":1e3000000,"p":1}',
+    "an exponent behind a wrong escape": b'{"x":"\\x,"p":1e3000000}',
+    "the largest exponents": b'{"l":1e600000000,"d":1e600000000,"f":1e600000000,"p":1e600000000,"x":1e600000000}',
+    "exponents of no field": b'{"z":[1e600000000,1e-600000000]}',
+    "digits": b'{"p":"' + b"1" * 3 * SIZE + b'"}',
+    "digits of another script": b'{"p":"' + "٣".encode() * SIZE + b'"}',
+    "escaped digits": b'{"p":"' + b"\\u0031" * SIZE + b'"}',
+    "digits of a number": b'{"p":' + b"1" * 3 * SIZE + b"}",
+    "digits of a number behind an exponent": b'{"p":1e9999,"z":' + b"1" * SIZE + b"}",
+    "many decimals": b'{"z":1e9999,"ps":{"a":[' + b'{"p":1e-999},' * (SIZE // 13) + b"{}]}}",
+    "many decimals in text": b'{"z":1e9999,"ps":{"a":[' + b'{"p":"1e-999"},' * (SIZE // 13) + b"{}]}}",
+    "many infinities": b'{"xs":[' + b'"\\"Infinity\\"",' * (SIZE // 20) + b'""]}',
+    "many infinities and quotes": b'{"x":"' + b'\\"Infinity\\"' * (SIZE // 20) + b'"}',
+    "a long name": b'{"' + b"a" * SIZE + b'":1}',
+}
+
+
+def cpu_seconds(spark: SparkSession) -> float:
+    pid = spark.sparkContext._gateway.proc.pid  # type: ignore[union-attr]
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_value_is_decoded_in_linear_time(spark: SparkSession) -> None:
+    schema = f"{corpus.SCALARS}, xs ARRAY<STRING>, ps MAP<STRING, ARRAY<STRUCT<p: DECIMAL(5, 2)>>>"
+    by_spark(spark, schema, [b"{}"])
+    began = cpu_seconds(spark)
+    assert not {value[:100]: both for value, both in differences(spark, schema, list(HOSTILE.values())).items()}
+    assert cpu_seconds(spark) - began < ALLOWED
 
 
 texts = st.text(max_size=8)

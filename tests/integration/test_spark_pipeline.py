@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tallymark import Json, Kafka, Limits, Pipeline, Standalone, Tally
+from tallymark.core.progress import Progress, Step
 from tallymark.errors import Fenced
-from tallymark.steps import Progress, Step
 from tests.support import databases
 from tests.support.kafka import Topics
 from tests.support.pipelines import (

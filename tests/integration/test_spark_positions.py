@@ -10,8 +10,8 @@ from datetime import datetime, timezone
 import pytest
 
 from tallymark import Limits, Start, Tally
+from tallymark.core.progress import Progress, Step
 from tallymark.errors import BadInput, BeyondEnd, ForeignCluster, RecordsLost, TopicRecreated, UnknownTopic
-from tallymark.steps import Progress, Step
 from tallymark.stores.opening import open_sql
 from tests.support import databases
 from tests.support.kafka import Topics

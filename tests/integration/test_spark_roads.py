@@ -13,13 +13,14 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import bindparam, inspect, text
 
-from tallymark import Json, Kafka, raw
+from tallymark import Json, Kafka
+from tallymark.core import raw
+from tallymark.core.records import Reading
+from tallymark.core.spans import Partition, Span, split
+from tallymark.core.tables import OFFSET, PARTITION, Staged, TableSpec, finish, visible
 from tallymark.errors import BatchTooLarge, ReadFailed, TallymarkError
-from tallymark.read import Reading
-from tallymark.shape import OFFSET, PARTITION, Staged, TableSpec, finish, visible
-from tallymark.spans import Partition, Span, split
 from tallymark.stores.opening import open_sql
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql.store import SqlStore
 from tests.support.kafka import Topics
 from tests.support.pipelines import eventually
 
@@ -341,7 +342,7 @@ def test_what_was_scanned_ahead_of_partitions_that_are_gone_is_not_used(
 def test_functions_that_only_pick_columns_are_known_by_their_plan(
     spark: SparkSession, brokers: str, topic: str
 ) -> None:
-    from tallymark.spark.plain import picked
+    from tallymark.spark.functions import picked
 
     def is_plain(function: Function) -> bool:
         records = spark.createDataFrame([], made._shaper._records)

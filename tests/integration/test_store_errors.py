@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from sqlalchemy.engine import make_url
 
+from tallymark.core.spans import Partition
+from tallymark.core.tables import TableSpec
 from tallymark.errors import AccessDenied, BadInput, DataRefused, TableChanged, Unreachable
-from tallymark.shape import TableSpec
-from tallymark.spans import Partition
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql.store import SqlStore
 from tests.support.commits import take, work
 from tests.support.databases import KINDS, query
 from tests.support.running import wait_for

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from datetime import date
+from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
 from sqlalchemy.exc import DBAPIError
 
+from tallymark.core.tables import Changes, TableSpec
 from tallymark.errors import DataRefused, TableMismatch
-from tallymark.shape import Changes, TableSpec
-from tallymark.stores.columns import JSON_MARK
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql.columns import JSON_MARK
+from tallymark.stores.sql.store import SqlStore
 from tests.support.databases import query
 from tests.support.stores import IGNORE, PLAIN, UPSERT, opened, plain, prepare, put, write
 
@@ -137,6 +140,105 @@ def test_a_deletion_never_takes_a_key_for_another_that_is_longer_by_a_space(
         store.apply([Changes(BY_NAME, plain(), plain((2, "large ")))], None)
     url = store.engine.url.render_as_string(hide_password=False)
     assert query(url, "SELECT id FROM things") == [(1,)]
+
+
+DECIMALS = {
+    "mariadb": f"VARCHAR(60) {EXACT_MARIADB}",
+    "postgresql": "VARCHAR(60)",
+}
+
+
+@pytest.mark.parametrize("kind", DECIMALS)
+def test_a_decimal_in_a_column_of_text_is_neither_key_nor_version(kind: str, made: Callable[..., SqlStore]) -> None:
+    """MySQL compares text with a number as floating point: a deletion would take the rows of other keys, too."""
+    money = pa.decimal128(38, 2)
+    store = made(kind, f"CREATE TABLE things (name {DECIMALS[kind]} PRIMARY KEY, at {DECIMALS[kind]})")
+    schema = pa.schema([("name", money), ("at", money)])
+    words = r"column name is VARCHAR.* keeps the rows' decimal128\(38, 2\) as text, .*; .* to NUMERIC\(38, 2\)"
+    for spec in (BY_NAME, TableSpec("things", key=("name",), write="ignore")):
+        with pytest.raises(TableMismatch, match=words):
+            store.create_tables([spec], {"things": schema})
+    with pytest.raises(TableMismatch, match="column at is VARCHAR"):
+        store.create_tables(
+            [TableSpec("things", key=("name",), write="upsert", version="at")],
+            {"things": pa.schema([("name", pa.string()), ("at", money)])},
+        )
+    store.create_tables([TableSpec("things")], {"things": schema})
+    for rows in (pa.table([[Decimal("12.50")], [None]], schema=schema), {"name": Decimal("12.50")}):
+        with pytest.raises(TableMismatch, match="column name is VARCHAR"), store.begin(lambda: None) as db:
+            db.write("things", rows, key="name", write="upsert")
+
+
+@pytest.mark.parametrize("sort", [pa.int64(), pa.float64()])
+def test_on_sqlite_a_number_in_a_column_of_text_is_no_version(sort: pa.DataType, made: Callable[..., SqlStore]) -> None:
+    """As text 9 is above 10."""
+    store = made("sqlite", "CREATE TABLE things (id BIGINT PRIMARY KEY, at VARCHAR(20))")
+    schema = pa.schema([("id", pa.int64()), ("at", sort)])
+    with pytest.raises(TableMismatch, match=r"column at is VARCHAR.* as text"):
+        store.create_tables([TableSpec("things", ("id",), "upsert", "at")], {"things": schema})
+    store.create_tables([UPSERT], {"things": schema})
+
+
+BIG = 2**53
+EXACT_PAIRS: dict[tuple[str, str], tuple[pa.DataType, list[Any]]] = {
+    ("mariadb", "DECIMAL(38,2)"): (pa.decimal128(38, 2), [Decimal(f"{10**20}.50"), Decimal(f"{10**20}.51")]),
+    ("mariadb", "DECIMAL(38,0)"): (pa.int64(), [BIG, BIG + 1]),
+    ("mariadb", "DATETIME"): (pa.date32(), [date(2024, 1, 1), date(2024, 1, 2)]),
+    ("mariadb", "FLOAT"): (pa.float32(), [0.1, 0.2]),
+    ("postgresql", "NUMERIC(38,2)"): (pa.decimal128(38, 2), [Decimal(f"{10**20}.50"), Decimal(f"{10**20}.51")]),
+    ("postgresql", "NUMERIC"): (pa.int64(), [BIG, BIG + 1]),
+    ("postgresql", "TIMESTAMPTZ"): (pa.date32(), [date(2024, 1, 1), date(2024, 1, 2)]),
+    ("sqlite", "TEXT"): (pa.decimal128(38, 2), [Decimal(f"{10**20}.50"), Decimal(f"{10**20}.51")]),
+    ("sqlite", "VARCHAR(50)"): (pa.int64(), [BIG, BIG + 1]),
+    ("sqlite", "NUMERIC"): (pa.int64(), [BIG, BIG + 1]),
+    ("sqlite", "CHAR(10)"): (pa.date32(), [date(2024, 1, 1), date(2024, 1, 2)]),
+    ("sqlite", "DATE"): (pa.date32(), [date(2024, 1, 1), date(2024, 1, 2)]),
+}
+
+
+@pytest.mark.parametrize(("kind", "declared"), EXACT_PAIRS)
+def test_a_key_that_is_taken_deletes_and_overwrites_its_own_row_alone(
+    kind: str, declared: str, made: Callable[..., SqlStore]
+) -> None:
+    sort, (one, other) = EXACT_PAIRS[kind, declared]
+    store = made(kind, f"CREATE TABLE things (id BIGINT, name {declared} NOT NULL UNIQUE)")
+
+    def table(*found: tuple[int, Any]) -> pa.Table:
+        return pa.table(
+            [pa.array([id for id, _ in found], pa.int64()), pa.array([v for _, v in found], sort)], ["id", "name"]
+        )
+
+    write(store, BY_NAME, table((1, one), (2, other)))
+    write(store, BY_NAME, table((3, one)))
+    url = store.engine.url.render_as_string(hide_password=False)
+    assert sorted(query(url, "SELECT id FROM things")) == [(2,), (3,)]
+    store.apply([Changes(BY_NAME, table(), table((0, one)))], None)
+    assert query(url, "SELECT id FROM things") == [(2,)]
+
+
+INEXACT = [
+    ("mariadb", f"VARCHAR(50) {EXACT_MARIADB}", pa.int64()),
+    ("mariadb", f"VARCHAR(50) {EXACT_MARIADB}", pa.date32()),
+    ("mariadb", "DOUBLE", pa.int64()),
+    ("mariadb", "DOUBLE", pa.decimal128(38, 2)),
+    ("postgresql", "TEXT", pa.int64()),
+    ("postgresql", "TEXT", pa.date32()),
+    ("postgresql", "DOUBLE PRECISION", pa.int64()),
+    ("postgresql", "DOUBLE PRECISION", pa.decimal128(38, 2)),
+    ("sqlite", "TEXT", pa.float64()),
+    ("sqlite", "DOUBLE", pa.int64()),
+    ("sqlite", "DOUBLE", pa.decimal128(38, 2)),
+    ("sqlite", "NUMERIC", pa.decimal128(38, 2)),
+]
+
+
+@pytest.mark.parametrize(("kind", "declared", "sort"), INEXACT)
+def test_a_key_that_the_column_would_round_or_convert_is_refused(
+    kind: str, declared: str, sort: pa.DataType, made: Callable[..., SqlStore]
+) -> None:
+    store = made(kind, f"CREATE TABLE things (id BIGINT, name {declared} NOT NULL UNIQUE)")
+    with pytest.raises(TableMismatch, match="column name"):
+        store.create_tables([BY_NAME], {"things": pa.schema([("id", pa.int64()), ("name", sort)])})
 
 
 def test_several_members_of_a_set_are_no_long_text(made: Callable[..., SqlStore]) -> None:

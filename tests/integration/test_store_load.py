@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 from sqlalchemy.engine import make_url
 
+from tallymark.core.tables import TableSpec
 from tallymark.errors import DataRefused
-from tallymark.shape import TableSpec
-from tallymark.stores import mysql
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql import mysql
+from tallymark.stores.sql.store import SqlStore
 from tests.support.stores import IGNORE, PLAIN, ROWS, UPSERT, opened, prepare, put, read, write
 
 MANY = 2 * mysql.MANY
@@ -153,7 +153,7 @@ def test_the_largest_row_that_is_let_through_arrives(store: SqlStore) -> None:
 def test_the_driver_sends_files_only_while_rows_are_loaded(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server may answer any statement by asking for a file."""
     asked: list[bool] = []
-    load = mysql.load  # type: ignore[attr-defined]
+    load = mysql.load
 
     def watched(connection: Any, *arguments: Any) -> None:
         asked.append(connection.connection.driver_connection._local_infile)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tallymark.core.tables import OFFSET, PARTITION, TOPIC, Changes, TableSpec
 from tallymark.errors import DataRefused, Unreachable
-from tallymark.shape import OFFSET, PARTITION, TOPIC, Changes, TableSpec
-from tallymark.stores import mysql
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql import mysql
+from tallymark.stores.sql.store import SqlStore
 from tests.support.databases import KINDS, query
 from tests.support.stores import IGNORE, PLAIN, ROWS, UPSERT, opened, plain, prepare, put, read, write
 

@@ -9,12 +9,12 @@ import pymysql._auth
 import pytest
 from sqlalchemy.engine import make_url
 
-from tallymark.doctor.examine import Patient, examine
+from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, TableMismatch
-from tallymark.shape import TableSpec
+from tallymark.operate.doctor.examine import Patient, examine
 from tallymark.stores.opening import open_store
-from tallymark.stores.sql import SqlStore
-from tallymark.stores.staging import ATTEMPT
+from tallymark.stores.sql.staging import ATTEMPT
+from tallymark.stores.sql.store import SqlStore
 from tests.support.databases import create, drop, execute
 from tests.support.stores import IGNORE, PLAIN, ROWS, UPSERT, opened, plain, prepare, put, read, write
 

@@ -8,10 +8,10 @@ from contextlib import nullcontext
 import pyarrow as pa
 import pytest
 
+from tallymark.core.tables import Changes, TableSpec
 from tallymark.errors import BatchTooLarge
-from tallymark.shape import Changes, TableSpec
-from tallymark.stores.sql import SqlStore
-from tallymark.stores.staging import Loader
+from tallymark.stores.sql.staging import Loader
+from tallymark.stores.sql.store import SqlStore
 from tests.support.stores import PLAIN, ROWS, UPSERT, opened, plain, prepare, read
 
 GROUP, RUN = "shop", "4711-abc"

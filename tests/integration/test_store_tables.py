@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from sqlalchemy import inspect
 
+from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, TableMismatch
-from tallymark.shape import TableSpec
-from tallymark.stores.columns import JSON_MARK
-from tallymark.stores.sql import SqlStore
-from tallymark.stores.targets import evolve_table, existing_table
+from tallymark.stores.sql.columns import JSON_MARK
+from tallymark.stores.sql.store import SqlStore
+from tallymark.stores.sql.tables import evolve_table, existing_table
 from tests.support.databases import query
 from tests.support.stores import IGNORE, PLAIN, ROWS, UPSERT, opened, plain, prepare, put, read, write
 

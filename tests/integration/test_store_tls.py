@@ -13,13 +13,13 @@ from urllib.parse import quote
 import pyarrow as pa
 import pytest
 
+from tallymark.core.spans import Partition
 from tallymark.errors import AccessDenied, BadInput, TallymarkError, Unreachable
-from tallymark.sandbox.server import free_port
-from tallymark.spans import Partition
+from tallymark.local.sandbox.server import free_port
 from tallymark.stores import tls
-from tallymark.stores.failures import translated
 from tallymark.stores.opening import open_sql, open_store
 from tallymark.stores.redis import address
+from tallymark.stores.sql.errors import translated
 from tests.support import databases
 from tests.support.commits import EVENTS, SCHEMA, take, work
 from tests.support.redis import OwnValkey, client

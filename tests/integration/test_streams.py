@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tallymark import Sink
+from tallymark.core.claims import Wish
+from tallymark.core.progress import Progress, Step
+from tallymark.core.spans import Partition
+from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput
-from tallymark.fence import Wish
-from tallymark.shape import TableSpec
-from tallymark.spans import Partition
-from tallymark.steps import Progress, Step
 from tallymark.stores.opening import open_store
 from tests.support import databases
 from tests.support.command import in_process
@@ -284,7 +284,7 @@ def test_a_query_whose_program_ends_without_closing_its_sink_is_stopped(
     spark: SparkSession, database: Callable[[str], str], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, at_exit = database("sqlite"), list[Callable[[], None]]()
-    monkeypatch.setattr("tallymark.streams.atexit.register", at_exit.append)
+    monkeypatch.setattr("tallymark.spark.sink.atexit.register", at_exit.append)
     query = start(sink_into(url), files(spark, source), tmp_path / "checkpoint")
     assert query.awaitTermination(TIMEOUT)
 

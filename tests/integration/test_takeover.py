@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.errors import Fenced, TallymarkError
-from tallymark.steps import OnStep, Progress, Step, ignore
 from tests.support.crash import Run
 from tests.support.databases import query
 from tests.support.kafka import Topics

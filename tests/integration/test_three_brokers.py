@@ -13,7 +13,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import tallymark as tm
-from tallymark.sandbox import KafkaCluster
+from tallymark.local.sandbox import KafkaCluster
 from tests.support import databases, truth
 from tests.support.load import Load
 from tests.support.pipelines import Background, eventually

@@ -13,9 +13,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tallymark import Consumer, Kafka, Standalone
-from tallymark.observe import observed
-from tallymark.setup import Setup
-from tallymark.steps import ignore
+from tallymark.core.progress import ignore
+from tallymark.run.observe import observed
+from tallymark.run.setup import Setup
 from tallymark.stores.opening import open_sql
 from tests.support.crash import Run, make_loop
 from tests.support.kafka import Topics

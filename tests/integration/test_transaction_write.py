@@ -14,8 +14,8 @@ import pytest
 from sqlalchemy import inspect, text
 
 from tallymark.errors import BadInput, DataRefused, TableChanged, TableMismatch
-from tallymark.stores import mysql
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql import mysql
+from tallymark.stores.sql.store import SqlStore
 from tests.support.databases import KINDS, MYSQL, create, drop
 from tests.support.stores import opened, prepare
 
@@ -202,7 +202,7 @@ def test_a_table_that_was_dropped_is_noticed_and_made_again(store: SqlStore) -> 
 
 def test_a_table_is_looked_up_once(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     write(store, "made", {"id": 1})
-    monkeypatch.delattr("tallymark.stores.sql_transaction.fit")
+    monkeypatch.delattr("tallymark.stores.sql.transaction.fit")
     write(store, "made", {"id": 2}, {"id": 3})
     assert rows(store, "made", "id") == [(1,), (2,), (3,)]
 

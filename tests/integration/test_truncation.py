@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import tallymark as tm
-from tallymark.brokers import Brokers
+from tallymark.core.claims import Wish
+from tallymark.core.progress import Progress, Step
+from tallymark.core.spans import Log, Partition, Tally, Truncation
 from tallymark.errors import Fenced, LogTruncated
-from tallymark.fence import Wish
-from tallymark.ledger.tables import VERSION
-from tallymark.membership import Standalone
-from tallymark.sandbox import Kafka, KafkaCluster
-from tallymark.setup import new_owner
-from tallymark.spans import Log, Partition, Tally
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.membership import Standalone
+from tallymark.local.sandbox import Kafka, KafkaCluster
+from tallymark.run.setup import new_owner
+from tallymark.run.truncation import cut_back
 from tallymark.stores.opening import open_store
-from tallymark.truncation import Truncation, cut_back
+from tallymark.stores.sql.ledger.tables import VERSION
 from tests.support import databases
 from tests.support.kafka import Topics
 from tests.support.running import wait_for
 from tests.support.standing import Service, journal, make_table, numbers, offsets, seen, stand, standing
 
+LITTLE = {"queued.min.messages": 1, "fetch.message.max.bytes": 1, "fetch.queue.backoff.ms": 10}
+"""For a client that fetches no more than a batch of the producer ahead."""
 STORES = ("postgresql", "mariadb", "sqlite", "redis")
 
 
@@ -108,7 +115,9 @@ class Cut:
         wait_for(lambda: all(sorted(self._replicas(topic)) == [1, 2] for topic in topics))
 
     def send(self, topics: tuple[str, ...], count: int) -> None:
-        producer = Producer({"bootstrap.servers": self.cluster.brokers, "acks": "all", "log_level": 0})
+        producer = Producer(
+            {"bootstrap.servers": self.cluster.brokers, "acks": "all", "batch.num.messages": 10, "log_level": 0}
+        )
         for topic in topics:
             for value in numbers(count):
                 producer.produce(topic, value, partition=0)
@@ -121,14 +130,25 @@ class Cut:
     def elect_it(self, topics: tuple[str, ...]) -> None:
         self.cluster.nodes[0].kill()
         self.cluster.nodes[1].start()
-        wait_for(lambda: all(self._partition(topic).leader == 2 for topic in topics))
+        wait_for(lambda: all(self._leader(topic) == 2 for topic in topics))
 
-    def _partition(self, topic: str) -> Any:
-        return self._admin.list_topics(timeout=30).topics[topic].partitions[0]
+    def _leader(self, topic: str) -> int | None:
+        found = self._partition(topic)
+        return found.leader if found else None
 
     def _replicas(self, topic: str) -> list[int]:
-        found = self._admin.list_topics(timeout=30).topics.get(topic)
-        return list(found.partitions[0].isrs) if found and found.partitions else []
+        found = self._partition(topic)
+        return list(found.isrs) if found else []
+
+    def _partition(self, topic: str) -> Any:
+        """None while no broker tells: the one that is asked may be the one that was killed."""
+        with suppress(KafkaException):
+            found = self._admin.list_topics(timeout=5).topics.get(topic)
+            return found.partitions.get(0) if found else None
+        return None
+
+    def send_aborted(self, topic: str, count: int) -> None:
+        Topics(self.cluster.brokers).send_in_transaction(topic, {0: numbers(count)}, commit=False)
 
 
 @pytest.fixture
@@ -190,6 +210,64 @@ def test_a_log_that_was_cut_by_an_unclean_election_and_refilled_is_refused_or_re
         assert (line.note.span.start, line.note.span.stop) == (50, 100)
 
 
+def test_a_run_that_is_to_catch_up_ends_at_the_end_of_a_log_that_was_cut_meanwhile(
+    spark: Any, cut: Cut, group: str, tmp_path: Path
+) -> None:
+    """The goal of each run is 100, the log ends at 50 then; two runs are past 60 at that time, one past 10."""
+    brokers, names = cut.cluster.brokers, tuple(f"{group}-{kind}" for kind in ("behind", "before", "spark", "aborted"))
+    behind, before, by_spark, aborted = names
+    stores = {name: f"sqlite:///{tmp_path / name}.db" for name in names}
+    for store in stores.values():
+        make_table(store)
+    cut.create(*names)
+    cut.send(names, 50)
+    cut.send_aborted(aborted, 0)  # makes the topic of transactions while all brokers are there
+    cut.lose_the_follower(names)
+    cut.send(names, 50)
+    Service(brokers, stores[aborted], aborted, aborted, membership=Standalone()).catch_up()
+    elected = threading.Event()
+
+    def past(name: str, offset: int) -> bool:
+        return offsets(stores[name], name).get(0, 0) >= offset
+
+    def wait_at(name: str, offset: int) -> None:
+        if past(name, offset):
+            assert elected.wait(120)
+
+    def service(name: str, offset: int) -> Service:
+        settings: dict[str, Any] = {"membership": Standalone(), "on_loss": "record"}
+        return Service(brokers, stores[name], name, name, lambda: wait_at(name, offset), LITTLE, **settings)
+
+    def watch(step: Step, _: Progress) -> None:
+        if step is Step.DONE:
+            wait_at(by_spark, 60)
+
+    one, two = service(behind, 60), service(before, 10)
+    three = pipeline(brokers, stores[by_spark], by_spark, on_loss="record", limits=tm.Limits(records=20), patience=20)
+    with ThreadPoolExecutor(3) as pool:
+        runs: list[Future[Any]] = [pool.submit(one.catch_up, 10), pool.submit(two.catch_up, 10)]
+        runs.append(pool.submit(three.run, until="caught-up", on_step=watch))
+        try:
+            wait_for(lambda: past(behind, 60) and past(before, 10) and past(by_spark, 60))
+            cut.elect_it(names)
+            elected.set()
+            unfinished = [number for number, run in enumerate(runs) if run in wait(runs, 60).not_done]
+        finally:
+            elected.set()
+            one.consumer.stop()
+            two.consumer.stop()
+            if not all(run.done() for run in runs):
+                cut.cluster.kill()
+    assert ([run.exception() for run in runs], unfinished) == ([None] * 3, [])
+    assert [offsets(stores[name], name) for name in names[:3]] == [{0: 50}] * 3
+    assert [len(journal(stores[name], name, "truncation")) for name in names[:3]] == [1, 0, 1]
+
+    # Records that were aborted have taken the offsets of those that were read.
+    cut.send_aborted(aborted, 60)
+    with pytest.raises(LogTruncated, match=r"truncated at 50 .* applied of 50\.\.100 is gone"):
+        Service(brokers, stores[aborted], aborted, aborted, membership=Standalone()).catch_up()
+
+
 def test_an_election_that_loses_nothing_is_no_truncation_also_if_only_markers_follow(
     group: str, tmp_path: Path
 ) -> None:
@@ -205,12 +283,39 @@ def test_an_election_that_loses_nothing_is_no_truncation_also_if_only_markers_fo
             node.start()
             topics.send_in_transaction(topic, {0: numbers(1)}, commit=False)
             wait_for(lambda: offsets(store, group) == {0: 12})
-            # That of the last record, which the log has had longer than the markers behind it.
-            assert standing(store, group)[0].leader_epoch == 0
+            # That of the marker behind the last record: the epoch of the record ends before the position.
+            assert standing(store, group)[0].leader_epoch == logs(node.brokers, topic)[Partition(topic, 0)].leader_epoch
             assert service.error is None
+            node.kill()
+            node.start()
         topics.send(topic, numbers(5))
-        assert (logs(node.brokers, topic)[Partition(topic, 0)].leader_epoch or 0) > 0
         Service(node.brokers, store, group, topic, membership=Standalone()).catch_up()
     assert seen(store) == Counter((0, offset) for offset in range(17) if offset not in (10, 11))
     assert standing(store, group)[0].tally == Tally(applied=15, absent=2)
     assert journal(store, group, "truncation") == []
+
+
+def test_aborted_records_neither_hold_up_the_question_for_a_truncation_nor_are_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivered, consume = list[Any](), confluent_kafka.Consumer.consume
+
+    class Watched(confluent_kafka.Consumer):
+        def consume(self, *arguments: Any) -> Any:
+            delivered.extend(found := consume(self, *arguments))
+            return found
+
+    with Kafka(tmp_path / "kafka", temporary=True) as node:
+        topics = Topics(node.brokers)
+        partition = Partition(topics.create(1), 0)
+        topics.send(partition.topic, numbers(10))
+        node.kill()
+        node.start()
+        for _ in range(3):
+            topics.send_in_transaction(partition.topic, {0: [b"x" * 20_000] * 1_000}, commit=False)
+        monkeypatch.setattr("tallymark.kafka.probe.Consumer", Watched)
+        asked = Brokers(node.brokers)
+        assert asked.truncated({partition: (10, 0)}) == {}
+        # The first record behind the position, not the end of the log.
+        assert (delivered[0].error(), delivered[0].offset()) == (None, 10)
+        assert [at for _, at in asked.records({partition: [8, 10, 11, 3_012]})] == [8]

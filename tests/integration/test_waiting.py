@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import tallymark as tm
-from tallymark.brokers import Brokers
+from tallymark.core.progress import Progress, Step
+from tallymark.core.start import Start
 from tallymark.errors import Unreachable
-from tallymark.membership import Alone
-from tallymark.positions import Start
-from tallymark.setup import new_owner
-from tallymark.share import Share
-from tallymark.steps import Progress, Step
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.membership import Alone
+from tallymark.run.ownership import Share
+from tallymark.run.setup import new_owner
 from tallymark.stores.opening import open_sql, open_store
 from tests.support.crash import Run, make_loop
 from tests.support.databases import query

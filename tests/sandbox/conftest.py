@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tallymark import jars
-from tallymark.java import java_home
-from tallymark.sandbox import Sandbox
+from tallymark.local import jars
+from tallymark.local.java import java_home
+from tallymark.local.sandbox import Sandbox
 
-SOURCES = str(Path(jars.__file__).parents[1])
+SOURCES = str(Path(jars.__file__).parents[2])
 
 FAKE_JAVA = """\
 #!/bin/sh

@@ -16,12 +16,20 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from redis import Redis
 
-from tallymark.cache import cache_dir
-from tallymark.jars import fetch
+from tallymark.local.cache import cache_dir
+from tallymark.local.jars import fetch
+from tallymark.local.java import java as real_java
 
 from .processes import eventually, is_alive
 
 CLI = [sys.executable, "-c", "from tallymark.cli.sandbox import app; app(prog_name='tallymark sandbox')"]
+
+JAVA_WITHOUT_KAFKA = """\
+#!/bin/sh
+case "$*" in *" kafka.Kafka "*) exec sleep 600;; esac
+exec '{java}' "$@"
+"""
+"""A broker that never comes up."""
 
 Run = Callable[..., str]
 
@@ -98,9 +106,14 @@ def test_a_service_that_ended_or_was_stopped_comes_back_with_its_data_beside_the
     assert services(run("status", "--json"))["kafka"] == first["kafka"]
 
 
-def test_an_interrupted_up_leaves_nothing(run: Run, environment: dict[str, str]) -> None:
+def test_an_interrupted_up_leaves_nothing(run: Run, environment: dict[str, str], tmp_path: Path) -> None:
     state = Path(environment["TALLYMARK_CACHE"], "sandbox")
-    command = subprocess.Popen([*CLI, "up"], env=environment, stderr=subprocess.DEVNULL)
+    java = tmp_path / "java" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text(JAVA_WITHOUT_KAFKA.format(java=real_java()))
+    java.chmod(0o755)
+    slow = {**environment, "JAVA_HOME": str(java.parents[1])}
+    command = subprocess.Popen([*CLI, "up"], env=slow, stderr=subprocess.DEVNULL)
     assert eventually(lambda: (state / "state.json").exists())
     keeper = int((state / "keeper.lock").read_text())
     command.send_signal(signal.SIGINT)

@@ -10,9 +10,9 @@ from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from tallymark.errors import BadInput, SandboxError
-from tallymark.sandbox import KafkaCluster
-from tallymark.sandbox.keeper import _seen
-from tallymark.sandbox.state import Service
+from tallymark.local.sandbox import KafkaCluster
+from tallymark.local.sandbox.keeper import _seen
+from tallymark.local.sandbox.state import Service
 
 from .processes import eventually
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tallymark import jars
 from tallymark.errors import SandboxError
-from tallymark.sandbox.server import free_port
+from tallymark.local import jars
+from tallymark.local.sandbox.server import free_port
 
 
 @pytest.fixture(autouse=True)
@@ -168,7 +168,7 @@ def test_jars_need_neither_java_nor_spark_but_the_extra(
     jars.artifacts("spark-kafka")[3].path.unlink()
     script = (
         "import sys; sys.modules.update(pyspark=None, maven_artifact=None)\n"
-        "from tallymark.errors import SandboxError\nfrom tallymark.jars import fetch\n"
+        "from tallymark.errors import SandboxError\nfrom tallymark.local.jars import fetch\n"
         "try: fetch('spark-kafka')\nexcept SandboxError as error: print(error)"
     )
     environment = {**child_environment, "TALLYMARK_CACHE": str(private_cache), "PATH": ""}
@@ -184,7 +184,7 @@ def test_processes_that_miss_the_same_file_fetch_it_once(
     registry.serve(missing, content, content)
     missing.path.unlink()
 
-    script = "from tallymark.jars import fetch; print(len(fetch('spark-kafka')))"
+    script = "from tallymark.local.jars import fetch; print(len(fetch('spark-kafka')))"
     environment = {**child_environment, "TALLYMARK_CACHE": str(private_cache)}
     children = [
         subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=environment)

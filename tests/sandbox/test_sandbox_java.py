@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tallymark.errors import BadInput
-from tallymark.java import java, java_home, java_home_for_spark
+from tallymark.local.java import java, java_home, java_home_for_spark
 
 Make = Callable[..., Path]
 

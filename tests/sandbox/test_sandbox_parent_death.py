@@ -11,7 +11,7 @@ from .processes import eventually, is_alive
 
 STARTER = """
 import json, os, threading, time
-from tallymark.sandbox import Sandbox
+from tallymark.local.sandbox import Sandbox
 
 box = Sandbox()
 threads = [threading.Thread(target=getattr(box, name)) for name in {names}]

@@ -16,8 +16,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tallymark.errors import SandboxError
-from tallymark.sandbox import SecureKafka
-from tallymark.sandbox.server import HOST
+from tallymark.local.sandbox import SecureKafka
+from tallymark.local.sandbox.server import HOST
 from tests.support.secure import LIMITED, allow, as_client, as_user, other_ca, secure_kafka
 
 from .processes import eventually

@@ -14,7 +14,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tallymark.errors import SandboxError
-from tallymark.sandbox import Kafka, MariaDB, Sandbox, Valkey
+from tallymark.local.sandbox import Kafka, MariaDB, Sandbox, Valkey
 
 from .processes import is_alive
 

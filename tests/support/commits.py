@@ -9,15 +9,15 @@ from datetime import datetime, timezone
 
 import pyarrow as pa
 
-from tallymark.budget import Budget
-from tallymark.commit import Committer, Destination
-from tallymark.fence import Advance, Claim, Entry, FirstClaim, Wish
-from tallymark.read import DeadLetter
-from tallymark.shape import Changes, TableSpec
-from tallymark.spans import Owner, Partition, Tally
+from tallymark.core.budget import Budget
+from tallymark.core.claims import Advance, Claim, Entry, FirstClaim, Wish
+from tallymark.core.records import DeadLetter
+from tallymark.core.spans import Owner, Partition, Tally
+from tallymark.core.tables import Changes, TableSpec
+from tallymark.run.commit import Committer, Destination
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_sql
-from tallymark.stores.sql import SqlStore
-from tallymark.stores.store import Store
+from tallymark.stores.sql.store import SqlStore
 
 EVENTS = TableSpec("events")
 SCHEMA = pa.schema([("partition_id", pa.int64()), ("record_offset", pa.int64()), ("writer", pa.string())])

@@ -12,17 +12,17 @@ import uuid
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from tallymark.brokers import Brokers
-from tallymark.budget import Budget
-from tallymark.commit import Delivery, Destination
-from tallymark.job import Job
-from tallymark.loop import Loop
-from tallymark.plan import Limits
-from tallymark.positions import Start
-from tallymark.spans import Owner
-from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.core.budget import Budget
+from tallymark.core.plan import Limits
+from tallymark.core.progress import OnStep, Progress, Step, ignore
+from tallymark.core.spans import Owner
+from tallymark.core.start import Start
+from tallymark.kafka.brokers import Brokers
+from tallymark.run.commit import Delivery, Destination
+from tallymark.run.loop import Loop
+from tallymark.run.setup import Job
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tallymark.stores.store import Store
 from tests.support.reader import PlainReader
 
 TIMEOUT = 60.0

@@ -14,7 +14,8 @@ NUMBERS = [
         "18446744073709551616 "
         "12345678901234567890 0.1 1.50 1.005 1.015 -1.005 999.994 999.995 999.99 1000 99999e-2 0.001 1e-50 1e22 1e23 "
         "1e39 1e400 -1e400 1e-400 4.9e-324 16777217 1.00000017881393432617187499 123456789.125 3.4028235677973366e38 "
-        "1e2147483648 NaN Infinity -Infinity Inf 01 1. .5 +1 - 1e 0x1 1f --1"
+        "1e001 1e0001 1e00000000001 1e999 -1e999 1e1000 1e-999 1e-1000 0e999 0e1000 0e-1000 1e6000000 1e-6000000 "
+        "0e6000000 1.5E-6000000 1e2147483648 NaN Infinity -Infinity Inf 01 1. .5 +1 - 1e 0x1 1f --1"
     ),
     "1" * 999,
     "1" * 1001,
@@ -26,6 +27,9 @@ NUMBERS = [
     "-" + "1" * 500 + "." + "1" * 501,
     "1" * 500 + "e-" + "1" * 500,
     "1" * 500 + "e" + "1" * 501,
+    "1" * 308 + ".5",
+    "1" * 309 + ".5",
+    "0." + "0" * 990 + "1e992",
 ]
 OTHERS = [
     *_words(
@@ -39,6 +43,43 @@ OTHERS = [
     "[ ]",
     '["a\tb"]',
     '[[1e3,-0,0.000],{"x":{}}]',
+    *_words(
+        '"1e001" "1e0001" "1e999" "1e-999" "1e1000" "1e-1000" "0e1000" "1e6000000" "1e-6000000" "1e6,000,000" '
+        '"1e-6,0,0,0,0,0,0" "1e,-6000000" "1,e2" "1\\u00652" "1\\u0065-6000000" "\\u0031e-6000000" "1e-600000\\u0030" '
+        '"1e00000000001" "٣" "1٣" "1e٣" "\\u0663" "1\\u0663" "\\uff11" "１" "𝟏" "4e1234-5678" "12e45678x" '
+        '"1e-6000000\\""'
+    ),
+    *(f'"{text}"' for text in ("0" * 999 + "1", "0" * 1000 + "1", "1." + "0" * 998, "1." + "0" * 999, "," * 999 + "1")),
+    f'"{"," * 1000}1"',
+    *_words(
+        '"\\u0049nfinity\\"" ["\\u0049nfinity"] ["\\\\u0049nfinity"] [-1e400,"Infinity"] {"Infinity":1e400} '
+        '{"Infinity":-1.5} ["Infinity",1.5,1e308] ["\\"Infinity",1e400] ["\\\\",1e400,"Infinity"] "Infinity\\" 1e400"'
+    ),
+]
+REPEATED = [
+    *(
+        f'{{"{name}":{first},"{name}":{last}}}'.encode()
+        for name, first, last in (
+            ("l", '"x"', "1"),
+            ("t", "200", "1"),
+            ("t", "1", "200"),
+            ("t", "40000", "1"),
+            ("d", "1e400", "1"),
+            ("d", "1", "1e400"),
+            ("d", '"1"', "1"),
+            ("f", "1e400", "null"),
+            ("x", "1e400", "1"),
+            ("x", "1", "1e400"),
+            ("p", '"1e-6000000"', "1"),
+            ("p", "1e-6000000", "1"),
+            ("p", "1000", "1"),
+            ("at", '"x"', '"2026-01-31"'),
+            ("at", "1e400", '"2026-01-31"'),
+            ("day", '"2026-01-31"', '"x"'),
+            ("o", "1", "true"),
+            ("z", "1", '"x"'),
+        )
+    ),
 ]
 TIMES = [
     *_words(
@@ -93,12 +134,28 @@ SCALAR_VALUES = [
         for token in NUMBERS + OTHERS
     ),
     *(f'{{"{name}":"{time}"}}'.encode() for name in ("day", "at", "n") for time in TIMES),
+    *REPEATED,
+    b'{"x":"Infinity\\"","z":1e400}',
+    b'{"x":[1e400],"z":"Infinity"}',
+    b'{"p":1e-6000000',
+    b'{"p":1e-6000000x}',
+    b'{"x":"\\x,"p":1e-6000000}',
+    b'{"p":1},{"p":1e-6000000}',
+    b'{}],"_tallymark_values":[{"p":"1e-6000000"}',
+    b'{"z":01e6000000,"p":1}',
 ]
 
 NESTED = (
     "id BIGINT, who STRUCT<x: INT, y: STRING, z: STRUCT<d: DOUBLE>>, list ARRAY<INT>, texts ARRAY<STRING>, "
     "many ARRAY<STRUCT<x: INT>>, grid ARRAY<ARRAY<DOUBLE>>, prices ARRAY<DECIMAL(5, 2)>"
 )
+LONG_NAMES = [
+    *(b"a" * length for length in (50_000, 50_001)),
+    *(b'\\"' * length for length in (50_000, 50_001)),
+    *("é".encode() * length for length in (50_000, 50_001)),
+    *("😀".encode() * length for length in (25_000, 25_001)),
+    b"\\ud83d\\ude00" * 25_001,
+]
 NESTED_VALUES = [
     b"",
     b"  ",
@@ -206,13 +263,24 @@ NESTED_VALUES = [
     b'{"z":' + b"1" * 1001 + b',"id":1}',
     b'{"z":"' + b"1" * 1001 + b'","id":1}',
     b'{"z":[' + b"1," * 2000 + b'1],"id":1}',
+    *(b'{"id":1,"' + name + b'":2}' for name in LONG_NAMES),
+    *(b'{"id":1,"z":[{"' + name + b'":2}]}' for name in LONG_NAMES),
+    *(b'{"id":1,"texts":[{"' + name + b'":2}]}' for name in LONG_NAMES),
+    b'{"id":1,"z":"' + b"a" * 60_000 + b'"}',
+    b'{"prices":[1,1e-6000000]}',
+    b'{"prices":["1e-6000000"]}',
+    b'{"prices":[null,"1e-99","1,0"],"z":[1e-6000000,"1e-6000000"]}',
+    b'{"who":{"z":{"d":1e400}},"who":{"z":{"d":1}}}',
+    b'{"who":{"z":{"d":1e400},"x":"1"},"who":{"z":{"d":1}}}',
+    b'{"texts":[1e400],"texts":["a"]}',
 ]
 
 SLOW = (
     "m MAP<STRING, INT>, mm MAP<STRING, STRUCT<x: INT>>, b BINARY, "
     "w STRUCT<at: TIMESTAMP, n: TIMESTAMP_NTZ, day: DATE, d: DOUBLE, f: FLOAT, t: TINYINT, s: SMALLINT, x: STRING>, "
     "ts ARRAY<TIMESTAMP>, days MAP<STRING, DATE>, ns ARRAY<STRUCT<n: TIMESTAMP_NTZ>>, tiny ARRAY<TINYINT>, "
-    "tinies MAP<STRING, ARRAY<STRUCT<t: TINYINT>>>, short ARRAY<SMALLINT>, ds ARRAY<DOUBLE>, xs ARRAY<STRING>"
+    "tinies MAP<STRING, ARRAY<STRUCT<t: TINYINT>>>, short ARRAY<SMALLINT>, ds ARRAY<DOUBLE>, xs ARRAY<STRING>, "
+    "ps MAP<STRING, ARRAY<STRUCT<p: DECIMAL(5, 2), x: STRING>>>"
 )
 SLOW_VALUES = [
     *(
@@ -250,6 +318,21 @@ SLOW_VALUES = [
     b'{"z":[' + b"[]," * 300 + b"{}]}",
     b'{"ts":["2026-01-31",null,"2026-01-31T12:00:00+02:00"]}',
     b'{"ts":["x"]}',
+    b'{"ts":["x"],"ts":["2026-01-31"]}',
+    b'{"w":{"at":"x"},"w":{"at":"2026-01-31"}}',
+    b'{"w":{"at":"x","t":200},"w":null}',
+    b'{"w":{"at":"x","s":40000},"w":null}',
+    b'{"days":{"a":"x","a":"2026-01-31"}}',
+    *(
+        f'{{"ps":{{"a":[null,{{}},{{"p":{token}}}],"1e-6000000":null}}}}'.encode()
+        for token in _words(
+            '1 "1,0" 1e-99 1e-6000000 "1e-6000000" "1\\u0065-6000000" "٣" [] {} 1,"p":2 "1e6000000","p":2'
+        )
+    ),
+    *(
+        f'{{"ps":{{"Infinity":[{{"x":{token}}}]}},"b":null}}'.encode()
+        for token in _words('1e400 "Infinity\\"" ["Infinity"] ["Infinity",1e400] "1e-6000000"')
+    ),
     b'{"b":" "}',
     b'{"b":"QU JD"}',
 ]

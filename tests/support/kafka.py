@@ -68,16 +68,22 @@ class Topics:
 
     def _send(self, topic: str, placed: Iterable[tuple[int, Any]], options: Mapping[str, Any]) -> None:
         failures: list[Any] = []
+        places: set[tuple[int, int]] = set()
 
-        def seen(error: Any, _: Any) -> None:
-            if error is not None:
+        def seen(error: Any, message: Any) -> None:
+            if error is None:
+                places.add((message.partition(), message.offset()))
+            else:
                 failures.append(error)
 
-        for partition, value in placed:
+        records = list(placed)
+        for partition, value in records:
             self._producer.produce(topic, value=_encode(value), partition=partition, on_delivery=seen, **options)
             self._producer.poll(0)
         assert self._producer.flush(TIMEOUT) == 0, f"{topic} takes no records"
         assert not failures, f"{len(failures)} records did not get to {topic}: {failures[0]}"
+        # A record that brokers take for a repetition of another one counts as delivered, too.
+        assert len(places) == len(records), f"{len(records)} records have {len(places)} places in {topic}"
 
     def send_with_headers(self, topic: str, value: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """One record with headers whose names are any bytes, which only librdkafka itself can write."""

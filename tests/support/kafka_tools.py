@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 
-from tallymark.jars import fetch
-from tallymark.java import java_home
-from tallymark.spans import Partition
+from tallymark.core.spans import Partition
+from tallymark.local.jars import fetch
+from tallymark.local.java import java_home
 
 
 def consumer_groups(brokers: str, *arguments: str) -> str:

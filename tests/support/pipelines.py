@@ -10,9 +10,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tallymark import Json, Kafka, Pipeline, Standalone, Tally
+from tallymark.core.progress import OnStep, ignore
 from tallymark.errors import TallymarkError
-from tallymark.loop import Until
-from tallymark.steps import OnStep, ignore
+from tallymark.run.loop import Until
 from tests.support import databases
 
 if TYPE_CHECKING:

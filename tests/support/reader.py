@@ -18,11 +18,11 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from tallymark.complaints import judged
-from tallymark.read import DeadLetter, Reading, Seen
-from tallymark.replaying import Message
-from tallymark.shape import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
-from tallymark.spans import Partition, Span
+from tallymark.core.records import DeadLetter, Reading, Seen
+from tallymark.core.spans import Partition, Span
+from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
+from tallymark.kafka.diagnosis import judged
+from tallymark.service.replaying import Message
 
 TIMEOUT = 30.0
 HIDDEN = pa.schema(

@@ -9,7 +9,7 @@ from typing import Any
 import redis
 from sqlalchemy.engine import make_url
 
-from tallymark.sandbox.valkey import Redis, Valkey
+from tallymark.local.sandbox.valkey import Redis, Valkey
 
 
 def client(url: str) -> Any:

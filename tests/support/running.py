@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tallymark.budget import Budget
+from tallymark.core.budget import Budget
+from tallymark.core.progress import OnStep, ignore
 from tallymark.errors import TallymarkError
-from tallymark.loop import Loop
-from tallymark.steps import OnStep, ignore
+from tallymark.run.loop import Loop
 from tallymark.stores.opening import open_sql
 from tests.support.crash import Run, make_loop
 from tests.support.reader import EVERY_WAY, Filled, PlainReader

@@ -19,8 +19,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from tallymark.sandbox import SecureKafka
-from tallymark.sandbox.secure import ADMIN, LIMITED
+from tallymark.local.sandbox import SecureKafka
+from tallymark.local.sandbox.secure import ADMIN, LIMITED
 
 __all__ = ["ADMIN", "LIMITED", "UNSECURED_TOKENS", "allow", "as_client", "as_user", "other_ca", "secure_kafka"]
 

@@ -12,8 +12,8 @@ import sys
 from contextlib import suppress
 
 from tallymark import Limits
-from tallymark.pipeline import Road
-from tallymark.steps import Progress, Step
+from tallymark.core.progress import Progress, Step
+from tallymark.spark.pipeline import Road
 from tests.support.pipelines import one_to_one
 
 TIMEOUT = 120.0

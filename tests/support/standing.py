@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from tallymark.books import NoteLine
-from tallymark.brokers import Brokers
-from tallymark.consumer import Consumer
+from tallymark.core.claims import FirstClaim, Wish
+from tallymark.core.journal import NoteLine
+from tallymark.core.spans import Partition, Position
 from tallymark.errors import CommitRefused, TallymarkError
-from tallymark.fence import FirstClaim, Wish
-from tallymark.source import Kafka
-from tallymark.spans import Partition, Position
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.source import Kafka
+from tallymark.service.consumer import Consumer
 from tallymark.stores.opening import open_store
 from tests.support.databases import execute, query
 
@@ -71,9 +71,10 @@ class Service:
         group: str,
         topic: str,
         on_batch: Callable[[], None] = lambda: None,
+        fetch: Mapping[str, Any] = QUICK,
         **settings: Any,
     ) -> None:
-        source = Kafka(brokers, topic, settings=QUICK)
+        source = Kafka(brokers, topic, settings=fetch)
         self.consumer = Consumer(group=group, source=source, store=store_url, **settings)
         self.error: TallymarkError | None = None
         self._on_batch = on_batch

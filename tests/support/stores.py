@@ -8,10 +8,10 @@ import pyarrow as pa
 from sqlalchemy import Column, MetaData, Table, cast, select
 from sqlalchemy.dialects import mysql
 
-from tallymark.shape import Changes, TableSpec
-from tallymark.stores.columns import column_type
+from tallymark.core.tables import Changes, TableSpec
 from tallymark.stores.opening import open_store
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql.columns import column_type
+from tallymark.stores.sql.store import SqlStore
 
 ROWS = TableSpec("things")
 UPSERT = TableSpec("things", key=("id",), write="upsert")

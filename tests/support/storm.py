@@ -26,6 +26,7 @@ from tests.support.kafka import Topics
 from tests.support.storm_member import COUNTERS, Spec, start
 
 DRAIN_SECONDS = 90.0
+"""How long nothing may move: a loaded machine is slow, a stuck group stands still."""
 PART = 50
 """How many records are sent at a time."""
 
@@ -199,8 +200,10 @@ class Storm:
                 os.kill(member.pid, signal.SIGCONT)
         fresh = [f"fresh{n}" for n in range(2)]
         self.members |= {name: start(replace(self.spec, name=name, logs=self.logs)) for name in fresh}
-        ends, deadline = self._ends(), time.monotonic() + DRAIN_SECONDS
+        ends, before, deadline = self._ends(), dict[tuple[str, int], int](), 0.0
         while (reached := self._reached()) != ends:
+            if reached != before:
+                before, deadline = reached, time.monotonic() + DRAIN_SECONDS
             behind = {at: (reached.get(at), end) for at, end in ends.items() if reached.get(at) != end}
             assert time.monotonic() < deadline, f"these do not come to their ends: {behind}"
             time.sleep(0.2)

@@ -6,14 +6,14 @@ import threading
 from dataclasses import replace
 from typing import Any
 
-from tallymark.brokers import Brokers
-from tallymark.commit import Destination
+from tallymark.core.progress import OnStep, ignore
 from tallymark.errors import TallymarkError
-from tallymark.loop import Loop
-from tallymark.member import Member
-from tallymark.membership import Group
-from tallymark.source import Kafka
-from tallymark.steps import OnStep, ignore
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.member import Member
+from tallymark.kafka.membership import Group
+from tallymark.kafka.source import Kafka
+from tallymark.run.commit import Destination
+from tallymark.run.loop import Loop
 from tallymark.stores.opening import open_store
 from tests.support.crash import Run, make_loop
 from tests.support.reader import PlainReader

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import tallymark as tm
-from tallymark.batches import Batch
-from tallymark.consumer import Consumer
 from tallymark.errors import Fenced, Unreachable
-from tallymark.membership import Group, Standalone
+from tallymark.kafka.membership import Group, Standalone
+from tallymark.service.batch import Batch
+from tallymark.service.consumer import Consumer
 
 log = logging.getLogger(__name__)
 

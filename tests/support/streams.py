@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tallymark import Sink
-from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.core.progress import OnStep, Progress, Step, ignore
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import trustme
 
-from tallymark.sandbox.mariadb import MariaDB
-from tallymark.sandbox.postgresql import PostgreSQL
-from tallymark.sandbox.server import Server
+from tallymark.local.sandbox.mariadb import MariaDB
+from tallymark.local.sandbox.postgresql import PostgreSQL
+from tallymark.local.sandbox.server import Server
 from tests.support import databases
 from tests.support.redis import OwnValkey
 

@@ -13,7 +13,7 @@ from typing import Any
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
-from tallymark.sandbox import SecureKafka
+from tallymark.local.sandbox import SecureKafka
 
 CLIENT, SECRET = "admin", "canary-of-the-client"
 ISSUER, AUDIENCE = "tallymark-tests", "kafka"

@@ -6,7 +6,7 @@ from datetime import datetime, timezone
 
 from hypothesis import strategies as st
 
-from tallymark.spans import Log, Partition, Position, Tally
+from tallymark.core.spans import Log, Partition, Position, Tally
 
 TOPIC_ID, CLUSTER_ID = "topic-id", "cluster-id"
 NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)

@@ -16,14 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.audit.accounts import accounts, check, check_log
-from tallymark.audit.compare import BAD, Compared
-from tallymark.audit.scope import MADE, RECORDS, Difference, Origins, Scope, chunks
-from tallymark.books import BatchLine
-from tallymark.fence import Note
-from tallymark.shape import TableSpec
-from tallymark.spans import Log, Partition, Position, Span, Tally
-from tallymark.stores.still import ORIGIN, Mark, Moment
+from tallymark.core.claims import Note
+from tallymark.core.journal import BatchLine
+from tallymark.core.spans import Log, Partition, Position, Span, Tally
+from tallymark.core.tables import TableSpec
+from tallymark.operate.audit.accounts import accounts, check, check_log
+from tallymark.operate.audit.compare import BAD, Compared
+from tallymark.operate.audit.scope import MADE, RECORDS, Difference, Origins, Scope, chunks
+from tallymark.stores.snapshot import ORIGIN, Mark, Moment
 from tests.support.newest import Made, Oracle
 
 ZERO = Partition("orders", 0)

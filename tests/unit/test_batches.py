@@ -10,15 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tallymark.batch import Batch as Accounts
-from tallymark.batches import Batch
-from tallymark.books import Letter
+from tallymark.core.batch import Batch as Accounts
+from tallymark.core.journal import Letter
+from tallymark.core.plan import Move
+from tallymark.core.records import DeadLetter
+from tallymark.core.spans import Partition
 from tallymark.errors import Retry, Unreachable
-from tallymark.plan import Move
-from tallymark.read import DeadLetter
-from tallymark.records import Record, Records
-from tallymark.replaying import Message
-from tallymark.spans import Partition
+from tallymark.service.batch import Batch, Record, Records
+from tallymark.service.replaying import Message
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.steps import Progress, Step
+from tallymark.core.progress import Progress, Step
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.budget import RATIO_NEEDS, Budget
+from tallymark.core.budget import RATIO_NEEDS, Budget
+from tallymark.core.spans import GroupState, Tally
 from tallymark.errors import BadInput, TooManyDead
-from tallymark.spans import GroupState, Tally
 from tests.unit.strategies import NOON
 
 HOUR = timedelta(hours=1)
@@ -49,7 +49,10 @@ def test_a_batch_that_is_mostly_dead_fails_once_there_are_enough_records(ratio: 
     budget, recent = Budget(max_dead_ratio_per_batch=ratio), Tally(applied=applied, dead=dead)
     assert budget.is_suspicious(recent) == (dead > ratio * (dead + applied))
     if dead + applied >= RATIO_NEEDS and dead > ratio * (dead + applied):
-        words = rf"group shop: .* records are dead, .*max_dead_ratio_per_batch={ratio} .*: price: 'x' .*nothing moved"
+        words = (
+            rf"group shop: .* records are dead, .*max_dead_ratio_per_batch={ratio} .*: price: 'x' .*nothing moved.*"
+            "; the count begins anew with tallymark resume shop"
+        )
         with pytest.raises(TooManyDead, match=words):
             budget.check_ratio("shop", recent, "price: 'x' does not fit DOUBLE")
     else:

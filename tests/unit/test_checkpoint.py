@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tallymark.checkpoint import read_checkpoint
+from tallymark.core.spans import Partition, Span
 from tallymark.errors import BadInput
-from tallymark.spans import Partition, Span
+from tallymark.operate.takeover import read_checkpoint
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 import tallymark as tm
-from tallymark.cluster import Cluster, Sasl, Tls, warn
 from tallymark.errors import BadInput
+from tallymark.kafka.cluster import Cluster, Sasl, Tls, warn
 from tallymark.spark import access
 
 SECRET = 'ca"n\\ary\nü'

@@ -13,19 +13,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.batch import Batch, account
-from tallymark.books import Run
-from tallymark.budget import Budget
-from tallymark.commit import Committer, Delivery, Destination
+from tallymark.core.batch import Batch, account, check_letters
+from tallymark.core.budget import Budget
+from tallymark.core.claims import Claim, Decide, Entry, Note, Rebalance, Skip, explain_refusal, explain_unfillable
+from tallymark.core.journal import Run
+from tallymark.core.plan import Move, Plan
+from tallymark.core.progress import Step
+from tallymark.core.records import DeadLetter, Reading, Seen
+from tallymark.core.spans import GroupState, Owner, Partition, Position, Span, Tally
+from tallymark.core.tables import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, Refusal, TableSpec, origin
 from tallymark.errors import BadInput, BatchTooLarge, Fenced, PositionMoved, TallymarkError, TooManyDead, Unreachable
-from tallymark.fence import Claim, Decide, Entry, Note, Rebalance, Skip, explain_refusal, explain_unfillable
-from tallymark.letters import check_letters
-from tallymark.plan import Move, Plan
-from tallymark.read import DeadLetter, Reading, Seen
-from tallymark.shape import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, Refusal, TableSpec, origin
-from tallymark.spans import GroupState, Owner, Partition, Position, Span, Tally
-from tallymark.steps import Step
-from tallymark.stores.store import RowsRefused, Store
+from tallymark.run.commit import Committer, Delivery, Destination
+from tallymark.stores.contract import RowsRefused, Store
 from tests.unit.strategies import NOON, position
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)

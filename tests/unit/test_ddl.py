@@ -5,8 +5,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from tallymark.ddl import parse
 from tallymark.errors import BadInput
+from tallymark.formats.schema import parse
 
 
 @pytest.mark.parametrize(

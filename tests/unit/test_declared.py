@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from tallymark import Group, Json, Limits, SkipAhead, Standalone
-from tallymark.budget import Budget
-from tallymark.cluster import Tls
-from tallymark.declared.build import load_pipeline
-from tallymark.declared.document import filled, find_lines
-from tallymark.declared.model import PipelineFile, Table
+from tallymark.cli.toml.build import load_pipeline
+from tallymark.cli.toml.document import filled, find_lines
+from tallymark.cli.toml.model import PipelineFile, Table
+from tallymark.core.budget import Budget
 from tallymark.errors import BadInput
-from tallymark.pipeline import Pipeline
-from tallymark.setup import Settings
-from tallymark.source import Bytes
+from tallymark.formats.value import Bytes
+from tallymark.kafka.cluster import Tls
+from tallymark.run.setup import Settings
+from tallymark.spark.pipeline import Pipeline
 
 MINIMAL = """\
 group = "orders-to-shop"

@@ -8,14 +8,15 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from tallymark.cluster import Cluster, Sasl, Tls
-from tallymark.doctor import client, databases, redis, topics, verdict
-from tallymark.doctor.backlog import expiry, lost, shortened
-from tallymark.doctor.topics import DEVELOPMENT, Replicas, Shell
-from tallymark.doctor.verdict import Finding, Opinion
+from tallymark.core.spans import Log, Partition, Position, Tally
 from tallymark.errors import AccessDenied
-from tallymark.retention import Retention
-from tallymark.spans import Log, Partition, Position, Tally
+from tallymark.kafka.cluster import Cluster, Sasl, Tls
+from tallymark.kafka.lag import Retention
+from tallymark.operate import findings as verdict
+from tallymark.operate.doctor import client, databases, redis, topics
+from tallymark.operate.doctor.backlog import expiry, lost, shortened
+from tallymark.operate.doctor.topics import DEVELOPMENT, Replicas, Shell
+from tallymark.operate.findings import Finding, Opinion
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 SHELL = Shell(Cluster("kafka-1:9092", tls=False))

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.errors import CommitRefused, Fenced, PositionMoved
-from tallymark.fence import (
+from tallymark.core.claims import (
     Advance,
     Claim,
     Entry,
@@ -24,7 +23,8 @@ from tallymark.fence import (
     explain_unfillable,
     restarted,
 )
-from tallymark.spans import Owner, Partition, Position, Span, Tally
+from tallymark.core.spans import Owner, Partition, Position, Span, Tally
+from tallymark.errors import CommitRefused, Fenced, PositionMoved
 from tests.unit.strategies import NOON, position
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)

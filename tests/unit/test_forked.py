@@ -8,8 +8,8 @@ import sys
 FORKED = """
 import concurrent.futures, gc, os, signal, sys, threading
 import tallymark
-from tallymark.formats import PIECE_BYTES, Decoder
-from tallymark.source import Json
+from tallymark.formats.json import PIECE_BYTES, Decoder
+from tallymark.formats.value import Json
 
 assert threading.active_count() == 1
 assert not [one for one in gc.get_objects() if isinstance(one, concurrent.futures.Executor)]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tallymark import Bytes, Json
 from tallymark.errors import BadInput
-from tallymark.formats import FEW, Decoder
+from tallymark.formats.json import FEW, Decoder
 from tests.support import json_values as corpus
 
 ORDERS = Json("id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP")
@@ -37,7 +37,7 @@ def ids(decoder: Decoder, values: list[bytes | None]) -> list[int | str | None]:
     ids=["scalars", "nested"],
 )
 def test_in_bulk_a_value_is_what_it_is_alone(monkeypatch: pytest.MonkeyPatch, schema: str, values: list[bytes]) -> None:
-    monkeypatch.setattr("tallymark.formats.FEW", 1)
+    monkeypatch.setattr("tallymark.formats.json.FEW", 1)
     decoder = Decoder(Json(schema))
     for value in values:
         alone, among = decoder([value]), decoder([value, value])
@@ -50,7 +50,7 @@ def test_every_value_stays_in_its_place(values: list[bytes | None]) -> None:
     decoder = Decoder(Json(corpus.NESTED))
     alone = [decoder([value]) for value in values]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tallymark.formats.FEW", 1)
+        patch.setattr("tallymark.formats.json.FEW", 1)
         together = decoder(values)
     assert repr(together.values.to_pylist()) == repr([one.values[0].as_py() for one in alone])
     assert together.errors == {at: one.errors[0] for at, one in enumerate(alone) if one.errors}
@@ -128,6 +128,7 @@ def test_a_record_without_a_value_is_neither_dead_nor_decoded() -> None:
         (b'{"at":"12:30"}', "at: '12:30' does not fit TIMESTAMP"),
         (b'{"at":{"a":1}}', "at: an object does not fit TIMESTAMP"),
         (b'{"id":1,"z":' + b"7" * 1001 + b"}", "a number has more than 1000 digits"),
+        pytest.param(b'{"' + b"a" * 50_001 + b'":1}', "a name has more than 50000 characters", id="name"),
         pytest.param(b'{"z":' + b"[" * 200 + b"]" * 200 + b"}", "nested too deeply", id="deep"),
         pytest.param(b'{"z":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply", id="very deep"),
     ],
@@ -159,7 +160,7 @@ def test_a_dead_value_names_the_field(value: dict[str, Any], words: str) -> None
 
 
 def test_a_long_batch_of_large_values_is_no_more_than_arrow_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tallymark.formats.PIECE_BYTES", 50_000)
+    monkeypatch.setattr("tallymark.formats.json.PIECE_BYTES", 50_000)
     decoded = Decoder(ORDERS)([order(number) for number in range(2000)])
     assert [len(chunk) for chunk in decoded.values.chunks] == [667, 667, 666]
     assert decoded.slow == 0
@@ -184,7 +185,7 @@ def test_the_type_is_known_before_the_first_value() -> None:
 
 
 def test_spark_is_not_needed() -> None:
-    code = "import sys, tallymark.formats; sys.exit('pyspark' in sys.modules)"
+    code = "import sys, tallymark.formats.json; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -204,11 +205,30 @@ def test_a_number_that_is_too_long_is_found_among_many(place: int) -> None:
     assert list(found.errors) == [250]
 
 
+@pytest.mark.parametrize(
+    "tiny", [b"1e-6000000", b'"1e-6000000"', b'"1\\u0065-6000000"', b'"1e-\\u0036000000"', b"0e-1000"]
+)
+def test_a_decimal_that_arrow_can_not_scale_is_found_among_many(tiny: bytes) -> None:
+    good = b'{"p": 1.5, "many": [{"p": 2}]}'
+    for odd in (b'{"p":' + tiny + b"}", b'{"many": [{"p": ' + tiny + b"}]}"):
+        found = Decoder(Json("p DECIMAL(5, 2), many ARRAY<STRUCT<p: DECIMAL(5, 2)>>"))(
+            [*[good] * 250, odd, *[good] * 250]
+        )
+        assert list(found.errors) == [250]
+
+
 def test_many_numbers_are_not_taken_for_a_long_one() -> None:
     numbers = b'{"id": 1, "z": [' + b",".join([b"1234567890" * 99] * 20) + b"]}"
     found = Decoder(Json("id BIGINT"))([numbers] * 250)
     assert not found.errors
     assert not found.slow
+
+
+@pytest.mark.parametrize("name", [b"a" * 50_001, b'\\"' * 50_001, b"\\\\" * 50_001])
+def test_a_name_that_is_too_long_is_found_among_many(name: bytes) -> None:
+    good, long = b'{"id": 1, "' + name[:50_000] + b'": "\\\\"}', b'{"id": 2, "z": {"' + name + b'": 1}}'
+    found = Decoder(Json("id BIGINT"))([*[good] * 250, long, *[good] * 250])
+    assert list(found.errors) == [250]
 
 
 @pytest.mark.parametrize("odd", [b"\xff", b"\xed\xa0\x80", b"\xc0\x80", b"\xf5\x80\x80\x80"])

@@ -11,10 +11,10 @@ from uuid import UUID
 import pyarrow as pa
 import pytest
 
+from tallymark.core.tables import TableSpec, visible
 from tallymark.errors import BadInput, DataRefused
-from tallymark.shape import TableSpec, visible
-from tallymark.stores.columns import is_json
 from tallymark.stores.given import Given, changes
+from tallymark.stores.sql.columns import is_json
 
 NAIVE, AWARE = datetime(2026, 1, 31), datetime(2026, 1, 31, tzinfo=timezone.utc)
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tallymark.books import BatchLine, NoteLine, Run
-from tallymark.fence import Note
-from tallymark.health import HISTORY, Facts, applied_rates, drain, duration, judge, patience
-from tallymark.lag import Lag
-from tallymark.spans import STREAMING, GroupState, Log, Owner, Partition, Position, Span, Tally
+from tallymark.core.claims import Note
+from tallymark.core.journal import BatchLine, NoteLine, Run
+from tallymark.core.spans import STREAMING, GroupState, Log, Owner, Partition, Position, Span, Tally
+from tallymark.kafka.lag import Lag
+from tallymark.operate.health import HISTORY, Facts, applied_rates, drain, duration, judge, patience
 
 NOW = datetime(2026, 1, 31, 12, 0, tzinfo=timezone.utc)
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)

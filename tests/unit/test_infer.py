@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark import Json
-from tallymark.ddl import parse
-from tallymark.declared.infer import infer_schema
+from tallymark.cli.toml.infer import infer_schema
+from tallymark.formats.schema import parse
 
 names = st.text(min_size=1, max_size=5).filter(lambda name: name.isprintable())
 plain = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from tallymark.cli.logs import JsonLines
-from tallymark.spans import Partition, Span, Tally
+from tallymark.core.spans import Partition, Span, Tally
 
 
 def line(template: str, *values: Any, exception: bool = False) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def line(template: str, *values: Any, exception: bool = False) -> dict[str, Any]
             raise ValueError("two\nlines")
         except ValueError:
             trouble = sys.exc_info()
-    record = logging.LogRecord("tallymark.loop", logging.WARNING, "", 0, template, values, trouble)
+    record = logging.LogRecord("tallymark.run.loop", logging.WARNING, "", 0, template, values, trouble)
     text = JsonLines().format(record)
     assert "\n" not in text
     found: dict[str, Any] = json.loads(text)
@@ -31,7 +31,7 @@ def line(template: str, *values: Any, exception: bool = False) -> dict[str, Any]
 def test_every_line_says_when_how_bad_who_and_what() -> None:
     found = line("nothing to tell")
     assert found.pop("time").endswith("Z")
-    assert found == {"level": "warning", "logger": "tallymark.loop", "message": "nothing to tell"}
+    assert found == {"level": "warning", "logger": "tallymark.run.loop", "message": "nothing to tell"}
 
 
 def test_named_values_are_fields_of_their_own_and_numbers_stay_numbers() -> None:

@@ -12,13 +12,13 @@ import pytest
 from confluent_kafka import OFFSET_INVALID, KafkaError
 
 import tallymark
-from tallymark.brokers import Brokers
-from tallymark.cluster import Cluster
-from tallymark.complaints import BUSY, HANDOVER, KAFKA, MOVED, SILENT, UNAUTHENTICATED, Complaints, judged
+from tallymark.core.spans import Partition
 from tallymark.errors import AccessDenied, Unreachable, Verdict
-from tallymark.spans import Partition
-from tallymark.spark.failures import AWAY, SPARK
-from tallymark.spark.failures import _explain as explain_spark
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.cluster import Cluster
+from tallymark.kafka.diagnosis import BUSY, HANDOVER, KAFKA, MOVED, SILENT, UNAUTHENTICATED, Complaints, judged
+from tallymark.spark.errors import AWAY, SPARK
+from tallymark.spark.errors import _explain as explain_spark
 
 CLIENT = Cluster("127.0.0.1:1", tls=False)
 KNOWN = {name: getattr(KafkaError, name) for name in dir(KafkaError) if name.lstrip("_").isupper()}
@@ -42,7 +42,7 @@ STAYS = (
 
 @pytest.fixture(autouse=True)
 def unknocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tallymark.complaints.diagnosis", lambda _: "nobody listens there")
+    monkeypatch.setattr("tallymark.kafka.diagnosis.diagnosis", lambda _: "nobody listens there")
 
 
 def test_every_code_that_the_client_knows_has_a_verdict() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tallymark.cluster import Cluster, Tls
-from tallymark.knock import CUT, ENCRYPTED, REFUSED, SILENT, diagnosis
+from tallymark.kafka.cluster import Cluster, Tls
+from tallymark.kafka.diagnosis import CUT, ENCRYPTED, NO_ANSWER, REFUSED, diagnosis
 
 Serve = Callable[[socket.socket], None]
 
@@ -97,7 +97,7 @@ def test_another_host_name_and_another_authority_are_told_apart(
 
 def test_nobody_is_told_to_switch_tls_off(served: Callable[[Serve], str], ours: Tls) -> None:
     assert diagnosis(Cluster(served(hang_up), tls=ours)) == CUT
-    assert diagnosis(Cluster(served(hang_up), tls=False)) == SILENT
+    assert diagnosis(Cluster(served(hang_up), tls=False)) == NO_ANSWER
 
 
 def test_the_first_broker_that_is_there_is_looked_at(served: Callable[[Serve], str], authority: trustme.CA) -> None:

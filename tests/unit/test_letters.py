@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallymark.core.batch import alike, check_letters, most_frequent, parted, places, refused
+from tallymark.core.records import LONGEST, DeadLetter, Reading, Seen, storable
+from tallymark.core.spans import Partition
+from tallymark.core.tables import OFFSET, PARTITION, TOPIC, Refusal, TableSpec
 from tallymark.errors import TallymarkError
-from tallymark.letters import alike, check_letters, most_frequent, parted, places, refused
-from tallymark.read import LONGEST, DeadLetter, Reading, Seen, storable
-from tallymark.shape import OFFSET, PARTITION, TOPIC, Refusal, TableSpec
-from tallymark.spans import Partition
 from tests.unit.strategies import NOON
 
 ZERO = Partition("orders", 0)

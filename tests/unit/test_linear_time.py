@@ -10,7 +10,7 @@ import pytest
 
 from tallymark import Json
 from tallymark.cli.values import pretty
-from tallymark.formats import Decoder
+from tallymark.formats.json import Decoder
 
 SCHEMA = (
     "id BIGINT, p DECIMAL(10, 2), x STRING, b BINARY, day DATE, at TIMESTAMP, n TIMESTAMP_NTZ, d DOUBLE, "

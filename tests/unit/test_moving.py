@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.books import Run
+from tallymark.core.claims import FirstClaim, Restart
+from tallymark.core.journal import Run
+from tallymark.core.spans import Log, Owner, Partition, Position, Tally
 from tallymark.errors import BadInput, CommitRefused, PositionMoved, TopicRecreated, UnknownPartition
-from tallymark.fence import FirstClaim, Restart
-from tallymark.moving import (
+from tallymark.operate.reset import (
     EPOCH,
     Aim,
     Planned,
@@ -23,7 +24,6 @@ from tallymark.moving import (
     parse_scope,
     within,
 )
-from tallymark.spans import Log, Owner, Partition, Position, Tally
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 NOW = datetime(2026, 1, 31, 12, 30, tzinfo=timezone.utc)

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallymark.core.spans import Partition
 from tallymark.errors import BadInput
-from tallymark.offsetsfile import read_offsets, write_offsets
-from tallymark.spans import Partition
+from tallymark.operate.takeover import read_offsets, write_offsets
 
 TOPICS = st.text("abcXYZ019._-", min_size=1, max_size=40)
 

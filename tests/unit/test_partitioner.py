@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.errors import BadInput
-from tallymark.jars import fetch
-from tallymark.java import java_home
-from tallymark.partitioner import REFRESH_SECONDS, Choice, java_partition, murmur2
+from tallymark.local.jars import fetch
+from tallymark.local.java import java_home
+from tallymark.produce.settings import REFRESH_SECONDS, Choice, java_partition, murmur2
 
 TESTS = Path(__file__).parent.parent
 VECTORS: list[list[int | str]] = json.loads((TESTS / "data" / "murmur2.json").read_text())
@@ -77,7 +77,7 @@ def test_a_partition_that_is_not_there_is_refused(wrong: int) -> None:
 
 def test_the_number_of_partitions_is_asked_for_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     now, counts = [0.0], iter([3, 4])
-    monkeypatch.setattr("tallymark.partitioner.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tallymark.produce.settings.monotonic", lambda: now[0])
     choice = Choice(lambda _topic, _key, partitions: partitions - 1, lambda _: next(counts))
     now[0] = 1.0
     assert [choice("orders", "key") for _ in range(3)] == [2, 2, 2]

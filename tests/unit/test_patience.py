@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tallymark.core.retry import patiently
 from tallymark.errors import AccessDenied, Unreachable
-from tallymark.patience import patiently
 
 
 def failing(times: int, error: Exception) -> tuple[Callable[[], str], list[int]]:

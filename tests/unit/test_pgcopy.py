@@ -16,7 +16,7 @@ from sqlalchemy import types as sql
 from sqlalchemy.dialects import postgresql
 
 from tallymark.errors import DataRefused
-from tallymark.stores import pgcopy
+from tallymark.stores.sql import pgcopy
 
 DAY, MOMENT = date(2000, 1, 1), datetime(2000, 1, 1, tzinfo=timezone.utc)
 ANY_BYTES, ANY_TEXT = st.binary(max_size=5), st.text(max_size=5)

@@ -10,9 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallymark.core.plan import (
+    Jump,
+    Limits,
+    Move,
+    Plan,
+    adapt,
+    caught_up,
+    check_identity,
+    lowered,
+    plan,
+    readable_from,
+    share,
+)
+from tallymark.core.spans import Log, Partition, Span
 from tallymark.errors import BadInput, BeyondEnd, ForeignCluster, RecordsLost, TopicRecreated
-from tallymark.plan import Jump, Limits, Move, Plan, adapt, caught_up, check_identity, plan, readable_from, share
-from tallymark.spans import Log, Partition, Span
 from tests.unit import strategies as draw
 from tests.unit.strategies import log, position
 
@@ -266,3 +278,24 @@ def test_caught_up_means_every_goal_is_reached() -> None:
     assert caught_up({ZERO: 5}, goals)
     assert caught_up({ZERO: 6, ONE: 1}, goals)
     assert not caught_up({ZERO: 4, ONE: 9}, goals)
+
+
+@given(st.data(), draw.logs(), limits)
+def test_a_run_comes_to_the_goals_in_the_logs_of_now_and_to_no_other(
+    data: st.DataObject, logs: dict[Partition, Log], limit: int
+) -> None:
+    goals = [Span(partition, 0, data.draw(st.integers(0, 600))) for partition in logs]
+    positions = data.draw(positions_in(logs))
+    within = lowered(goals, positions, logs)
+    assert all(now.stop == min(goal.stop, logs[goal.partition].stop) for goal, now in zip(goals, within, strict=True))
+    while batch := plan(positions, logs, limit, "record"):
+        positions |= {move.partition: move.stop for move in batch.moves}
+    assert caught_up(positions, within)
+
+
+def test_a_position_past_the_end_of_its_log_keeps_its_goal_and_a_log_that_is_gone_has_none() -> None:
+    goals = [Span(ZERO, 0, 100), Span(ONE, 0, 100)]
+    assert lowered(goals, {ZERO: 60}, {ZERO: log(ZERO, 0, 50)}) == [Span(ZERO, 0, 100)]
+    assert lowered(goals, {ZERO: 50}, {ZERO: log(ZERO, 0, 50)}) == [Span(ZERO, 0, 50)]
+    # Up to the end of open transactions, which are not to be waited for.
+    assert lowered(goals, {ZERO: 60}, {ZERO: log(ZERO, 0, 50, 70)}) == [Span(ZERO, 0, 50)]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.spans import Partition, Span
-from tallymark.spark.poison import poisonous
+from tallymark.core.spans import Partition, Span
+from tallymark.spark.rows import poisonous
 
 NEVER = 1_000
 spans = st.dictionaries(

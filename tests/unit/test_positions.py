@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.claiming import Beginning
+from tallymark.core.spans import Partition
+from tallymark.core.start import Beginning, Start, overridden_offset, starting_offset
 from tallymark.errors import BadInput
-from tallymark.positions import Start, overridden_offset, starting_offset
-from tallymark.spans import Partition
 from tests.unit.strategies import NOON, log, position
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)

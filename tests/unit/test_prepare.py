@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from tallymark.core.plan import Limits, Move, Plan, plan
+from tallymark.core.progress import ignore
+from tallymark.core.spans import Log, Mark, Owner, Partition
+from tallymark.core.start import Start
 from tallymark.errors import BatchTooLarge
-from tallymark.job import Job
-from tallymark.plan import Limits, Move, Plan, plan
-from tallymark.positions import Start
-from tallymark.prepare import CAREFUL, Cursor, Preparation
-from tallymark.spans import Log, Mark, Owner, Partition
-from tallymark.steps import ignore
+from tallymark.run.prepare import CAREFUL, Cursor, Preparation
+from tallymark.run.setup import Job
 
 ONE, OTHER = Partition("orders", 0), Partition("orders", 1)
 NOBODY: Any = None

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tallymark.errors import BadInput
-from tallymark.profiles import FAST, NO_LOSS, Profile, check, choose, transactional
+from tallymark.produce.settings import FAST, NO_LOSS, Profile, check, choose, transactional
 
 EVERYWHERE = {"partitioner": "murmur2_random", "reconnect.backoff.max.ms": 1000, "log_level": 0}
 

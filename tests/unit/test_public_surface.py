@@ -11,22 +11,32 @@ from tallymark import errors
 
 def test_the_public_names_are_these() -> None:
     assert tallymark.__all__ == [
+        "AccessDenied",
         "App",
+        "BadInput",
         "Batch",
         "Budget",
+        "BufferFull",
         "Bytes",
+        "CommitRefused",
+        "CommitUnknown",
         "Consumer",
         "Fenced",
         "Group",
         "Json",
         "Kafka",
+        "LetterQuery",
         "Limits",
+        "LogTruncated",
         "Metadata",
         "Pipeline",
         "Place",
         "Producer",
+        "ProducerStopped",
         "Record",
+        "RecordTooLarge",
         "Records",
+        "RecordsLost",
         "Retry",
         "Sasl",
         "Sink",
@@ -37,6 +47,8 @@ def test_the_public_names_are_these() -> None:
         "TallymarkError",
         "Tls",
         "Transaction",
+        "UnknownPartition",
+        "Unreachable",
     ]
     assert all(hasattr(tallymark, name) for name in tallymark.__all__)
 

@@ -7,9 +7,9 @@ from datetime import datetime, timedelta, timezone
 
 import pyarrow as pa
 
-from tallymark import raw
-from tallymark.read import DeadLetter, Seen
-from tallymark.spans import Partition, Span
+from tallymark.core import raw
+from tallymark.core.records import DeadLetter, Seen
+from tallymark.core.spans import Partition, Span
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
 ONE, TWO = Partition("a", 0), Partition("a", 1)

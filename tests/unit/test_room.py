@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.spans import Partition, Span
-from tallymark.spark.room import Room
+from tallymark.core.spans import Partition, Span
+from tallymark.spark.memory import Room
 
 MANY = [Span(Partition("orders", 0), 0, 100), Span(Partition("orders", 1), 0, 100)]
 LEAST = [Span(Partition("orders", 0), 7, 8), Span(Partition("orders", 1), 3, 4)]

@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from tallymark.cli import run
-from tallymark.spans import Tally
-from tallymark.steps import Progress, Step
+from tallymark.core.progress import Progress, Step
+from tallymark.core.spans import Tally
 
 
 def test_through_a_pipe_progress_is_a_line_in_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from tallymark.spans import Partition, Span, split
-from tallymark.spark.scanning import Scanning
+from tallymark.core.spans import Partition, Span, split
+from tallymark.spark.scan import Scanning
 from tests.support.pipelines import eventually
 
 ONE = Partition("orders", 0)

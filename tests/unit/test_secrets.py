@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tallymark.core.credentials import from_environment, read_secret
 from tallymark.errors import BadInput
-from tallymark.secrets import from_environment, read_secret
 
 CANARY = "Canary-7f3a"
 

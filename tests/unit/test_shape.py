@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.errors import BadInput
-from tallymark.shape import (
+from tallymark.core.spans import Partition
+from tallymark.core.tables import (
     DELETED,
     HIDDEN,
     OFFSET,
@@ -33,7 +33,7 @@ from tallymark.shape import (
     visible,
     without,
 )
-from tallymark.spans import Partition
+from tallymark.errors import BadInput
 from tests.support.newest import Made, Oracle
 from tests.unit.strategies import NOON
 

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
+import time
 import weakref
 
 import pytest
 
-from tallymark.signals import noticing_interrupts
+from tallymark.run.until import repeating_interrupts
 
 
 class Thing:
     """Something to refer to weakly."""
 
 
-def swallowed(reached: list[bool]) -> None:
-    with noticing_interrupts() as listen:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        listen()
+def dropped(reached: list[bool]) -> None:
+    with repeating_interrupts():
         thing = Thing()
         _reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
         del thing
         reached.append(True)
+        time.sleep(60)
 
 
-def test_an_interrupt_that_a_callback_swallows_is_raised_in_the_end(capfd: pytest.CaptureFixture[str]) -> None:
-    before, reached = signal.getsignal(signal.SIGINT), list[bool]()
+@pytest.mark.timeout(10)
+def test_an_interrupt_that_a_callback_drops_is_raised_again(capfd: pytest.CaptureFixture[str]) -> None:
+    before, reached = sys.unraisablehook, list[bool]()
     with pytest.raises(KeyboardInterrupt):
-        swallowed(reached)
-    assert reached, "the callback has not swallowed it"
-    assert signal.getsignal(signal.SIGINT) is before
+        dropped(reached)
+    assert reached, "the callback has not dropped it"
+    assert sys.unraisablehook is before
     assert capfd.readouterr().err == ""

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallymark.core.plan import Jump, plan
+from tallymark.core.skip_ahead import Lookout, SkipAhead, by_records, by_time, jumps
+from tallymark.core.spans import Partition
 from tallymark.errors import BadInput
-from tallymark.plan import Jump, plan
-from tallymark.skipahead import Lookout, SkipAhead, by_records, by_time, jumps
-from tallymark.spans import Partition
 from tests.unit.strategies import NOON, log
 
 ZERO = Partition("orders", 0)

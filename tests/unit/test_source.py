@@ -8,7 +8,7 @@ import pytest
 
 from tallymark import Bytes, Json, Kafka
 from tallymark.errors import BadInput
-from tallymark.formats import explain
+from tallymark.formats.json import explain
 
 SCHEMA = Json("id BIGINT, at TIMESTAMP")
 

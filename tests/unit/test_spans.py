@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.spans import OUTCOMES, Owner, Partition, Span, Tally, split
+from tallymark.core.spans import OUTCOMES, Owner, Partition, Span, Tally, split
 from tests.unit import strategies as draw
 
 PARTITION = Partition("orders", 3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tallymark.errors import AccessDenied, BatchTooLarge, ReadFailed, Unreachable
-from tallymark.spark.failures import FunctionFailed, _explain
+from tallymark.spark.errors import FunctionFailed, _explain
 
 KAFKA = "org.apache.kafka.common.errors"
 

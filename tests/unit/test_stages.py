@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tallymark.observe import stages
-from tallymark.observe.stages import Stopwatch
-from tallymark.steps import Progress, Step
+from tallymark.core.progress import Progress, Step
+from tallymark.run.observe import stages
+from tallymark.run.observe.stages import Stopwatch
 
 
 class Clock:

@@ -13,12 +13,12 @@ import pytest
 from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from tallymark import trial
+from tallymark.core.tables import TableSpec
 from tallymark.errors import AccessDenied, BadInput, DataRefused, TableChanged, TallymarkError, Unreachable
-from tallymark.shape import TableSpec
-from tallymark.stores.columns import hexed
-from tallymark.stores.failures import translate, translated
+from tallymark.operate import check as trial
 from tallymark.stores.opening import open_store
+from tallymark.stores.sql.columns import hexed
+from tallymark.stores.sql.errors import translate, translated
 
 SECRET = "s3cr3t-w0rd"
 STORE = "postgresql://shop@db/shop"

@@ -9,13 +9,12 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
 
-from tallymark.delivery import Delivery, Reports
+from tallymark.core.times import LAST_MILLIS, timestamp
 from tallymark.errors import BadInput, TallymarkError
-from tallymark.interceptors import Interceptors
-from tallymark.outgoing import epoch_millis
-from tallymark.records import Records
-from tallymark.retention import Retention
-from tallymark.times import LAST_MILLIS, timestamp
+from tallymark.kafka.lag import Retention
+from tallymark.produce.delivery import Delivery, Interceptors, Reports
+from tallymark.produce.settings import epoch_millis
+from tallymark.service.batch import Records
 
 LAST = datetime.max.replace(microsecond=999_000, tzinfo=timezone.utc)
 ABSURD = 1_700_000_000_000_000

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.batch import account
+from tallymark.core.batch import account
+from tallymark.core.claims import Advance, Claim, Note, Restart, advanced, restarted
+from tallymark.core.plan import Move, Plan, plan
+from tallymark.core.records import Seen
+from tallymark.core.spans import Log, Mark, Partition, Span, Tally, Truncation
 from tallymark.errors import LogTruncated, PositionMoved, PositionRefused
-from tallymark.fence import Advance, Claim, Note, Restart, advanced, restarted
-from tallymark.plan import Move, Plan, plan
-from tallymark.prepare import Cursor
-from tallymark.read import Seen
-from tallymark.spans import Log, Mark, Partition, Span, Tally
-from tallymark.truncation import Truncation, Validation, may_be_truncated
+from tallymark.run.prepare import Cursor
+from tallymark.run.truncation import Validation, may_be_truncated
 from tests.unit.strategies import NOON, log, position
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
@@ -89,12 +89,9 @@ def test_a_move_has_the_epoch_of_the_leader_that_told_its_end_also_in_parts() ->
     assert whole.after(whole.half()) == Plan((Move(ZERO, 50, 0, 50, leader_epoch=3),))
 
 
-@pytest.mark.parametrize(("of_record", "of_move", "kept"), [(2, 3, 2), (None, 3, 3), (0, None, 0), (None, None, None)])
-def test_the_epoch_of_the_last_record_goes_before_that_of_the_plan(
-    of_record: int | None, of_move: int | None, kept: int | None
-) -> None:
-    move, seen = Move(ZERO, 7, 0, 3, leader_epoch=of_move), Seen(3, leader_epoch=of_record)
-    assert account(move, seen, 0, 1).leader_epoch == kept
+@given(epochs)
+def test_a_position_gets_the_epoch_of_the_move_to_it(epoch: int | None) -> None:
+    assert account(Move(ZERO, 7, 0, 3, leader_epoch=epoch), Seen(3), 0, 1).leader_epoch == epoch
 
 
 @pytest.mark.parametrize(("of_step", "kept"), [(None, 4), (0, 0), (6, 6)])

@@ -18,8 +18,8 @@ from redis._parsers.base import BaseParser
 from sqlalchemy.exc import DBAPIError
 
 from tallymark.errors import TallymarkError, Unreachable, Verdict, verdicts
-from tallymark.stores import failures
-from tallymark.stores.redis import failures as redis_failures
+from tallymark.stores.redis import errors as redis_failures
+from tallymark.stores.sql import errors as failures
 
 NAME, WORDS = "the server", "words of its own"
 

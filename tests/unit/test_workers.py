@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, Retry, TallymarkError
-from tallymark.handler import Handler
-from tallymark.records import Record
-from tallymark.spans import Partition
-from tallymark.workers import Lanes, Order, Outcome, Workers
+from tallymark.service.batch import Record
+from tallymark.service.handler import Handler
+from tallymark.service.workers import Lanes, Order, Outcome, Workers
 
 
 class Notes:

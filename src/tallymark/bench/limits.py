@@ -15,8 +15,8 @@ from tallymark.bench import tables
 from tallymark.bench.race import Course, Lap
 from tallymark.bench.records import DDL, SCHEMA, Shape, pieces, rows
 from tallymark.bench.tables import Idle, Mode
-from tallymark.cluster import Cluster
 from tallymark.errors import TallymarkError
+from tallymark.kafka.cluster import Cluster
 from tallymark.stores.opening import open_sql
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from tallymark.bench import tables
 from tallymark.bench.race import Course, Lap
 from tallymark.bench.records import PARTITIONS, SCHEMA
 from tallymark.bench.tables import Idle, Mode
-from tallymark.cluster import Cluster
+from tallymark.core.tables import TableSpec
 from tallymark.errors import TallymarkError
-from tallymark.shape import TableSpec
+from tallymark.kafka.cluster import Cluster
 from tallymark.stores.opening import open_sql
 
 NAMES = ", ".join(SCHEMA.names)

@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy import text
 
 from tallymark.errors import SandboxError
-from tallymark.jars import artifacts
+from tallymark.local.jars import artifacts
 from tallymark.stores.opening import open_sql
 
 PACKAGES = {

@@ -9,20 +9,21 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tallymark.app import App
 from tallymark.bench import tables
 from tallymark.bench.race import Course, Lap
 from tallymark.bench.records import DDL
 from tallymark.bench.tables import Idle, Mode
-from tallymark.commit import Delivery
+from tallymark.core.plan import Limits
+from tallymark.core.progress import Progress, Step
 from tallymark.errors import TallymarkError
-from tallymark.membership import Standalone
-from tallymark.pipeline import Pipeline, Road
-from tallymark.plan import Limits
-from tallymark.source import Json, Kafka
-from tallymark.steps import Progress, Step
+from tallymark.formats.value import Json
+from tallymark.kafka.membership import Standalone
+from tallymark.kafka.source import Kafka
+from tallymark.run.commit import Delivery
+from tallymark.service.app import App
+from tallymark.spark.pipeline import Pipeline, Road
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_sql
-from tallymark.stores.store import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Producer
 
-from tallymark.brokers import Brokers, connect
-from tallymark.cluster import Cluster
 from tallymark.errors import BadInput, TallymarkError
+from tallymark.kafka.brokers import Brokers, connect
+from tallymark.kafka.cluster import Cluster
 
 Shape = Literal["small", "large"]
 

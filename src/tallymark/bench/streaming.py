@@ -14,7 +14,7 @@ from tallymark.bench import tables
 from tallymark.bench.limits import from_json, from_json_plain, kafka_options, running
 from tallymark.bench.race import Course, Lap
 from tallymark.bench.tables import Idle
-from tallymark.jars import fetch
+from tallymark.local.jars import fetch
 from tallymark.stores.tls import OPTIONS
 from tallymark.stores.url import with_password
 

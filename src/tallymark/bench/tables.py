@@ -11,10 +11,10 @@ from sqlalchemy.exc import DBAPIError
 
 from tallymark.bench.race import Course, Lap
 from tallymark.bench.records import SCHEMA, pieces, rows
+from tallymark.core.tables import Changes, TableSpec
 from tallymark.errors import TallymarkError
-from tallymark.shape import Changes, TableSpec
 from tallymark.stores.opening import open_sql
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql.store import SqlStore
 
 Mode = Literal["append", "upsert"]
 

@@ -15,11 +15,11 @@ from tallymark.bench.ours import forget_groups
 from tallymark.bench.race import Course
 from tallymark.bench.records import Shape, Tell, delete_topic, fill
 from tallymark.bench.tables import drop
-from tallymark.brokers import Brokers
-from tallymark.cluster import Cluster
-from tallymark.ledger.tables import metadata
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.cluster import Cluster
 from tallymark.stores.opening import open_sql, sqlite_file
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql.ledger.tables import metadata
+from tallymark.stores.sql.store import SqlStore
 
 KINDS = {"postgresql": "postgresql", "postgres": "postgresql", "sqlite": "sqlite"}
 

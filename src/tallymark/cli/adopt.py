@@ -11,18 +11,17 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from tallymark.adopting import adopt, adopting, check_stopped, committed, lag, meaning
-from tallymark.brokers import Brokers
-from tallymark.checkpoint import read_checkpoint
 from tallymark.cli.groups import operator
 from tallymark.cli.moves import counted, logs, needed_brokers, needed_target, only_one, opened, positions, say
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl
 from tallymark.cli.tables import plain_table, print_table
+from tallymark.core.spans import Log, Partition, Span
 from tallymark.errors import BadInput
-from tallymark.moving import Planned, parse_scope, within
-from tallymark.spans import Log, Partition, Span
+from tallymark.kafka.brokers import Brokers
+from tallymark.operate.reset import Planned, parse_scope, within
+from tallymark.operate.takeover import adopt, adopting, check_stopped, committed, lag, meaning, read_checkpoint
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import sqlite_file
-from tallymark.stores.store import Store
 
 Group = Annotated[str | None, typer.Argument(help="The group that takes over; not needed with --file.")]
 KafkaGroup = Annotated[

@@ -12,17 +12,17 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tallymark.audit.compare import BAD, GOOD, Compared
-from tallymark.audit.deep import Comparison, compare
-from tallymark.audit.examine import examine
-from tallymark.brokers import Brokers
 from tallymark.cli.load import load, setup_of
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, Target, target, target_of
-from tallymark.cli.survey import ledger
 from tallymark.cli.tables import plain_table, print_table
-from tallymark.doctor.verdict import Finding
 from tallymark.errors import BadInput
-from tallymark.pipeline import Pipeline
+from tallymark.kafka.brokers import Brokers
+from tallymark.operate.audit.compare import BAD, GOOD, Compared
+from tallymark.operate.audit.deep import Comparison, compare
+from tallymark.operate.audit.examine import examine
+from tallymark.operate.findings import Finding
+from tallymark.operate.survey import ledger
+from tallymark.spark.pipeline import Pipeline
 
 STYLES = {"ok": "green", "fail": "bold red"}
 LISTED = 20

@@ -23,7 +23,7 @@ from tallymark.bench.venue import Venue
 from tallymark.cli.options import AsJson, BrokersOption, StoreUrl
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.errors import BadInput
-from tallymark.sandbox import Sandbox
+from tallymark.local.sandbox import Sandbox
 from tallymark.spark.session import session
 from tallymark.stores.opening import open_sql
 

@@ -12,14 +12,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tallymark.app import App
 from tallymark.cli.load import load
 from tallymark.cli.options import AsJson
-from tallymark.cli.survey import up_to_date
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.cli.values import printable
-from tallymark.pipeline import Pipeline
-from tallymark.trial import Sampled, Trial, try_pipeline, try_setup
+from tallymark.operate.check import Sampled, Trial, try_pipeline, try_setup
+from tallymark.operate.survey import up_to_date
+from tallymark.service.app import App
+from tallymark.spark.pipeline import Pipeline
 
 File = Annotated[Path, typer.Argument(help="A TOML file, or a Python file that defines one Pipeline or App.")]
 Rows = Annotated[int, typer.Option("--rows", min=0, help="How many sample rows of each table to show.")]

@@ -15,8 +15,8 @@ from rich.console import Console
 
 from tallymark.cli.options import BrokersOption, needed_cluster
 from tallymark.cli.values import member, printable
-from tallymark.look import FORMS, Look
-from tallymark.records import Record
+from tallymark.operate.tail import FORMS, Look
+from tallymark.service.batch import Record
 
 Topic = Annotated[str, typer.Argument(help="The topic to look at.")]
 From = Annotated[str, typer.Option("--from", help=f"Where to start: {FORMS}.")]

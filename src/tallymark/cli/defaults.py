@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from tallymark.core.credentials import assumed
 from tallymark.errors import BadInput
-from tallymark.secrets import assumed
 
 if TYPE_CHECKING:
-    from tallymark.cluster import Sasl, Tls
+    from tallymark.kafka.cluster import Sasl, Tls
 
 FILE, VARIABLE = "tallymark.toml", "TALLYMARK_CONFIG"
 WAYS_IN = ("TALLYMARK_SASL_", "TALLYMARK_TLS")
@@ -24,10 +24,10 @@ def assume(context: typer.Context) -> None:
     path = _file()
     if path is None:
         return
-    from tallymark.cluster import Cluster
-    from tallymark.declared.complaints import validated
-    from tallymark.declared.document import read
-    from tallymark.declared.model import Defaults
+    from tallymark.cli.toml.complaints import validated
+    from tallymark.cli.toml.document import read
+    from tallymark.cli.toml.model import Defaults
+    from tallymark.kafka.cluster import Cluster
 
     document = read(path)
     said = validated(Defaults, document)

@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
 from tallymark.cli.tables import plain_table, print_table
-from tallymark.demo.play import KILLS, Play
-from tallymark.demo.verdict import Verdict
+from tallymark.core.spans import OUTCOMES, Tally
 from tallymark.errors import BadInput
-from tallymark.spans import OUTCOMES, Tally
+from tallymark.operate.demo.play import KILLS, Play
+from tallymark.operate.demo.verdict import Verdict
 
 StoreUrl = Annotated[
     str | None, typer.Option("--store", help="A database for the rows and the offsets; SQLite if none.")

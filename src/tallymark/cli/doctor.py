@@ -16,11 +16,11 @@ from rich.text import Text
 from tallymark.cli.load import load_setup
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl
 from tallymark.cli.tables import plain_table, print_table
-from tallymark.cluster import Cluster
-from tallymark.doctor.examine import Patient, examine
-from tallymark.doctor.verdict import Finding
 from tallymark.errors import BadInput
-from tallymark.membership import Group
+from tallymark.kafka.cluster import Cluster
+from tallymark.kafka.membership import Group
+from tallymark.operate.doctor.examine import Patient, examine
+from tallymark.operate.findings import Finding
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

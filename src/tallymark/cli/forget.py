@@ -12,13 +12,13 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tallymark.books import DEAD, Run, owners_alive
 from tallymark.cli.groups import Group, operator
 from tallymark.cli.options import AsJson, FileOption, StoreUrl, target
-from tallymark.cli.survey import ledger
+from tallymark.core.journal import DEAD, Run, owners_alive
+from tallymark.core.spans import Partition, Position, Tally
 from tallymark.errors import BadInput, PositionMoved, TallymarkError
-from tallymark.spans import Partition, Position, Tally
-from tallymark.stores.store import Store
+from tallymark.operate.survey import ledger
+from tallymark.stores.contract import Store
 
 log = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tallymark.brokers import Brokers
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
-from tallymark.cli.survey import Survey, ledger, look
 from tallymark.cli.tables import FittedTable, whole_lines
 from tallymark.cli.values import printable
+from tallymark.core.spans import GroupState
 from tallymark.errors import BadInput
-from tallymark.health import moment
-from tallymark.spans import GroupState
+from tallymark.kafka.brokers import Brokers
+from tallymark.operate.health import moment
+from tallymark.operate.survey import Survey, ledger, look
 
 Group = Annotated[str | None, typer.Argument(help="The group; not needed with --file.")]
 Reason = Annotated[str | None, typer.Option("--reason", help="Why; shown by status and to whoever runs the group.")]
@@ -84,7 +84,7 @@ def pause(
 
 
 def resume(group: Group = None, store: StoreUrl = None, file: FileOption = None, as_json: AsJson = False) -> None:
-    """Let a paused group go on. Its budget for dead letters starts anew."""
+    """Let a paused group go on. The window of its budget for dead letters starts anew, also if it was not paused."""
     _set(group, "running", None, store, file, as_json)
 
 

@@ -11,10 +11,10 @@ import typer
 from rich.console import Console
 
 from tallymark.cli.options import AsJson, BrokersOption
-from tallymark.cluster import Cluster
-from tallymark.declared.starter import Answers, starter
+from tallymark.cli.toml.starter import Answers, starter
 from tallymark.errors import BadInput, TallymarkError
-from tallymark.look import Look
+from tallymark.kafka.cluster import Cluster
+from tallymark.operate.tail import Look
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")]
 Topic = Annotated[str | None, typer.Option("--topic", "-t", help="The topic to read.")]

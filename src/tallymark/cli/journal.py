@@ -11,18 +11,18 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tallymark.books import NoteLine
-from tallymark.brokers import Brokers
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
-from tallymark.cli.survey import ledger
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.cli.values import printable
+from tallymark.core.claims import BACK
+from tallymark.core.journal import NoteLine
+from tallymark.core.spans import Partition, Position, Span
 from tallymark.errors import BadInput
-from tallymark.fence import BACK
-from tallymark.health import moment
-from tallymark.openskips import held, held_logs
-from tallymark.spans import Partition, Position, Span
-from tallymark.stores.store import Store
+from tallymark.kafka.brokers import Brokers
+from tallymark.operate.health import moment
+from tallymark.operate.survey import ledger
+from tallymark.run.skips import held, held_logs
+from tallymark.stores.contract import Store
 
 Group = Annotated[str | None, typer.Argument(help="Only this group.")]
 KINDS = ("skip", "loss", *BACK, "backfill", "replay", "begin")

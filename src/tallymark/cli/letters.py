@@ -11,7 +11,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tallymark.books import DEAD, DISCARDED, Letter, LetterQuery
 from tallymark.cli import replay
 from tallymark.cli.choice import (
     ErrorText,
@@ -28,13 +27,14 @@ from tallymark.cli.choice import (
 )
 from tallymark.cli.groups import operator
 from tallymark.cli.options import AsJson, FileOption, StoreUrl, target
-from tallymark.cli.survey import ledger
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.cli.values import member, pretty, printable
+from tallymark.core.journal import DEAD, DISCARDED, Letter, LetterQuery
 from tallymark.errors import BadInput, CommitRefused
-from tallymark.health import moment
-from tallymark.openletters import MOST
-from tallymark.stores.store import Store
+from tallymark.operate.health import moment
+from tallymark.operate.survey import ledger
+from tallymark.run.letters import MOST
+from tallymark.stores.contract import Store
 
 Group = Annotated[str | None, typer.Argument(help="Only this group.")]
 GroupOption = Annotated[str | None, typer.Option("--group", help="Only of this group.")]

@@ -8,10 +8,10 @@ import traceback
 from dataclasses import replace
 from pathlib import Path
 
-from tallymark.app import App
 from tallymark.errors import BadInput, TallymarkError
-from tallymark.pipeline import Pipeline
-from tallymark.setup import Setup
+from tallymark.run.setup import Setup
+from tallymark.service.app import App
+from tallymark.spark.pipeline import Pipeline
 
 EXTRAS = {
     "pyspark": "spark",
@@ -40,7 +40,7 @@ def load(path: Path) -> Pipeline | App:
         raise BadInput(f"{path}: there is no such file")
     if path.suffix.lower() == ".toml":
         # Here, since most commands read no TOML: pydantic takes a while to import.
-        from tallymark.declared.build import load_pipeline
+        from tallymark.cli.toml.build import load_pipeline
 
         return load_pipeline(path)
     sys.path.insert(0, str(path.resolve().parent))

@@ -36,6 +36,7 @@ from tallymark.cli.logs import Format as LogFormat
 from tallymark.cli.logs import configure, is_json, say
 from tallymark.cli.values import printable
 from tallymark.errors import TallymarkError
+from tallymark.run.until import repeating_interrupts
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C, where it does not ask for the end of a batch."""
@@ -116,7 +117,8 @@ def options(
 def main() -> None:
     """The console script."""
     try:
-        app()
+        with repeating_interrupts():
+            app()
     except TallymarkError as error:
         said = str(error)
     except SystemExit as left:

@@ -11,14 +11,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tallymark.brokers import Brokers, GroupMember
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
-from tallymark.cli.survey import ledger
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.cli.values import printable
+from tallymark.core.claims import Rebalance
+from tallymark.core.spans import Partition
 from tallymark.errors import BadInput
-from tallymark.fence import Rebalance
-from tallymark.spans import Partition
+from tallymark.kafka.brokers import Brokers, GroupMember
+from tallymark.operate.survey import ledger
 
 Group = Annotated[str | None, typer.Argument(help="The group; not needed with --file.")]
 Most = Annotated[int, typer.Option("--rebalances", help="How many of the last rebalances to show; needs the store.")]

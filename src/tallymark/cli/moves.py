@@ -9,13 +9,13 @@ from typing import Any
 
 from rich.console import Console
 
-from tallymark.brokers import Brokers
 from tallymark.cli.options import Target, target
-from tallymark.cli.survey import up_to_date
+from tallymark.core.spans import Log, Partition, Position
 from tallymark.errors import BadInput, UnknownPartition
-from tallymark.spans import Log, Partition, Position
+from tallymark.kafka.brokers import Brokers
+from tallymark.operate.survey import up_to_date
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_existing, open_store
-from tallymark.stores.store import Store
 
 
 def needed_target(file: Path | None, group: str | None, store: str | None, brokers: str | None) -> Target:

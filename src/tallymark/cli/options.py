@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from tallymark.cli.load import load_setup
-from tallymark.cluster import Cluster
 from tallymark.errors import BadInput
-from tallymark.setup import Setup
+from tallymark.kafka.cluster import Cluster
+from tallymark.run.setup import Setup
 
 FILE_HELP = "Take group, store and brokers from this pipeline or app."
 

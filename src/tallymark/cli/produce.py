@@ -18,11 +18,11 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tallymark.brokers import Brokers
 from tallymark.cli.options import BrokersOption, needed_cluster
 from tallymark.errors import BadInput, NotDelivered, TallymarkError
-from tallymark.producer import Producer
-from tallymark.source import is_pattern
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.source import is_pattern
+from tallymark.produce.producer import Producer
 
 Topic = Annotated[str, typer.Argument(help="The topic to write to.")]
 FileOption = Annotated[Path | None, typer.Option("--file", help="Read this file instead of standard input.")]

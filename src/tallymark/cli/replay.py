@@ -13,29 +13,28 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tallymark.app import App
-from tallymark.backfill import check_order
-from tallymark.books import Letter, LetterQuery
-from tallymark.brokers import Brokers
 from tallymark.cli.choice import ErrorText, Execute, Kind, PartitionOption, Since, Table, Topic, Until, choice, kinds
 from tallymark.cli.groups import operator
 from tallymark.cli.load import load
 from tallymark.cli.options import AsJson, BrokersOption
 from tallymark.cli.run import ALLOW, File, Overwrite, RunDisplay
-from tallymark.cli.survey import ledger
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.cli.values import printable
-from tallymark.cluster import Cluster
+from tallymark.core.journal import Letter, LetterQuery
+from tallymark.core.progress import OnStep
+from tallymark.core.spans import Tally
 from tallymark.errors import BadInput, TallymarkError
-from tallymark.health import moment
-from tallymark.openletters import OpenLetters, chosen
-from tallymark.pipeline import Pipeline
-from tallymark.producer import Producer
-from tallymark.replay import check_delivery
-from tallymark.resend import resend
-from tallymark.setup import Setup
-from tallymark.spans import Tally
-from tallymark.steps import OnStep
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.cluster import Cluster
+from tallymark.operate.health import moment
+from tallymark.operate.resend import resend
+from tallymark.operate.survey import ledger
+from tallymark.produce.producer import Producer
+from tallymark.run.letters import OpenLetters, check_delivery, chosen
+from tallymark.run.setup import Setup
+from tallymark.run.skips import check_order
+from tallymark.service.app import App
+from tallymark.spark.pipeline import Pipeline
 
 Ids = Annotated[list[str] | None, typer.Argument(help="Only these, as dead-letters list shows them.")]
 GroupOption = Annotated[str | None, typer.Option("--group", help="Only of this group of the file.")]

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 from rich.text import Text
 
-from tallymark.brokers import Brokers
 from tallymark.cli.groups import operator
 from tallymark.cli.moves import (
     counted,
@@ -28,11 +27,22 @@ from tallymark.cli.moves import (
 )
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, Target
 from tallymark.cli.tables import plain_table, print_table
+from tallymark.core.spans import Partition, Position
 from tallymark.errors import BadInput
-from tallymark.moving import Aim, Planned, Reset, before_now, busy, parse_duration, parse_moment, parse_scope, within
-from tallymark.offsetsfile import read_offsets, write_offsets
-from tallymark.spans import Partition, Position
-from tallymark.stores.store import Store
+from tallymark.kafka.brokers import Brokers
+from tallymark.operate.reset import (
+    Aim,
+    Planned,
+    Reset,
+    before_now,
+    busy,
+    parse_duration,
+    parse_moment,
+    parse_scope,
+    within,
+)
+from tallymark.operate.takeover import read_offsets, write_offsets
+from tallymark.stores.contract import Store
 
 STDOUT = "-"
 WAYS = "--to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration, --shift-by, --to-current, --from-file"

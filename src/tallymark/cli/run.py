@@ -16,17 +16,17 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from tallymark.app import App
-from tallymark.backfill import check_order
 from tallymark.cli.load import load
 from tallymark.cli.logs import is_json, say
+from tallymark.core.progress import OnStep, Step
+from tallymark.core.progress import Progress as BatchProgress
+from tallymark.core.spans import Tally
 from tallymark.errors import BadInput
-from tallymark.observe import serving
-from tallymark.pipeline import Pipeline
-from tallymark.setup import Settings
-from tallymark.spans import Tally
-from tallymark.steps import OnStep, Step
-from tallymark.steps import Progress as BatchProgress
+from tallymark.run.observe import serving
+from tallymark.run.setup import Settings
+from tallymark.run.skips import check_order
+from tallymark.service.app import App
+from tallymark.spark.pipeline import Pipeline
 
 LINE_SECONDS = 10.0
 """How often progress is told where it can't replace a line."""

@@ -13,8 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from tallymark.cli.tables import plain_table, print_table
 from tallymark.errors import BadInput
-from tallymark.sandbox import control
-from tallymark.sandbox.state import SERVICES, State
+from tallymark.local.sandbox import control
+from tallymark.local.sandbox.state import SERVICES, State
 
 app = typer.Typer(
     help="Run Kafka, PostgreSQL, MariaDB, MySQL, Valkey and Redis on this machine, without root.",

@@ -13,15 +13,15 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from tallymark.brokers import Brokers
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
-from tallymark.cli.survey import Pace, Sight, Survey, ledger, look
 from tallymark.cli.tables import FittedTable, whole_lines
 from tallymark.cli.values import printable
 from tallymark.cli.watch import watch
+from tallymark.core.spans import OUTCOMES
 from tallymark.errors import BadInput
-from tallymark.health import FAILED, RUNNING, STALLED, STOPPED, TROUBLE, duration, moment
-from tallymark.spans import OUTCOMES
+from tallymark.kafka.brokers import Brokers
+from tallymark.operate.health import FAILED, RUNNING, STALLED, STOPPED, TROUBLE, duration, moment
+from tallymark.operate.survey import Pace, Sight, Survey, ledger, look
 
 GroupArgument = Annotated[str | None, typer.Argument(help="Only this group.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")]

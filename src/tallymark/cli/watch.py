@@ -18,8 +18,8 @@ from rich.live import Live
 from rich.segment import Segment
 from rich.text import Text
 
-from tallymark.background import Background
 from tallymark.cli.tables import whole_lines
+from tallymark.core.retry import Background
 from tallymark.errors import TallymarkError
 
 T = TypeVar("T")

@@ -1,29 +1,33 @@
-"""How many dead records are too many. Pure.
+"""The budget: limits on the number of dead records. Pure.
 
-Two outcomes. A batch with too many is not committed at all: something is wrong with the release or the schema. Too many
-over a while pause the group, together with the batch that was one too many, and the reason is in the ledger.
+A batch with too many dead records is not committed: the release or the schema is probably wrong. Too many dead records
+within a time window pause the group. The batch that exceeds the limit is committed together with the pause and its
+reason.
 """
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tallymark.core.spans import GroupState, Tally
 from tallymark.errors import BadInput, TooManyDead
-from tallymark.spans import GroupState, Tally
 
 RATIO_NEEDS = 1_000
-"""Records that a window must hold before a ratio says anything."""
+"""Minimum number of records in a window for a ratio to be meaningful."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What a group may lose to dead letters. None means no limit.
+    """The number of dead records that a group may have. None means no limit.
 
-    ``max_dead_per_batch`` fails the batch, and nothing moves. So does ``max_dead_ratio_per_batch``: when more than this
-    share of a batch is dead, and of at least 1,000 records of the last ``window`` with it; 1 turns it off.
-    ``max_dead_total`` and ``max_dead_ratio`` (of at least 1,000 records) count over the last ``window``, or since the
-    group was resumed, and pause the group.
+    ``max_dead_per_batch`` fails the batch; no position moves. ``max_dead_ratio_per_batch`` also fails the batch, if
+    more than this share is dead both of the batch and of the last ``window`` including the batch, which must hold at
+    least 1,000 records; 1 turns it off. ``max_dead_total`` and ``max_dead_ratio`` (of at least 1,000 records) count
+    over the last ``window`` and pause the group. A window continues across restarts: otherwise, with a wrong schema,
+    each restart would turn more records into dead letters. ``tallymark resume`` starts a new window, even if the group
+    is not paused.
     """
 
     max_dead_per_batch: int | None = 10_000
@@ -43,7 +47,7 @@ class Budget:
         return self.max_dead_total is not None or self.max_dead_ratio is not None
 
     def window_start(self, now: datetime, state: GroupState | None) -> datetime:
-        """Since when to count: who resumes a group starts a new window."""
+        """Return the start of the window. Resuming a group starts a new window."""
         return max(now - self.window, state.since) if state else now - self.window
 
     def check_batch(self, group: str, dead: int, example: str) -> None:
@@ -54,23 +58,27 @@ class Budget:
             )
 
     def is_suspicious(self, batch: Tally) -> bool:
-        """Whether so much of a batch is dead that it depends on the others of the window."""
+        """Whether the dead share of a batch is so high that ``check_ratio`` must check the whole window."""
         ratio = self.max_dead_ratio_per_batch
         return ratio is not None and batch.dead > ratio * (batch.dead + batch.applied)
 
     def check_ratio(self, group: str, recent: Tally, reason: str) -> None:
-        """``recent`` is a suspicious batch and what the window holds before it; ``reason`` the most frequent one."""
+        """Raise if too many records of the window are dead.
+
+        ``recent`` counts a suspicious batch and the window before it; ``reason`` is the most frequent error.
+        """
         total = recent.dead + recent.applied
         ratio = self.max_dead_ratio_per_batch
         if ratio is not None and total >= RATIO_NEEDS and recent.dead > ratio * total:
             raise TooManyDead(
                 f"group {group}: {recent.dead:,} of the last {total:,} records are dead, more than "
                 f"max_dead_ratio_per_batch={ratio} allows, most of this batch like this: {reason}; nothing moved: "
-                "correct the schema or the function, or let them die with max_dead_ratio_per_batch=1 in the budget"
+                "correct the schema or the function, or let them die with max_dead_ratio_per_batch=1 in the budget; "
+                f"the count begins anew with tallymark resume {shlex.quote(group)}, if what died before is corrected"
             )
 
     def overdrawn(self, recent: Tally) -> str | None:
-        """Why the group has to pause, if it has to."""
+        """Return the reason to pause the group, or None."""
         total = recent.dead + recent.applied
         if self.max_dead_total is not None and recent.dead > self.max_dead_total:
             return f"{recent.dead} dead records within {self.window} are more than max_dead_total={self.max_dead_total}"

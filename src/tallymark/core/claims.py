@@ -1,11 +1,11 @@
-"""Who may move a position, and how far: claims, advances, fills, and why a commit is refused. Pure.
+"""The rules for moving positions: claims, advances, fills, and the reasons for which a commit is refused. Pure.
 
-A claim raises the epoch of a partition and names its owner; whoever held it before is fenced from then on. An advance
-is compare-and-set: it moves a position only if the offset and the epoch are still those that its owner knows.
+A claim raises the epoch of a partition and sets its owner; the previous owner is fenced from then on. An advance is a
+compare-and-set: it moves a position only if its offset and epoch still match what the owner knows.
 
-What was skipped stays open until it is filled. A fill is compare-and-set too, but of the skip: it needs no claim, and
-moves counts from one outcome to others behind the position, so that the owner of the partition goes on undisturbed.
-For every partition the open skips from its first offset on add up to the ``skipped`` of its tally.
+A skip stays open until it is filled. A fill is a compare-and-set of the skip. It needs no claim: it moves counts
+between outcomes of offsets before the position, and does not disturb the owner of the partition. For every partition,
+the open skips at or after its first offset add up to ``skipped`` in its tally.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from tallymark.core.records import DeadLetter
+from tallymark.core.spans import Partition, Position, Span, Tally
 from tallymark.errors import CommitRefused, Fenced, PositionMoved
-from tallymark.read import DeadLetter
-from tallymark.spans import Partition, Position, Span, Tally
 
 
 @dataclass(frozen=True)
 class FirstClaim:
-    """Where a partition that has no position yet starts, and which topic of which cluster it is.
+    """The first position of a partition, with the ids of its topic and cluster.
 
-    ``reason`` is for the journal, where somebody has made the position by hand.
+    ``reason`` is written to the journal if an operator creates the position by hand.
     """
 
     offset: int
@@ -36,10 +36,10 @@ class FirstClaim:
 
 @dataclass(frozen=True)
 class Restart:
-    """A partition that is sent somewhere else than its saved position, and why.
+    """Moves a partition away from its saved position, for a reason.
 
-    ``only_ahead`` is for an offset that was the end of the log when it was asked: a position beyond it stays.
-    ``truncated_from`` is the position at which the log was found to be truncated at ``offset``; any other is refused.
+    ``only_ahead`` is for an offset that was the end of the log when it was requested: a later position is kept.
+    ``truncated_from`` is the position for which the log was found truncated at ``offset``; any other is refused.
     """
 
     offset: int
@@ -51,7 +51,7 @@ class Restart:
 
 @dataclass(frozen=True)
 class Wish:
-    """What whoever claims wants, having seen the saved positions."""
+    """The first positions and restarts that a claim asks for, decided from the saved positions."""
 
     first: Mapping[Partition, FirstClaim]
     restarts: Mapping[Partition, Restart] = field(default_factory=dict)
@@ -62,7 +62,7 @@ Decide = Callable[[Sequence[Position]], Wish]
 
 @dataclass(frozen=True)
 class Claim:
-    """The right to move one partition, until somebody raises the epoch. The position is as it was when claimed."""
+    """The right to move the position of one partition until its epoch is raised, and the position when claimed."""
 
     partition: Partition
     epoch: int
@@ -70,19 +70,22 @@ class Claim:
 
     @classmethod
     def after(cls, position: Position) -> Claim:
-        """The claim that raises this position's epoch."""
+        """Return the claim that raises the epoch of this position."""
         epoch = position.epoch + 1
         return cls(position.partition, epoch, replace(position, epoch=epoch))
 
     def held_in(self, position: Position) -> bool:
-        """Whether it still names our owner. Its epoch may be higher, by a reclaim whose answer never reached us."""
+        """Whether the position still has the owner of this claim.
+
+        Its epoch may be higher: the response to a later claim by the same owner may have been lost.
+        """
         owner, found = self.position.owner, position.owner
         return owner is not None and found is not None and owner.run == found.run
 
 
 @dataclass(frozen=True)
 class Advance:
-    """One partition's step within a commit: compare with start and epoch, set stop and add the tally."""
+    """The step of one partition in a commit: compares start and epoch, sets stop, adds the tally."""
 
     partition: Partition
     start: int
@@ -99,7 +102,7 @@ class Advance:
 
 @dataclass(frozen=True)
 class Note:
-    """A span that is not in the tables, or will be there again.
+    """A journal note about a span whose records are missing from the tables or are applied again.
 
     ``kind`` is skip, loss, reset, truncation, backfill, replay or begin.
     """
@@ -110,11 +113,11 @@ class Note:
 
 
 BACK = ("reset", "truncation")
-"""The kinds of notes with which a position has gone back and begun a new tally."""
+"""Kinds of notes that record that a position went back and started a new tally."""
 
 
 def begun(first: Mapping[Partition, FirstClaim]) -> list[Note]:
-    """What the journal says of positions that were made by hand: where each begins."""
+    """Return the journal notes for positions that were created by hand."""
     return [
         Note("begin", Span(partition, start.offset, start.offset), start.reason)
         for partition, start in sorted(first.items())
@@ -124,7 +127,7 @@ def begun(first: Mapping[Partition, FirstClaim]) -> list[Note]:
 
 @dataclass(frozen=True)
 class Skip:
-    """A span that was skipped and is open: nobody has filled it yet."""
+    """A skipped span that is open: not filled yet."""
 
     span: Span
     reason: str
@@ -133,9 +136,9 @@ class Skip:
 
 @dataclass(frozen=True)
 class Fill:
-    """The first part of an open skip, or all of it, read after all: compare with the skip, leave the rest of it open.
+    """Fills the first part of an open skip, or all of it: compares the skip, and leaves the rest of it open.
 
-    ``reason`` is what the journal says about it.
+    ``reason`` is written to the journal.
     """
 
     skip: Span
@@ -152,20 +155,21 @@ class Fill:
 
     @property
     def rest(self) -> Span:
-        """What stays open."""
+        """The part of the skip that stays open."""
         return replace(self.skip, start=self.done.stop)
 
     @property
     def change(self) -> Tally:
-        """What it adds to the tally of its partition."""
+        """The change to the tally of the partition."""
         return self.tally + Tally(skipped=-len(self.done))
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A dead letter that was tried again: applied now, or dead still, with the ``error`` that it has now.
+    """A dead letter that was retried: now applied, or still dead with a new ``error``.
 
-    It is compare-and-set of the letter, which must be open, and moves one from dead to applied behind the position.
+    It is a compare-and-set of the letter, which must be open. If applied, it moves one record before the position from
+    dead to applied in the tally.
     """
 
     letter: str
@@ -184,7 +188,7 @@ class Replay:
 
 @dataclass(frozen=True)
 class Rebalance:
-    """How the partitions of a group were handed out anew, as one member saw it: assigned, revoked or lost."""
+    """A rebalance of a group as seen by one member: partitions were assigned, revoked or lost."""
 
     at: datetime
     run: str
@@ -197,9 +201,9 @@ class Rebalance:
 
 @dataclass(frozen=True)
 class Entry:
-    """What one commit writes to the ledger: the steps of its positions, what it fills, and all that explains them.
+    """What one commit writes to the ledger: advances, fills, replays, dead letters and notes.
 
-    ``pause`` is set when this commit has used up the group's budget: the group pauses with it, for this reason.
+    ``pause`` is set if this commit exceeds the budget of the group: the same commit pauses the group for this reason.
     """
 
     group: str
@@ -225,7 +229,7 @@ class Entry:
 
     @property
     def tally(self) -> Tally:
-        """What it adds to the tallies; of what it fills ``skipped`` is taken away, and of what it replays ``dead``."""
+        """The change to the tallies. Fills reduce ``skipped``, replays reduce ``dead``."""
         filled, replayed = (fill.change for fill in self.fills), (one.change for one in self.replays)
         return Tally.sum([*(step.tally for step in self.advances), *filled, *replayed])
 
@@ -237,13 +241,13 @@ class Entry:
 
     @property
     def spans(self) -> list[Span]:
-        """All that is accounted for, in the order of its steps."""
+        """All spans that the commit accounts for: advances, fills, replays, in this order."""
         moved = [Span(step.partition, step.start, step.stop) for step in self.advances]
         return [*moved, *(fill.done for fill in self.fills), *(one.span for one in self.replays)]
 
 
 def restarted(position: Position, to: Restart, now: datetime) -> tuple[Position, Note | None]:
-    """The position somewhere else, and the note that says so: ahead is a skip, back begins a new tally."""
+    """Return the moved position and its note: moving ahead is a skip, moving back starts a new tally."""
     if to.truncated_from not in (None, position.next_offset):
         raise PositionMoved(f"{position.partition}: the position has moved while its log was found to be truncated")
     offset = max(to.offset, position.next_offset) if to.only_ahead else to.offset
@@ -261,10 +265,10 @@ def restarted(position: Position, to: Restart, now: datetime) -> tuple[Position,
 
 
 def advanced(claim: Claim, step: Advance, now: datetime) -> Claim:
-    """The claim after its step was committed."""
+    """Return the claim after its step was committed."""
     old = claim.position
     if old.next_offset != step.start:
-        # It was read from the ledger since.
+        # The claim was already refreshed from the ledger.
         return claim
     leader_epoch = old.leader_epoch if step.leader_epoch is None else step.leader_epoch
     moved = replace(old, next_offset=step.stop, tally=old.tally + step.tally, leader_epoch=leader_epoch)
@@ -272,7 +276,7 @@ def advanced(claim: Claim, step: Advance, now: datetime) -> Claim:
 
 
 def check_held(claims: Mapping[Partition, Claim], found: Mapping[Partition, Position]) -> None:
-    """Raise, naming the new owner, if another one has claimed any of these partitions."""
+    """Raise an error that names the new owner if another owner has claimed any of these partitions."""
     for partition, held in sorted(claims.items()):
         position = found.get(partition)
         if position is None or not held.held_in(position):
@@ -280,7 +284,7 @@ def check_held(claims: Mapping[Partition, Claim], found: Mapping[Partition, Posi
 
 
 def explain_refusal(found: Mapping[Partition, Position], advances: Sequence[Advance]) -> CommitRefused | None:
-    """Why the positions found would refuse these steps: fenced by whom, ahead or behind. None if they would not."""
+    """Return the error for steps that these positions refuse (fenced, ahead or behind), or None."""
     for step in advances:
         position = found.get(step.partition)
         if position is None or position.epoch != step.epoch:
@@ -299,7 +303,7 @@ def explain_refusal(found: Mapping[Partition, Position], advances: Sequence[Adva
 
 
 def explain_unfillable(skips: Iterable[Skip], fills: Sequence[Fill]) -> CommitRefused | None:
-    """Why these open skips can't be filled so. None if they can."""
+    """Return the error for fills whose skip is not open, or None."""
     found = {skip.span for skip in skips}
     for fill in fills:
         if fill.skip not in found:
@@ -311,7 +315,7 @@ def explain_unfillable(skips: Iterable[Skip], fills: Sequence[Fill]) -> CommitRe
 
 
 def explain_settled(states: Mapping[str, str], letters: Iterable[str]) -> CommitRefused | None:
-    """Why these dead letters can't be settled. None if all of them are open."""
+    """Return the error for dead letters that can't be settled, or None if all of them are open."""
     for letter in letters:
         if letter not in states:
             return PositionMoved(f"there is no dead letter {letter}; nothing was changed: tallymark dead-letters list")
@@ -321,7 +325,7 @@ def explain_settled(states: Mapping[str, str], letters: Iterable[str]) -> Commit
 
 
 def explain_loss(partition: Partition, epoch: int, position: Position | None) -> CommitRefused:
-    """Why a claim of this epoch holds no more: who has the partition now."""
+    """Return the error for a claim that is no longer valid; it names the current owner of the partition."""
     if position is None:
         return PositionMoved(f"{partition}: the position is gone from the ledger; was the group deleted?")
     holder = f"{position.owner}" if position.owner else "another owner, which has left since"

@@ -1,4 +1,4 @@
-"""Secrets from the environment or from files, so that they need not stand in a URL, a program or a command line."""
+"""Reads secrets from the environment or from files, to keep them out of URLs, programs and command lines."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tallymark.errors import BadInput
 
 PREFIX, IN_FILE = "TALLYMARK_", "_FILE"
 assumed: dict[str, str] = {}
-"""Variables that this process assumes to be set: kept out of the environment, which every child would inherit."""
+"""Variables that count as set in this process, but not in the environment, which child processes inherit."""
 
 
 def variable(name: str) -> str | None:
-    """The value of ``TALLYMARK_<name>``. One that is set to nothing counts as not set."""
+    """Return the value of ``TALLYMARK_<name>``. An empty variable counts as not set."""
     return os.environ.get(f"{PREFIX}{name}") or assumed.get(f"{PREFIX}{name}") or None
 
 
 def from_environment(name: str) -> str | None:
-    """The value of ``TALLYMARK_<name>``, or what is in the file that ``TALLYMARK_<name>_FILE`` names."""
+    """Return the value of ``TALLYMARK_<name>``, or the content of the file that ``TALLYMARK_<name>_FILE`` names."""
     told_as, told_by = f"{PREFIX}{name}", f"{PREFIX}{name}{IN_FILE}"
     value, path = variable(name), variable(f"{name}{IN_FILE}")
     if value and path:
@@ -27,7 +27,7 @@ def from_environment(name: str) -> str | None:
 
 
 def read_secret(path: str | Path, told_by: str = "the secret") -> str:
-    """What is in a file, without the newline at its end. ``told_by`` is what named the file: an option, a variable."""
+    """Return the content of a file without the trailing newline. ``told_by`` is the option or variable naming it."""
     try:
         content = Path(path).read_bytes()
     except (OSError, ValueError) as error:
@@ -36,7 +36,7 @@ def read_secret(path: str | Path, told_by: str = "the secret") -> str:
             f"{told_by}: the file {path} can't be read: {reason}; check the path and who may read it"
         ) from None
     text = content.decode(errors="replace").removesuffix("\n").removesuffix("\r")
-    # A decoding error would carry the content with it.
+    # A decoding error would contain the secret.
     if not text or "\N{REPLACEMENT CHARACTER}" in text or "\0" in text:
         raise BadInput(f"{told_by}: the file {path} is empty or is no text; write the secret into it, in UTF-8")
     return text

@@ -1,7 +1,7 @@
-"""What operators see of a group and change by hand: its runs, its history, its journal, its dead letters.
+"""The operator's interface to the ledger: runs, history, journal and dead letters of a group.
 
-A store keeps the books; ``store.books()`` opens them. Reading needs no claim. Whatever moves a position by hand raises
-its epoch in the same transaction, so that a run which had it is fenced.
+``store.books()`` returns the implementation of a store. Reading needs no claim. A manual change of a position raises
+its epoch in the same transaction, which fences the run that owns it.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tallymark.fence import Note, Wish
-from tallymark.read import DeadLetter
-from tallymark.spans import GroupState, Partition, Position, Span, Tally
+from tallymark.core.claims import Note, Wish
+from tallymark.core.records import DeadLetter
+from tallymark.core.spans import GroupState, Partition, Position, Span, Tally
 
 BEAT_SECONDS = 5.0
-"""How often a run says that it is alive."""
+"""Interval of the heartbeats of a run."""
 ALIVE = timedelta(seconds=30)
-"""A run that was not seen for so long is taken for dead."""
+"""A run without a heartbeat for this long counts as dead."""
 
 KEEP_HISTORY = timedelta(days=7)
-"""How long commits stay in the history; the last one of a group always does."""
+"""How long commits are kept in the history; the last commit of a group is always kept."""
 
 DEAD, REPLAYED, DISCARDED, SENT, VOID = LETTER_STATES = ("dead", "replayed", "discarded", "sent", "void")
-"""Of a dead letter: open; applied after all; given up; written to another topic; to be read again after a reset."""
+"""States of a dead letter: open; applied by a replay; given up; sent to another topic; read again after a reset."""
 UNAPPLIED = (DEAD, DISCARDED, SENT)
-"""States in which the record is still counted as dead."""
+"""States in which the tally still counts the record as dead."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a group: when it began, when it was last seen, how it ended."""
+    """One run of a group: its start, its last heartbeat, its end."""
 
     name: str
     host: str
@@ -46,7 +46,7 @@ class Run:
 
 @dataclass(frozen=True)
 class BatchLine:
-    """One commit of a group, as the history has it."""
+    """One commit of a group in the history."""
 
     name: str
     started: datetime
@@ -58,7 +58,7 @@ class BatchLine:
 
 @dataclass(frozen=True)
 class NoteLine:
-    """A note of the journal, and when it was written."""
+    """A note in the journal, with its batch and time."""
 
     note: Note
     batch: str | None
@@ -67,7 +67,7 @@ class NoteLine:
 
 @dataclass(frozen=True)
 class Letter:
-    """A dead letter as the ledger keeps it."""
+    """A dead letter as stored in the ledger."""
 
     id: str
     group: str
@@ -81,7 +81,7 @@ class Letter:
 
 @dataclass(frozen=True)
 class LetterQuery:
-    """Which dead letters: all that is None does not matter. ``error`` is a part of the words."""
+    """A filter for dead letters; None matches all. ``error`` matches a substring of the error."""
 
     group: str | None = None
     topic: str | None = None
@@ -96,55 +96,55 @@ class LetterQuery:
 
 
 Decision = Callable[[Mapping[Partition, Position], Sequence[Run]], Wish]
-"""What is to be moved, by whoever has seen the locked positions and the runs; raises to leave all as it is."""
+"""Decides from the locked positions and the runs which positions to move; raises to change nothing."""
 Consent = Callable[[Mapping[Partition, Position], Sequence[Run]], None]
-"""Raises to leave all as it is."""
+"""Raises to change nothing."""
 
 
 class Books(ABC):
-    """The operator's side of a ledger."""
+    """The operator's interface to a ledger."""
 
     @abstractmethod
     def groups(self) -> dict[str, GroupState]:
-        """Every group that the ledger knows, in order."""
+        """Return every group in the ledger, sorted by name."""
 
     @abstractmethod
     def runs(self, group: str) -> list[Run]:
-        """The last runs, the newest first."""
+        """Return the last runs, newest first."""
 
     @abstractmethod
     def history(self, group: str, since: datetime | None = None, most: int = 1000) -> list[BatchLine]:
-        """The last commits, the newest first."""
+        """Return the last commits, newest first."""
 
     @abstractmethod
     def notes(self, group: str, kinds: Collection[str]) -> list[NoteLine]:
-        """What the journal says of these kinds, in the order of time; of skips the open ones."""
+        """Return the notes of these kinds, oldest first; only open skips."""
 
     @abstractmethod
     def letters(self, query: LetterQuery) -> list[Letter]:
-        """Dead letters, the oldest first."""
+        """Return the matching dead letters, oldest first."""
 
     @abstractmethod
     def letter_counts(self, group: str) -> dict[str, int]:
-        """How many dead letters there are in each state."""
+        """Return the number of dead letters in each state."""
 
     @abstractmethod
     def settle(self, letters: Sequence[Letter], state: str, by: str, now: datetime) -> None:
-        """Change the state of these, all of them open; raises ``PositionMoved`` if one is not, and changes none."""
+        """Change the state of these letters. Raises ``PositionMoved`` and changes none if any of them is not open."""
 
     @abstractmethod
     def move(self, group: str, partitions: Collection[Partition], decide: Decision, by: str, now: datetime) -> None:
-        """Do what ``decide`` wishes for these partitions: make positions, or send them elsewhere and fence the owner.
+        """Apply the result of ``decide`` to these partitions: create positions, or move them and fence the owner.
 
-        What is passed over becomes an open skip, what is gone back over a reset, in one transaction.
+        A move ahead records an open skip, a move back records a reset, in the same transaction.
         """
 
     @abstractmethod
     def delete(self, group: str, consent: Consent) -> None:
-        """Remove all that the ledger knows of a group. The rows of its tables stay."""
+        """Remove a group from the ledger. The rows of its tables are kept."""
 
 
 def owners_alive(positions: Collection[Position], runs: Sequence[Run], now: datetime) -> list[Position]:
-    """Those whose owner may still be at work: its run was seen lately, or has left no trace to judge by."""
+    """Return the positions whose owner may be active: its run is alive, or is not recorded."""
     known = {run.name: run for run in runs}
     return [one for one in positions if one.owner and (one.owner.run not in known or known[one.owner.run].alive(now))]

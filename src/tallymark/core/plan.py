@@ -1,7 +1,7 @@
-"""What the next batch reads: positions and logs in, moves out. Pure, so that every rule can be tested alone.
+"""Plans the next batch: computes moves from positions and logs. Pure, so that every rule can be tested alone.
 
-A move takes one partition from its position to a later one and says what happens to every offset in between:
-first those that are lost, then those that are skipped, then those that are read.
+A move takes one partition from its position to a later one and defines the outcome of every offset in between:
+first lost, then skipped, then read offsets.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from tallymark.core.spans import Log, Partition, Position, Span
 from tallymark.errors import BadInput, BeyondEnd, ForeignCluster, RecordsLost, TopicRecreated
-from tallymark.spans import Log, Partition, Position, Span
 
 OnLoss = Literal["fail", "record"]
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How large a batch may get.
+    """The maximum size of a batch.
 
-    ``records`` is the most that one batch reads over all partitions, but at least one of each that lags. Batches that
-    take longer than ``seconds`` make the next ones smaller, and they grow again when there is time to spare.
-    ``memory`` is the most bytes of keys and values of a batch that goes through the driver: what is larger is staged by
-    the executors, or read in smaller batches where the store can't be staged to. The driver holds up to three batches
-    at a time: one commits, one is decoded, one arrives. Where a table's function computes, a sixteenth of Java's heap
-    is the most, however large ``memory`` is.
+    ``records`` is the maximum number of offsets of a batch over all partitions; each partition that lags gets at least
+    one. If a batch takes longer than ``seconds``, the next batches are smaller; they grow again when batches are
+    faster. ``memory`` is the maximum number of bytes of keys and values of a batch that passes through the driver.
+    Larger batches are staged by the executors, or are read in smaller batches if the store does not support staging.
+    The driver holds up to three batches at a time: one commits, one is decoded, one is fetched. If the function of a
+    table computes, the limit is at most a sixteenth of the Java heap, whatever ``memory`` is.
     """
 
     records: int = 250_000
@@ -40,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Jump:
-    """Where a partition is to go on instead, and why: a sentence for operators."""
+    """The offset to skip to, and the reason as a sentence for operators."""
 
     to: int
     reason: str
@@ -48,10 +48,11 @@ class Jump:
 
 @dataclass(frozen=True)
 class Move:
-    """One partition's part of a batch: from ``start`` over what is lost and skipped to the end of what is read.
+    """The part of a batch in one partition: from ``start`` over lost and skipped offsets to the end of those to read.
 
-    ``reason`` says why records are skipped. ``leader_epoch`` is that of the leader which said that the log reaches to
-    its end.
+    ``reason`` says why records are skipped. ``leader_epoch`` is the epoch of a leader whose log held all offsets before
+    ``stop``: the leader that returned the end of the log, or the leader that wrote the last fetched record
+    or transaction marker.
     """
 
     partition: Partition
@@ -81,7 +82,7 @@ class Move:
 
 @dataclass(frozen=True)
 class Plan:
-    """One batch: a move for every partition that has something to do. Empty when all are caught up."""
+    """One batch: a move for each partition that is not caught up. Empty if all are."""
 
     moves: tuple[Move, ...] = ()
     spans: tuple[Span, ...] = field(init=False)
@@ -97,11 +98,11 @@ class Plan:
         return sum(move.read for move in self.moves)
 
     def half(self) -> Plan:
-        """The first half of each move, at least one offset of it."""
+        """Return the first half of each move, at least one offset."""
         return Plan(tuple(replace(move, read=(move.read + 1) // 2) for move in self.moves))
 
     def after(self, done: Plan) -> Plan:
-        """What is left when a first part of each move is done."""
+        """Return the rest of each move after ``done``, which is a first part of each."""
         stops = {move.partition: move.stop for move in done.moves}
         left = (
             replace(move, start=at, lost=0, skipped=0, read=move.stop - at, reason="")
@@ -117,9 +118,10 @@ def plan(
     on_loss: OnLoss = "fail",
     skips: Mapping[Partition, Jump] | None = None,
 ) -> Plan:
-    """The moves of the next batch, at most ``limit`` offsets of reading, shared in proportion to the lag.
+    """Return the moves of the next batch: at most ``limit`` offsets to read, shared in proportion to the lag.
 
-    A jump goes neither back nor past what can be read; what is lost on the way is lost, not skipped.
+    A jump never goes back, nor past the last stable offset. Lost offsets before its target count as lost, not as
+    skipped.
     """
     kept = {
         partition: readable_from(position, logs[partition], on_loss) for partition, position in next_offsets.items()
@@ -146,7 +148,7 @@ def plan(
 
 
 def readable_from(position: int, log: Log, on_loss: OnLoss) -> int:
-    """Where reading can go on: the position, or the start of the log when the records before it are lost."""
+    """Return the first offset to read: the position, or the start of the log if records before it are lost."""
     if position > log.end:
         raise BeyondEnd(
             f"{log.partition}: the saved position {position} is past the end of the log at {log.end}; "
@@ -163,7 +165,7 @@ def readable_from(position: int, log: Log, on_loss: OnLoss) -> int:
 
 
 def check_identity(position: Position, topic_id: str, cluster_id: str) -> None:
-    """Refuse a position that was saved for another topic of the same name, or for another cluster."""
+    """Raise if the position was saved for another topic of the same name, or for another cluster."""
     if position.cluster_id != cluster_id:
         raise ForeignCluster(
             f"{position.partition}: the saved position belongs to cluster {position.cluster_id}, these brokers are "
@@ -178,9 +180,9 @@ def check_identity(position: Position, topic_id: str, cluster_id: str) -> None:
 
 
 def share(lags: Mapping[Partition, int], limit: int) -> dict[Partition, int]:
-    """Split ``limit`` in proportion to the lags: never more than the lag, and at least one for whoever lags.
+    """Split ``limit`` in proportion to the lags: at most the lag, and at least 1 for each partition that lags.
 
-    Whole numbers by largest remainder; among equal remainders the longer lag goes first.
+    Rounds by the largest remainder method; of equal remainders the larger lag wins.
     """
     total, lagging = sum(lags.values()), sum(1 for lag in lags.values() if lag)
     if total <= limit:
@@ -195,9 +197,9 @@ def share(lags: Mapping[Partition, int], limit: int) -> dict[Partition, int]:
 
 
 def adapt(limit: int, offsets: int, seconds: float, size: int, limits: Limits) -> int:
-    """The limit for the next batch, after one of ``offsets`` and ``size`` bytes took ``seconds``.
+    """Return the limit for the next batch, after a batch of ``offsets`` and ``size`` bytes took ``seconds``.
 
-    It is at most halved or doubled at a time.
+    A single call at most halves or doubles the limit.
     """
     if offsets < limit // 2 or seconds <= 0:
         return limit
@@ -210,3 +212,15 @@ def adapt(limit: int, offsets: int, seconds: float, size: int, limits: Limits) -
 def caught_up(next_offsets: Mapping[Partition, int], goals: Sequence[Span]) -> bool:
     """Whether every partition has reached the end of its goal."""
     return all(next_offsets.get(goal.partition, 0) >= goal.stop for goal in goals)
+
+
+def lowered(goals: Sequence[Span], next_offsets: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> list[Span]:
+    """Lower the goals to what these logs can reach: a truncated log may end before its goal.
+
+    A deleted log has no goal. A position past the end of its log keeps its goal, because the truncation has to be
+    detected first.
+    """
+    return [
+        Span(goal.partition, 0, min(goal.stop, log.stop)) if next_offsets.get(goal.partition, 0) <= log.end else goal
+        for goal, log in ((goal, logs[goal.partition]) for goal in goals if goal.partition in logs)
+    ]

@@ -1,4 +1,4 @@
-"""The named steps of a batch, and what is known at each: for progress displays, logs and tests that pull the plug."""
+"""The steps of a batch and its state at each step, for progress displays, logs and fault-injection tests."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tallymark.spans import Partition, Tally
+from tallymark.core.spans import Partition, Tally
 
 
 class Step(str, Enum):
-    """In the order in which a batch passes them."""
+    """The steps of a batch, in order."""
 
     PLANNED = "planned"
     READ = "read"
     STAGED = "staged"
     WRITTEN = "written"  # in the transaction, before the positions move
     MOVED = "moved"  # in the transaction, after the positions moved
-    HALFWAY = "halfway"  # between rows and positions, where delivery is not exactly once and they are two transactions
-    COMMITTED = "committed"  # the database has it, nobody else knows yet
+    HALFWAY = "halfway"  # between the transactions of rows and of positions, which are separate if not exactly once
+    COMMITTED = "committed"  # committed in the database, not reported anywhere else yet
     DONE = "done"  # between this batch and the next
-    UNKNOWN = "unknown"  # instead: the connection broke while it was committed, and the database is asked
-    DROPPED = "dropped"  # instead: it failed, or its partitions are gone; what comes next is another batch or attempt
+    UNKNOWN = "unknown"  # instead: the connection broke during the commit, and the database is queried
+    DROPPED = "dropped"  # instead: it failed, or its partitions were revoked; another batch or attempt follows
 
 
 @dataclass(frozen=True)
 class Progress:
-    """A batch at one of its steps. ``behind`` counts offsets that were there to be read and are not in this batch.
+    """A batch at one of its steps. ``behind`` counts the readable offsets that are not in this batch.
 
-    ``since`` is when the work on it began, or was taken up again, by the monotonic clock. What became of its offsets is
-    known from the commit on: ``tally``, the ``tallies`` of its partitions, and the number of ``rows`` for each table.
-    ``error`` is why it was dropped, if it was not because its partitions are gone.
+    ``since`` is the monotonic time at which work on the batch started or resumed. From the commit on, the outcomes are
+    known: ``tally``, the ``tallies`` of its partitions, and the number of ``rows`` for each table.
+    ``error`` is the reason for which the batch was dropped; None if its partitions were revoked.
     """
 
     batch: str
@@ -48,4 +48,4 @@ OnStep = Callable[[Step, Progress], None]
 
 
 def ignore(_step: Step, _progress: Progress) -> None:
-    """Nobody is watching."""
+    """Do nothing: the default ``OnStep`` callback."""

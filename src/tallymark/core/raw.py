@@ -1,4 +1,4 @@
-"""Records as they came from Kafka, undecoded, in Arrow: what Spark's Kafka source has, whoever read them."""
+"""Undecoded Kafka records as Arrow tables, with the columns of Spark's Kafka source for every reader."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
-from tallymark.read import DeadLetter, Seen
-from tallymark.spans import Partition, Span
-from tallymark.times import LAST_MILLIS, headers
+from tallymark.core.records import DeadLetter, Seen
+from tallymark.core.spans import Partition, Span
+from tallymark.core.times import LAST_MILLIS, headers
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 TIMESTAMP = pa.timestamp("us", "UTC")
@@ -32,19 +32,19 @@ ANY = pc.ScalarAggregateOptions(skip_nulls=False)
 
 
 def of_letters(letters: Sequence[DeadLetter]) -> pa.Table:
-    """The records of dead letters, as they once came."""
+    """Return the original records of dead letters."""
     return pa.Table.from_pylist([_record(letter) for letter in letters], SCHEMA)
 
 
 def of_messages(messages: Sequence[Any], names: Sequence[str] = SCHEMA.names) -> pa.Table:
-    """What librdkafka has read: all columns, or these."""
+    """Convert messages of librdkafka: all columns, or these."""
     return pa.table(
         {name: pa.array([_PARTS[name](message) for message in messages], SCHEMA.field(name).type) for name in names}
     )
 
 
 def without(records: pa.Table, gone: Collection[tuple[Partition, int]]) -> pa.Table:
-    """All records but these."""
+    """Return all records except these."""
     for span in hulls(gone):
         offsets = pa.array([offset for partition, offset in gone if partition == span.partition], pa.int64())
         of_topic = pc.equal(records["topic"], span.partition.topic)
@@ -54,12 +54,12 @@ def without(records: pa.Table, gone: Collection[tuple[Partition, int]]) -> pa.Ta
 
 
 def leave_out(records: pa.Table, rows: Collection[int]) -> pa.Table:
-    """All but these rows."""
+    """Return all rows except these."""
     return records.filter(pc.invert(_among(records, rows))) if rows else records
 
 
 def only(records: pa.Table, rows: Collection[int]) -> pa.Table:
-    """These rows, in the order that they have. Arrow's ``take`` would put all chunks together first."""
+    """Return these rows in table order. Uses a filter, because Arrow's ``take`` combines all chunks first."""
     return records.filter(_among(records, rows)) if rows else records.slice(0, 0)
 
 
@@ -68,14 +68,14 @@ def _among(records: pa.Table, rows: Collection[int]) -> pa.Array:
 
 
 def size(records: pa.Table) -> int:
-    """The bytes of keys and values."""
+    """Return the total bytes of keys and values."""
     return sum(pc.sum(pc.binary_length(records[name])).as_py() or 0 for name in ("key", "value"))
 
 
 def seen(records: pa.Table, dead: Collection[int]) -> dict[Partition, Seen]:
-    """What each partition held, if these rows are dead. Records of a partition are in the order of their offsets."""
+    """Count the records of each partition; ``dead`` rows are dead. Records of a partition are in offset order."""
     places = pa.table({name: records[name] for name in ("topic", "partition", "timestamp")})
-    # Only one thread keeps the order.
+    # Grouping keeps the order only with a single thread.
     grouped = places.group_by(["topic", "partition"], use_threads=False)
     counts = grouped.aggregate([([], "count_all"), ("timestamp", "last", ANY)]).to_pylist()
     died: dict[Partition, int] = {}
@@ -90,13 +90,13 @@ def seen(records: pa.Table, dead: Collection[int]) -> dict[Partition, Seen]:
 
 
 def letters(records: pa.Table, errors: Mapping[int, str]) -> list[DeadLetter]:
-    """What is kept of the rows that could not be decoded."""
+    """Return the dead letters of the rows that could not be decoded."""
     rows = only(records, errors.keys()).to_pylist()
     return [_letter(row, errors[at]) for at, row in zip(sorted(errors), rows, strict=True)]
 
 
 def hulls(records: Iterable[tuple[Partition, int]]) -> list[Span]:
-    """For each partition one span with all of its records in it."""
+    """Return the smallest span of each partition that contains all of its records."""
     offsets: dict[Partition, list[int]] = {}
     for partition, offset in records:
         offsets.setdefault(partition, []).append(offset)

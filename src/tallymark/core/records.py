@@ -1,8 +1,8 @@
-"""What the loop knows of whoever reads Kafka: a small contract, kept by Spark and by anything else that can count.
+"""The interface between the batch loop and the readers of Kafka, such as Spark.
 
-For every batch the driver calls ``read`` with spans that do not overlap. The answer accounts for each of them: how many
-records the span really holds (offsets of transaction markers, aborted and compacted records hold none), which of them
-could not be decoded, and the rows of every table as Arrow.
+For every batch the driver calls ``read`` with spans that do not overlap. The reading accounts for each of them: the
+number of records in the span (offsets of transaction markers, aborted and compacted records hold none), the records
+that could not be decoded, and the rows of every table as Arrow.
 """
 
 from __future__ import annotations
@@ -15,22 +15,20 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from tallymark.shape import Refusal, Staged
-from tallymark.spans import Partition, Span
+from tallymark.core.spans import Partition, Span
+from tallymark.core.tables import Refusal, Staged
 
 LONGEST = 20_000
-"""Characters of an error or a reason that are kept in the ledger."""
+"""Maximum number of characters of an error or a reason in the ledger."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a span of one partition held."""
+    """Counts of the records in a span of one partition."""
 
     records: int = 0
     dead: int = 0
     last_timestamp: datetime | None = None
-    leader_epoch: int | None = None
-    """That of the last record, where the reader knows it."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ class Record:
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A record that could not be applied, as it came from Kafka, and why."""
+    """A record that could not be applied, as it is in Kafka, with the error."""
 
     partition: Partition
     offset: int
@@ -59,7 +57,7 @@ class DeadLetter:
 
     @classmethod
     def of(cls, refusal: Refusal, record: Record | None) -> DeadLetter:
-        """The letter of a record that was refused; Kafka may have deleted it meanwhile."""
+        """Create the letter of a refused record; ``record`` is None if Kafka has deleted it since."""
         if record is None:
             error = f"{refusal.error}; Kafka has deleted the record meanwhile"
             return cls(refusal.partition, refusal.offset, None, None, None, (), refusal.table, error)
@@ -67,16 +65,16 @@ class DeadLetter:
         return cls(refusal.partition, refusal.offset, *kept, refusal.table, refusal.error)
 
     def headers_as_json(self) -> str | None:
-        """Header values may be any bytes: hexadecimal in the ledger."""
+        """Return the headers as stored in the ledger: values are hexadecimal, because they may be any bytes."""
         pairs = [[name, value.hex() if value is not None else None] for name, value in self.headers]
         return json.dumps(pairs) if pairs else None
 
 
 def storable(text: str) -> str:
-    """The text as every database can hold it: PostgreSQL knows no NUL, and UTF-8 no half of a character.
+    """Return the text in a form that every database can store: without NUL (PostgreSQL) and lone surrogates (UTF-8).
 
-    Of one that is very long, as of an error that quotes a whole record, the beginning and the end are kept: MySQL takes
-    no statement that is larger than its packets.
+    Long text, such as an error that quotes a whole record, is cut to its beginning and end, because MySQL refuses
+    statements that are larger than its maximum packet size.
     """
     if len(text) > LONGEST:
         text = f"{text[: LONGEST // 2]} ... {text[-LONGEST // 2 :]}"
@@ -84,15 +82,15 @@ def storable(text: str) -> str:
 
 
 def headers_from_json(text: str | None) -> list[tuple[str, bytes | None]]:
-    """What ``headers_as_json`` made."""
+    """Parse the result of ``headers_as_json``."""
     return [(name, None if value is None else bytes.fromhex(value)) for name, value in json.loads(text or "[]")]
 
 
 @dataclass(frozen=True)
 class Reading:
-    """One batch as it was read and shaped. A partition that is missing from ``seen`` held no record.
+    """The result of reading one batch. A partition that is missing from ``seen`` held no record.
 
-    ``refusals`` are records that were decoded and then refused: nothing of them is in any row.
+    ``refusals`` are records that were decoded and then refused: no row contains data from them.
     """
 
     seen: Mapping[Partition, Seen]
@@ -102,14 +100,14 @@ class Reading:
     size: int = 0
     """Bytes of keys and values."""
     staged: Mapping[str, Staged] = field(default_factory=dict)
-    """Tables whose rows are in the store already, staged by executors; they have no ``rows`` here."""
+    """Tables whose rows the executors have already staged in the store; they have no ``rows`` here."""
 
 
 class Reader(Protocol):
-    """Reads spans and shapes them into tables."""
+    """Reads spans and converts their records to rows of tables."""
 
     def schemas(self) -> Mapping[str, pa.Schema]:
-        """The columns of every table, known before the first record is read."""
+        """Return the columns of every table. Does not need any record to be read."""
 
     def read(
         self,
@@ -118,21 +116,21 @@ class Reader(Protocol):
         without: Collection[tuple[Partition, int]] = (),
         then: Sequence[Span] | None = None,
     ) -> Reading:
-        """Read these spans, all of them, or raise. Called from more than one thread.
+        """Read these spans completely, or raise. Called from more than one thread.
 
-        Records ``without`` which the batch is wanted are neither counted nor shaped, as if they were not there.
-        ``then`` is what is likely to be read next, so that its records may be on their way meanwhile; None says nothing
-        about it. ``BatchTooLarge`` asks for fewer.
+        The records in ``without`` are ignored: neither counted nor converted. ``then`` are the spans that are likely to
+        be read next, so that the reader may fetch them ahead; None if unknown. ``BatchTooLarge`` asks the caller for
+        smaller spans.
         """
 
     def forget(self, reading: Reading) -> None:
-        """The reading was committed, or will never be: what was staged for it can go."""
+        """Release what was staged for this reading: it was committed, or never will be."""
 
     def let_go(self, partitions: Collection[Partition]) -> None:
-        """These partitions are not ours any more: what was fetched of them ahead is void."""
+        """Discard what was fetched ahead of these partitions: they are no longer assigned to this member."""
 
     def renew(self, partitions: Collection[Partition]) -> None:
-        """These partitions have other leaders: what was fetched of them ahead is void."""
+        """Discard what was fetched ahead of these partitions: their leaders have changed."""
 
     def cancel(self) -> None:
-        """Give up a read that is under way; its answer is not wanted any more."""
+        """Abort a read in progress; its result is no longer needed."""

@@ -1,6 +1,6 @@
-"""Jumping ahead when a partition is too far behind: when it is, and where to. Pure.
+"""Rules for skipping ahead in a partition that is too far behind. Pure.
 
-What is skipped is counted and written down by the commit that moves the position, and can be filled in later.
+The commit that moves the position counts and records the skip, which can be filled later.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tallymark.core.plan import Jump
+from tallymark.core.spans import Log, Partition
 from tallymark.errors import BadInput
-from tallymark.plan import Jump
-from tallymark.spans import Log, Partition
 
 Jumps = dict[Partition, Jump]
 OffsetsAt = Callable[[Iterable[Partition], datetime], Mapping[Partition, int | None]]
@@ -21,14 +21,14 @@ UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 @dataclass(frozen=True)
 class SkipAhead:
-    """Jump ahead when a partition is too far behind. Off unless asked for.
+    """Skip ahead when a partition is too far behind. Off by default.
 
     >>> SkipAhead(when_behind=10_000, keep=500)                # records
     >>> SkipAhead(when_behind="1h", keep="5m", every="1m")     # time, by the timestamps of the records
 
-    A partition that has more than ``when_behind`` to read goes on with the last ``keep``. Both are numbers of records,
-    or both are times: a timedelta, or text such as "30s", "15m", "2h", "1d". It is looked at when a run starts, and
-    then ``every`` so often.
+    A partition with more than ``when_behind`` to read continues with the last ``keep``. Both are numbers of records,
+    or both are durations: a timedelta, or text such as "30s", "15m", "2h", "1d". The lag is checked when a run starts,
+    and then at the interval ``every``.
     """
 
     when_behind: int | timedelta | str = 500
@@ -47,14 +47,14 @@ class SkipAhead:
             object.__setattr__(self, name, value)
 
     def moments(self, now: datetime) -> tuple[datetime, datetime] | None:
-        """The two moments to ask the brokers for; None where it goes by records and they need not be asked."""
+        """Return the two times to look up at the brokers; None if the limits are numbers of records."""
         if isinstance(self.when_behind, timedelta) and isinstance(self.keep, timedelta):
             return now - self.when_behind, now - self.keep
         return None
 
 
 class Lookout:
-    """When to look: at the first call, and then as often as ``every`` says. Times are those of a monotonic clock."""
+    """Schedules the checks: at the first call, then at the interval ``every``. Times are from a monotonic clock."""
 
     def __init__(self, ahead: SkipAhead) -> None:
         assert isinstance(ahead.every, timedelta)
@@ -68,14 +68,17 @@ class Lookout:
         return True
 
     def again(self) -> None:
-        """What was found at the last look came to nothing."""
+        """Check again at the next call, because the jump of the last check was not committed."""
         self._next = None
 
 
 def jumps(
     ahead: SkipAhead, positions: Mapping[Partition, int], logs: Mapping[Partition, Log], ask: OffsetsAt, now: datetime
 ) -> Jumps:
-    """Which partitions jump where. ``ask`` tells the first offset of each that is not older than a moment."""
+    """Return the jump of each partition that is too far behind.
+
+    ``ask`` returns the first offset of each partition that is not older than a given time.
+    """
     moments = ahead.moments(now)
     if moments is None:
         return by_records(ahead, positions, logs)
@@ -84,7 +87,7 @@ def jumps(
 
 
 def by_records(ahead: SkipAhead, positions: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Jumps:
-    """Which partitions jump where, when it goes by records."""
+    """Return the jumps for limits that are numbers of records."""
     assert isinstance(ahead.when_behind, int)
     assert isinstance(ahead.keep, int)
     found = {}
@@ -106,10 +109,10 @@ def by_time(
     old: Mapping[Partition, int | None],
     kept: Mapping[Partition, int | None],
 ) -> Jumps:
-    """Which partitions jump where, when it goes by time.
+    """Return the jumps for limits that are durations.
 
-    ``old`` and ``kept`` are the brokers' answers for the two ``moments``: the first record that is not too old, and the
-    first that is to be kept. None means that all records are older: if any of them is unread, it is too old.
+    ``old`` and ``kept`` are the offsets that the brokers return for the two ``moments``: the first record that is not
+    too old, and the first record to keep. None means that all records are older: any unread record is too old.
     """
     found = {}
     for partition, position in positions.items():

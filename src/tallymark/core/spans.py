@@ -1,7 +1,7 @@
-"""The vocabulary that everything shares: partitions, spans of offsets, positions and tallies.
+"""The basic types of all modules: partitions, spans of offsets, positions and tallies.
 
-Offsets are next-offset semantics throughout: a position of 7 means that 0..6 are done and 7 is to be read.
-Nothing here knows Kafka, Spark or a database.
+A position is always the next offset: a position of 7 means that 0..6 are done and 7 is the next to read.
+This module does not depend on Kafka, Spark or a database.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 STREAMING = "structured-streaming"
-"""What stands for the cluster where a position is that of a streaming query, and no broker knows it."""
+"""The cluster id of positions that belong to a streaming query and are unknown to brokers."""
 
 
 @dataclass(frozen=True, order=True)
@@ -46,7 +46,7 @@ class Span:
 
 
 def split(spans: Sequence[Span], parts: int) -> list[list[Span]]:
-    """The spans in so many parts, each with its share of every one, in the order of their offsets."""
+    """Split the spans into up to ``parts`` parts in offset order. Each part has a share of every span."""
     found = []
     for part in range(parts):
         shares = (
@@ -59,7 +59,7 @@ def split(spans: Sequence[Span], parts: int) -> list[list[Span]]:
 
 @dataclass(frozen=True)
 class Tally:
-    """What became of the offsets between two positions. Every offset is in exactly one of the five."""
+    """The outcomes of the offsets between two positions. Every offset counts in exactly one of the five fields."""
 
     applied: int = 0
     dead: int = 0
@@ -84,7 +84,7 @@ OUTCOMES = tuple(field.name for field in fields(Tally))
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds a claim: shown to whoever is fenced by it."""
+    """The owner of a claim, as shown in the error of a fenced owner."""
 
     run: str
     host: str
@@ -96,7 +96,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class GroupState:
-    """What a group is meant to do: running or paused, why, and who said so."""
+    """The desired state of a group, running or paused, with the reason and the operator or run that set it."""
 
     desired: str
     reason: str | None
@@ -109,15 +109,31 @@ class GroupState:
 
 
 class Mark(NamedTuple):
-    """An offset, and an epoch of the leader in which the log held all that is before it; None if not known."""
+    """An offset, and a leader epoch in which the log held all offsets before it; None if unknown."""
 
     offset: int
     leader_epoch: int | None = None
 
 
 @dataclass(frozen=True)
+class Truncation:
+    """A log that was truncated ``at`` an offset before the position; ``leader_epoch`` is the current one."""
+
+    partition: Partition
+    position: int
+    at: int
+    leader_epoch: int | None = None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.partition}: the log was truncated at {self.at} by an unclean leader election or by a broker that "
+            f"lost records; what was applied of {self.at}..{self.position} is gone from it"
+        )
+
+
+@dataclass(frozen=True)
 class Position:
-    """How far a group has come in a partition, as the ledger holds it."""
+    """The position of a group in a partition, as stored in the ledger."""
 
     partition: Partition
     next_offset: int
@@ -130,7 +146,7 @@ class Position:
     record_time: datetime | None
     updated_at: datetime
     leader_epoch: int | None = None
-    """An epoch of the partition's leader in which the log held all that is before the position; None if not known."""
+    """A leader epoch in which the log held all offsets before the position; None if unknown."""
 
     @property
     def mark(self) -> Mark:
@@ -138,7 +154,7 @@ class Position:
 
     @property
     def balanced(self) -> bool:
-        """Every offset between the first and the next is accounted for."""
+        """Whether every offset between the first and the next is accounted for."""
         return self.tally.total == self.next_offset - self.first_offset
 
     def counts(self, offset: int) -> bool:
@@ -148,11 +164,11 @@ class Position:
 
 @dataclass(frozen=True)
 class Log:
-    """What the brokers hold of a partition: offsets from ``start`` up to ``stop``.
+    """The log of a partition at the brokers: offsets from ``start`` up to ``stop``.
 
-    ``stop`` is the last stable offset, the end of what a read_committed reader can see;
-    ``end`` is the high watermark and includes transactions that are still open.
-    ``leader_epoch`` is that of the leader which answered; every election has a higher one.
+    ``stop`` is the last stable offset, the end of what a read_committed consumer can see;
+    ``end`` is the high watermark and includes open transactions.
+    ``leader_epoch`` is the epoch of the leader that answered; every election increases it.
     """
 
     partition: Partition
@@ -164,5 +180,5 @@ class Log:
     leader_epoch: int | None = None
 
     def reaching(self, offset: int) -> Log:
-        """The same log, which is known to hold what is before this offset."""
+        """Return the log, extended so that it holds all offsets before this one."""
         return replace(self, stop=max(self.stop, offset), end=max(self.end, offset))

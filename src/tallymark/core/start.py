@@ -1,20 +1,21 @@
-"""Where a group starts in a partition: the first-poll strategies. Pure.
+"""First-poll strategies: the offsets at which a group starts to read its partitions. Pure.
 
-``earliest``, ``latest``, a timestamp or explicit offsets. Prefixed with ``uncommitted-`` a strategy only counts for
-partitions that have no saved position yet; without the prefix it overrides the saved ones at the start of every run.
+A strategy is ``earliest``, ``latest``, a timestamp or explicit offsets. With the prefix ``uncommitted-`` it applies
+only to partitions without a saved position; without the prefix it overrides saved positions at the start of every run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from operator import index
 from typing import Literal
 
+from tallymark.core.claims import FirstClaim, Restart, Wish
+from tallymark.core.spans import Log, Partition, Position
 from tallymark.errors import BadInput
-from tallymark.spans import Log, Partition
 
 UNCOMMITTED = "uncommitted-"
 FORMS = (
@@ -59,12 +60,12 @@ class Start:
 
     @classmethod
     def at(cls, time: datetime) -> Start:
-        """The first record with this timestamp or a later one. A time without a zone is UTC."""
+        """Start at the first record with this timestamp or a later one. A time without a zone is UTC."""
         return cls("timestamp", timestamp=time if time.tzinfo else time.replace(tzinfo=timezone.utc))
 
     @classmethod
     def explicit(cls, offsets: Mapping[str, Mapping[int, int]]) -> Start:
-        """These offsets, by topic and partition."""
+        """Start at these offsets, by topic and partition."""
         flat = {Partition(topic, number): index(o) for topic, parts in offsets.items() for number, o in parts.items()}
         if any(offset < 0 for offset in flat.values()):
             raise BadInput(
@@ -73,15 +74,16 @@ class Start:
         return cls("offsets", offsets=flat)
 
     def uncommitted(self) -> Start:
-        """The same strategy, for partitions without a saved position only."""
+        """Return the same strategy, limited to partitions without a saved position."""
         return replace(self, prefer_saved=True)
 
 
 def starting_offset(start: Start, log: Log, at_timestamp: int | None, *, topic_is_known: bool) -> int:
-    """Where a partition without a position starts.
+    """Return the first offset of a partition without a position.
 
-    ``at_timestamp`` is the broker's answer for ``start.timestamp`` (None: no such record yet). A partition of a topic
-    that the group reads already was added later: it starts at the earliest, or its first records would be lost.
+    ``at_timestamp`` is the offset that the broker returns for ``start.timestamp`` (None: no such record yet). A
+    partition of a topic that the group already reads was added later. It starts at the earliest offset: otherwise its
+    first records would be lost.
     """
     if topic_is_known or start.kind == "earliest":
         return log.start
@@ -104,7 +106,74 @@ def _explicit_offset(start: Start, log: Log) -> int:
 
 
 def overridden_offset(start: Start, log: Log, at_timestamp: int | None) -> int | None:
-    """Where a partition *with* a position is sent at the start of a run; None leaves it where it is."""
+    """Return the offset that overrides a saved position at the start of a run; None keeps the position."""
     if start.prefer_saved or (start.kind == "offsets" and log.partition not in start.offsets):
         return None
     return starting_offset(start, log, at_timestamp, topic_is_known=False)
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """How a run begins: its strategy, and the topics that existed when it started.
+
+    If partitions were ``chosen`` individually, the strategy applies to each of them. If topics are subscribed to by
+    pattern and the group has positions, a topic without a position counts as added later and starts at the earliest
+    offset, even if it appeared while no run was active.
+    """
+
+    start: Start
+    topics: frozenset[str]
+    chosen: frozenset[Partition] | None
+    by_pattern: bool
+
+    def fresh(self, saved: Sequence[Position]) -> frozenset[str]:
+        """Return the topics that start by the strategy. All others appeared during the subscription."""
+        if self.chosen is not None:
+            return frozenset(partition.topic for partition in self.chosen)
+        if self.by_pattern and saved:
+            return frozenset()
+        return self.topics - {position.partition.topic for position in saved}
+
+    def wish(
+        self,
+        saved: Sequence[Position],
+        wanted: frozenset[Partition],
+        logs: Mapping[Partition, Log],
+        at: Mapping[Partition, int | None],
+        may_override: Callable[[Position], bool],
+    ) -> Wish:
+        """Return first positions for partitions without a position, and restarts for those that the strategy overrides.
+
+        The first claim of a topic creates positions for all of its partitions. A partition that has no position after
+        that was added later, and starts at the earliest offset. ``at`` holds the offsets that the brokers return for
+        the timestamp of the strategy.
+        """
+        fresh, positions = self.fresh(saved), {position.partition: position for position in saved}
+        concerned = {one: log for one, log in logs.items() if one in wanted or one.topic in fresh}
+        first = {
+            one: FirstClaim(
+                starting_offset(self.start, log, at.get(one), topic_is_known=one.topic not in fresh),
+                log.topic_id,
+                log.cluster_id,
+                leader_epoch=log.leader_epoch,
+            )
+            for one, log in concerned.items()
+            if one not in positions
+        }
+        targets = {
+            one: overridden_offset(self.start, log, at.get(one))
+            for one, log in concerned.items()
+            if one in positions and may_override(positions[one])
+        }
+        reason = f"start={self.start.kind} overrides the saved position"
+        restarts = {
+            one: Restart(
+                to,
+                reason,
+                only_ahead=to == logs[one].stop and self.start.kind in ("latest", "timestamp"),
+                leader_epoch=logs[one].leader_epoch,
+            )
+            for one, to in targets.items()
+            if to is not None
+        }
+        return Wish(first, restarts)

@@ -1,7 +1,7 @@
-"""The tables a pipeline fills, and the last step before they are written: of several rows for a key, the newest.
+"""Table specifications, and the last step before rows are written: keeping the newest row of each key.
 
-Rows carry where they came from in hidden columns, wherever a row comes from a single record. README, "Which record of a
-key is the newest", has the rule; ``spark/stage.py`` applies the same one on the executors.
+A row that comes from a single record carries its origin in hidden columns. The rule is in README, "Which record of a
+key is the newest"; ``spark/executors.py`` applies the same rule on the executors.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallymark.core.spans import Partition
 from tallymark.errors import BadInput
-from tallymark.spans import Partition
 
 Write = Literal["append", "upsert", "ignore"]
 
@@ -28,9 +28,9 @@ TOPIC, PARTITION, OFFSET, TIMESTAMP, DELETED = (
     "_tallymark_deleted",
 )
 ORIGIN = (TOPIC, PARTITION, OFFSET)
-"""Hidden columns: which record a row came from."""
+"""Hidden columns that identify the record of a row."""
 HIDDEN = (*ORIGIN, TIMESTAMP, DELETED)
-"""Columns that never reach a table. Rows with a key have TIMESTAMP; DELETED says that the row of a key is to go."""
+"""Columns that are never written to a table. Rows with a key have TIMESTAMP; DELETED marks a deletion of the key."""
 PROVENANCE = {
     "tallymark_topic": pa.string(),
     "tallymark_partition": pa.int32(),
@@ -40,7 +40,7 @@ PROVENANCE = {
 """The columns that ``provenance=True`` adds to a table."""
 TOMBSTONE = "value IS NULL"
 NO_TIME = -(2**63)
-"""Where there is no timestamp: older than all others."""
+"""Sort value of a missing timestamp: older than all others."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class TableSpec:
     create: bool = True
     evolve: bool = False
     per_batch: bool = False
-    """Rows may be merged from the records of a batch: those of a later batch replace them, and add nothing up."""
+    """Rows may be merged from several records of a batch. Rows of a later batch replace them and are not added up."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -85,13 +85,13 @@ class TableSpec:
 
     @property
     def deletes(self) -> str | None:
-        """The condition on the record under which its row is deleted."""
+        """The SQL condition on a record that deletes the row of its key."""
         return TOMBSTONE if self.delete == "tombstone" else self.delete
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A record whose value was decoded, but that a table or its function refused, and why."""
+    """A record that was decoded, but refused by a table or by its function, with the error."""
 
     partition: Partition
     offset: int
@@ -105,7 +105,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Staged:
-    """Rows that executors have put into a staging table, under the ids of the attempts that succeeded."""
+    """Rows that executors wrote to a staging table, under the ids of the successful attempts."""
 
     name: str
     columns: tuple[str, ...]
@@ -115,7 +115,7 @@ class Staged:
 
 @dataclass(frozen=True)
 class Changes:
-    """What a batch does to one table: rows to put and keys to delete, with their hidden columns, or staged rows."""
+    """The changes of a batch to one table: rows to put and keys to delete, with hidden columns, or staged rows."""
 
     spec: TableSpec
     puts: pa.Table
@@ -127,7 +127,7 @@ class Changes:
 
 
 def table_schema(spec: TableSpec, schema: pa.Schema) -> pa.Schema:
-    """The columns of the table that takes rows of this schema."""
+    """Return the columns of the table for rows of this schema."""
     if not spec.provenance:
         return schema
     for name in PROVENANCE:
@@ -137,7 +137,7 @@ def table_schema(spec: TableSpec, schema: pa.Schema) -> pa.Schema:
 
 
 def check_unmerged(spec: TableSpec, why: str = "its function merges records") -> None:
-    """Refuse rows of several records where they have a key: a batch alone does not know what they add up to."""
+    """Refuse rows with a key that are merged from several records: one batch does not know the total of a key."""
     if spec.write == "append" or spec.per_batch:
         return
     does = "replace what earlier batches have made of a key" if spec.write == "upsert" else "keep the first batch alone"
@@ -149,10 +149,10 @@ def check_unmerged(spec: TableSpec, why: str = "its function merges records") ->
 
 
 def finish(spec: TableSpec, rows: pa.Table, batch: str) -> Changes:
-    """The rows as they will be written: one for each key, and in the order of the keys.
+    """Return the rows as they are written. Unless they are appended: at most one put per key, sorted by key.
 
-    A key may be among the deletions, too, if its row is newer than one that deletes: that goes first, and the row is
-    written anew, as it would be if they came in two batches.
+    A key may be both deleted and put, if its newest row is newer than a deletion. The deletion is applied first, and
+    the row is inserted after it, as if they were in two batches.
     """
     if spec.provenance:
         rows = _with_provenance(spec, rows, batch)
@@ -178,13 +178,13 @@ def has_origin(rows: pa.Table) -> bool:
 
 
 def origin(rows: pa.Table, at: int) -> tuple[Partition, int]:
-    """The record that a row came from."""
+    """Return the record of a row."""
     topic, number, offset = (rows[name][at].as_py() for name in (TOPIC, PARTITION, OFFSET))
     return Partition(topic, number), offset
 
 
 def without(rows: pa.Table, records: Collection[tuple[Partition, int]]) -> pa.Table:
-    """The rows of all other records."""
+    """Return the rows that come from none of these records."""
     if not records or not has_origin(rows):
         return rows
     keep = pa.scalar(True)
@@ -196,7 +196,7 @@ def without(rows: pa.Table, records: Collection[tuple[Partition, int]]) -> pa.Ta
 
 
 def null_keys(spec: TableSpec, rows: pa.Table) -> list[Refusal]:
-    """The records whose row has no key, and can't be told from others."""
+    """Return the records whose rows have no key and can't be identified."""
     found = []
     for name in spec.key:
         missing = rows.filter(no_key(rows[name]))
@@ -214,7 +214,7 @@ def null_keys(spec: TableSpec, rows: pa.Table) -> list[Refusal]:
 
 
 def no_key(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Which values of a key column tell no row from others: NULL, and NaN, which equals itself in some databases."""
+    """Mark the values of a key column that identify no row: NULL, and NaN, which equals itself in some databases."""
     return pc.is_null(column, nan_is_null=True)
 
 
@@ -233,13 +233,13 @@ def _with_provenance(spec: TableSpec, rows: pa.Table, batch: str) -> pa.Table:
 
 
 def _oldest_first(spec: TableSpec, rows: pa.Table) -> pa.Table:
-    """The rows sorted by key, and those of a key from the oldest record to the newest."""
+    """Sort the rows by key, and those of one key from the oldest record to the newest."""
     if not has_origin(rows):
         return _sorted(rows, spec.key)
     place = [*spec.key, TOPIC, PARTITION]
     rows = _sorted(rows, [*place, OFFSET])
     if not _starts(rows, [*place, OFFSET]).all():
-        # One record has made several rows of a key: their columns decide.
+        # One record produced several rows of a key: sort by their columns to be deterministic.
         rows = _sorted(rows, [*place, OFFSET, *(name for name in rows.column_names if name not in HIDDEN)])
     starts = _starts(rows, place)
     if starts.sum() == _starts(rows, spec.key).sum():
@@ -248,17 +248,17 @@ def _oldest_first(spec: TableSpec, rows: pa.Table) -> pa.Table:
 
 
 def _ages(times: pa.ChunkedArray, starts: npt.NDArray[np.bool_]) -> pa.Array:
-    """How new each row is by its timestamp, or by the latest before it in its run, as numbers that can be compared."""
+    """Return the rank of each row by the latest timestamp in its run up to this row."""
     _, ranks = np.unique(pc.fill_null(times.cast(pa.int64()), NO_TIME).to_numpy(), return_inverse=True)
-    # So that each run is above the one before it, and its first row has nothing to look back to.
+    # Each run gets higher numbers than the run before it, so that the maximum starts anew with each run.
     floors = np.cumsum(starts) * len(ranks)
     return pa.array(np.maximum.accumulate(floors + ranks) - floors)
 
 
 def _after_deletions(spec: TableSpec, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """The rows that are newer than all deletions of their key, and of each key the newest of these deletions.
+    """Return the rows that are newer than all deletions of their key, and the newest deletion of each key.
 
-    A deletion with a version is none of them: it is compared as rows are.
+    Deletions with a version do not count here: they are compared by version, as rows are.
     """
     going = pc.fill_null(rows[DELETED], False)
     if spec.version:
@@ -272,7 +272,7 @@ def _after_deletions(spec: TableSpec, rows: pa.Table) -> tuple[pa.Table, pa.Tabl
 
 
 def _newest(spec: TableSpec, rows: pa.Table) -> pa.Table:
-    """Of each key the newest row, or the oldest where the first one in stays, of rows that are in their order."""
+    """Return the newest row of each key, or the oldest for ``write="ignore"``; ``rows`` are sorted, oldest first."""
     if not has_origin(rows):
         if rows.num_rows:
             check_unmerged(spec)
@@ -283,22 +283,22 @@ def _newest(spec: TableSpec, rows: pa.Table) -> pa.Table:
             )
         return rows
     if spec.version:
-        # A row without a version is older than one with a version.
+        # A row without a version is older than any row with a version.
         rows = _sorted(rows, spec.key, pc.is_valid(rows[spec.version]), rows[spec.version])
     starts = _starts(rows, spec.key)
     return rows.filter(pa.array(starts if spec.write == "ignore" else np.append(starts[1:], starts[:1])))
 
 
 def _sorted(rows: pa.Table, names: Sequence[str], *then: pa.Array | pa.ChunkedArray) -> pa.Table:
-    """The rows in the order of these columns, and of these values; NULL comes last. Equal ones keep their order."""
+    """Sort the rows by these columns, then by these values. NULL sorts last; the sort is stable."""
     columns = [*(rows[name] for name in names), *then]
-    # By numbers: Arrow would take some names for a path.
+    # Columns are named by number, because Arrow interprets some names as a path.
     keys = pa.table(columns, names=[str(number) for number in range(len(columns))])
     return rows.take(pc.sort_indices(keys, sort_keys=[(name, "ascending") for name in keys.column_names]))
 
 
 def _starts(rows: pa.Table, columns: Sequence[str]) -> npt.NDArray[np.bool_]:
-    """Of rows that are sorted by these columns, which is the first of a run of equal ones."""
+    """Mark the first row of each run of equal values; ``rows`` are sorted by these columns."""
     changes = np.zeros(max(0, rows.num_rows - 1), np.bool_)
     for name in columns if len(changes) else ():
         column = rows[name].combine_chunks()

@@ -1,4 +1,4 @@
-"""What a producer may have written as it should not be: the time of a record, and the names of its headers."""
+"""Reads record timestamps and header names, which producers may have written incorrectly."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 LAST_MILLIS = 253_402_300_799_999
-"""The end of the year 9999."""
+"""The end of the year 9999, the last that ``datetime`` supports."""
 UNREADABLE = "\ufffd"
 
 
 def timestamp(message: Any) -> datetime | None:
-    """The time of a record."""
     return moment(*message.timestamp())
 
 
 def moment(kind: int, millis: int) -> datetime | None:
-    """None where a record has no time, or one beyond all calendars, such as microseconds taken for milliseconds."""
+    """Return None if a record has no timestamp, or one out of range, such as microseconds written as milliseconds."""
     known = kind != TIMESTAMP_NOT_AVAILABLE and 0 <= millis <= LAST_MILLIS
     return EPOCH + timedelta(milliseconds=millis) if known else None
 
 
 def headers(message: Any) -> Sequence[tuple[str, bytes | None]]:
-    """The headers of a record, with U+FFFD in names that are not UTF-8, as Java reads them."""
+    """Return the headers of a record, with U+FFFD in names that are not UTF-8, as in Java."""
     try:
         return _headers(message) or ()
     except SystemError as error:
@@ -35,10 +34,11 @@ def headers(message: Any) -> Sequence[tuple[str, bytes | None]]:
 
 
 def _repaired(message: Any, cause: BaseException | None) -> Sequence[tuple[str, bytes | None]]:
-    """confluent_kafka complains once of one such name, and then gives tuples with nothing where these names should be.
+    """Repair headers whose names are not UTF-8.
 
-    To touch that place would end the process. The message gets the repaired headers, as others may ask for them. The
-    name is known if there is only one.
+    confluent_kafka raises once for such a name, and afterwards returns tuples with a NULL pointer in place of each such
+    name. Accessing this element crashes the process. The repaired headers are set on the message, because other code
+    may read them. The original name is known only if there is a single invalid name.
     """
     found = _headers(message) or ()
     broken = [repr(header).startswith("(<NULL>,") for header in found]
@@ -50,4 +50,4 @@ def _repaired(message: Any, cause: BaseException | None) -> Sequence[tuple[str, 
 
 
 _headers = methodcaller("headers")
-"""Called from C, it fails with an exception at once; called from Python, the exception may come up anywhere later."""
+"""Called from C, it raises at once; called from Python, the exception may surface at any later point."""

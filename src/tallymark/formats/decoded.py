@@ -1,4 +1,4 @@
-"""Records that are in the driver's memory, with their values decoded by Arrow."""
+"""Records in the memory of the driver, with decoded values."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from itertools import accumulate
 
 import pyarrow as pa
 
-from tallymark import raw
-from tallymark.formats import Decoder
+from tallymark.core import raw
+from tallymark.formats.json import Decoder
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """``found`` are records as they came, ``records`` the same with values that are decoded, or NULL if they are dead.
+    """``found`` are the original records; ``records`` have decoded values, which are NULL for dead records.
 
-    ``errors`` says why a value is dead, by its row; ``slow`` is how many values Arrow's parser left to Python.
+    ``errors`` maps rows of dead records to errors; ``slow`` is the number of values that were decoded by Python instead
+    of Arrow.
     """
 
     found: pa.Table
@@ -33,7 +34,7 @@ class Arrived:
 
     @classmethod
     def joined(cls, parts: Sequence[Arrived]) -> Arrived:
-        """Parts of a batch, one behind the other."""
+        """Concatenate parts of a batch."""
         firsts = accumulate((part.found.num_rows for part in parts[:-1]), initial=0)
         return cls(
             pa.concat_tables(part.found for part in parts),

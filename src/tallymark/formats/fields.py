@@ -1,6 +1,6 @@
-"""One JSON value after the other: what its fields are by the types of a schema, with the verdicts of Spark's road.
+"""Decodes JSON values individually by a schema, and accepts and refuses the same values as Spark.
 
-Numbers stay text until their type is known, and objects keep all their names, since Spark looks at every one of them.
+Numbers stay text until their type is known. Objects keep duplicate names, because Spark checks every occurrence.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from tallymark import ddl
+from tallymark.formats import schema as ddl
 
 Convert = Callable[[Any], Any]
 
 LONE_SURROGATES = re.compile("[\ud800-\udfff]")
 ESCAPED = re.compile('["\\\\\x00-\x1f\ud800-\udfff\U00010000-\U0010ffff]')
 SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\t": "\\t", "\n": "\\n", "\f": "\\f", "\r": "\\r"}
-DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]{1,9})?")
+DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?0*[0-9]{1,3})?")
 BASE64 = re.compile(r"(?:[\0- ]*[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==))*[\0- ]*")
 PADDED = re.compile(r"[^=]*={0,2}")
 DAY = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
@@ -30,17 +30,21 @@ MINUTE = DAY + "[T ](?:[01][0-9]|2[0-3]):[0-9]{2}"
 SECOND = MINUTE + ":[0-9]{2}(?:[.][0-9]+)?"
 CLOCK = f"{DAY}|{MINUTE}|{SECOND}"
 MOMENT = f"{DAY}|{MINUTE}|{SECOND}(?: ?(?:Z|UTC|[+-][0-9]{{2}}(?::?[0-9]{{2}})?))?"
-"""How a DATE, a TIMESTAMP_NTZ and a TIMESTAMP are written, by the rules that the engines of Python and Java share."""
+"""Regular expressions for DATE, TIMESTAMP_NTZ and TIMESTAMP, in the syntax that Python and Java share."""
 DATE, ZONELESS, ZONED = re.compile(DAY), re.compile(CLOCK), re.compile(MOMENT)
 ZONE = re.compile(r" ?([+-])([0-9]{2}):?([0-9]{2})?$")
 SECONDS_END, MICROS_END = len("2026-01-31T12:00:00"), len("2026-01-31T12:00:00.123456")
 WIDEST_ZONE = timedelta(hours=18)
+LONGEST = 1000
+"""Maximum digits of a number and characters of a DECIMAL in a string, because Java needs quadratic time for them."""
+LONGEST_NAME = 50_000
+"""Maximum length of a name in UTF-16 units: a limit of Spark's parser that can't be configured."""
 SHOWN = 60
-"""Characters of a value that the words about it repeat."""
+"""Maximum number of characters of a value that an error message quotes."""
 
 
 MISFITS = (ValueError, ArithmeticError, RecursionError)
-"""What parsing and converting raise for a value that is to die: ArithmeticError if a date or a number is too large."""
+"""Exceptions of parsing and converting a dead value: ArithmeticError if a date or a number is too large."""
 
 
 class Unfit(ValueError):
@@ -48,39 +52,55 @@ class Unfit(ValueError):
 
 
 class Whole(str):
-    """A number without fraction or exponent, as it was written."""
+    """The text of a number without fraction or exponent."""
 
     __slots__ = ()
 
 
 class Real(str):
-    """A number with a fraction or an exponent, as it was written."""
+    """The text of a number with a fraction or an exponent."""
 
     __slots__ = ()
 
 
 class Pairs(tuple[tuple[str, Any], ...]):
-    """An object: every name with its value, also where a name stands twice."""
+    """An object: all pairs of name and value, including duplicate names."""
 
     __slots__ = ()
 
 
 def parse(value: bytes) -> Any:
-    """One JSON text, strictly; ValueError (UnicodeDecodeError) or RecursionError if it is none."""
+    """Parse strict JSON; raises ValueError (UnicodeDecodeError, Unfit) or RecursionError if it is invalid."""
     text = value.decode("utf-8")
     if text.startswith("\ufeff"):
         raise json.JSONDecodeError("Unexpected UTF-8 BOM", text, 0)
-    return _DECODER.decode(text)
+    return (_DECODER if len(text) <= LONGEST_NAME // 2 else _NAMES_CHECKED).decode(text)
 
 
-def converter(kind: pa.DataType) -> Convert:
-    """What makes a field from its parsed value, or raises one of MISFITS."""
+def converter(kind: pa.DataType, counts: bool = True) -> Convert:
+    """Return the function that converts a parsed value to a field, or raises one of MISFITS.
+
+    A field does not count (``counts=False``) if another field of the same name follows. It only has to be accepted by
+    Spark's parser.
+    """
     if pa.types.is_struct(kind):
-        return _struct(kind)
+        return _struct(kind, counts)
     if pa.types.is_list(kind):
-        return _array(kind)
+        return _array(kind, counts)
     if pa.types.is_map(kind):
-        return _map(kind)
+        return _map(kind, counts)
+    return _scalar(kind) if counts else _replaced(kind)
+
+
+def _replaced(kind: pa.DataType) -> Convert:
+    if pa.types.is_string(kind) or pa.types.is_temporal(kind):
+        return lambda _: None
+    if pa.types.is_floating(kind):
+        return lambda value: _typed(value, Whole, Real)
+    return _scalar(pa.int16() if kind == pa.int8() else kind)
+
+
+def _scalar(kind: pa.DataType) -> Convert:
     if pa.types.is_integer(kind):
         return _integer(kind)
     if pa.types.is_decimal(kind):
@@ -98,7 +118,7 @@ def converter(kind: pa.DataType) -> Convert:
 
 
 def misfit(value: Any, kind: pa.DataType, path: str = "") -> str:
-    """Which part of a value does not fit, and why, such as ``items[2].price: 'x' does not fit DOUBLE``."""
+    """Describe which part of a value does not fit, such as ``items[2].price: 'x' does not fit DOUBLE``."""
     for step, item, convert, inner in _parts(value, kind):
         try:
             convert(item)
@@ -108,7 +128,7 @@ def misfit(value: Any, kind: pa.DataType, path: str = "") -> str:
 
 
 def _parts(value: Any, kind: pa.DataType) -> Iterator[tuple[str, Any, Convert, pa.DataType]]:
-    """What a value holds that its type says something about: where it is, and how it is converted."""
+    """Yield the path, value, converter and type of each part of a value that its type describes."""
     if pa.types.is_struct(kind) and type(value) is Pairs:
         kinds = {field.name: (converter(field.type), field.type) for field in kind}
         yield from ((f".{name}", item, *kinds[name]) for name, item in value if name in kinds and item is not None)
@@ -136,29 +156,42 @@ def _no_number(constant: str) -> None:
     raise ValueError(f"{constant} is no number")
 
 
-_DECODER = json.JSONDecoder(parse_int=Whole, parse_float=Real, parse_constant=_no_number, object_pairs_hook=Pairs)
+def _named(pairs: list[tuple[str, Any]]) -> Pairs:
+    for name, _ in pairs:
+        if len(name) > LONGEST_NAME // 2 and len(name.encode("utf-16-le", "surrogatepass")) > 2 * LONGEST_NAME:
+            raise Unfit(f"a name has more than {LONGEST_NAME} characters")
+    return Pairs(pairs)
 
 
-def _struct(kind: pa.StructType) -> Convert:
-    fields = {field.name: converter(field.type) for field in kind}
+_DECODER, _NAMES_CHECKED = (
+    json.JSONDecoder(parse_int=Whole, parse_float=Real, parse_constant=_no_number, object_pairs_hook=pairs)
+    for pairs in (Pairs, _named)
+)
+
+
+def _struct(kind: pa.StructType, counts: bool) -> Convert:
+    fields = {field.name: converter(field.type, counts) for field in kind}
+    replaced = {field.name: converter(field.type, counts=False) for field in kind} if counts else fields
 
     def convert(value: Any) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for name, item in _typed(value, Pairs):
             if name in fields:
-                found[name] = None if item is None else fields[name](item)
-        return found
+                if found.get(name) is not None:
+                    replaced[name](found[name])
+                found[name] = item
+        return {name: None if item is None else fields[name](item) for name, item in found.items()}
 
     return convert
 
 
-def _array(kind: pa.ListType) -> Convert:
-    element = converter(kind.value_type)
+def _array(kind: pa.ListType, counts: bool) -> Convert:
+    element = converter(kind.value_type, counts)
     return lambda value: [None if item is None else element(item) for item in _typed(value, list)]
 
 
-def _map(kind: pa.MapType) -> Convert:
-    element = converter(kind.item_type)
+def _map(kind: pa.MapType, counts: bool) -> Convert:
+    element = converter(kind.item_type, counts)
     return lambda value: [
         (_string(name), None if item is None else element(item)) for name, item in _typed(value, Pairs)
     ]
@@ -188,7 +221,7 @@ def _decimal(kind: pa.Decimal128Type) -> Convert:
 
     def convert(value: Any) -> Decimal:
         text = value.replace(",", "") if type(value) is str else _typed(value, Whole, Real)
-        if not DECIMAL.fullmatch(text):
+        if (type(value) is str and len(value) > LONGEST) or not DECIMAL.fullmatch(text):
             raise Unfit
         return Decimal(text).quantize(unit, ROUND_HALF_UP, context)
 
@@ -204,14 +237,14 @@ def _double(value: Any) -> float:
 
 
 def _float(value: Any) -> float:
-    # By way of a double it would be rounded twice.
+    # Converting via a double would round twice.
     return _finite(value, pa.scalar(str(_typed(value, Whole, Real))).cast(pa.float32()).as_py())
 
 
 def _finite(value: Any, number: float) -> float:
     if abs(number) == float("inf"):
         raise Unfit
-    return number + 0.0 if type(value) is Whole else number  # -0 is a whole number, and they have one zero
+    return number + 0.0 if type(value) is Whole else number  # -0 is an integer, and integers have no negative zero
 
 
 def _string(value: Any) -> str:
@@ -221,7 +254,7 @@ def _string(value: Any) -> str:
 
 
 def _rendered(value: Any) -> str:
-    """JSON as Spark writes what it finds in place of a string."""
+    """Return the JSON text that Spark stores if a STRING field holds another type."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     if isinstance(value, Pairs):
@@ -244,7 +277,7 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def _java_double(number: float) -> str:
-    """The shortest digits that mean the number, in the notation of Java."""
+    """Format a number with the shortest digits that identify it, in Java's notation."""
     if number == 0 or 1e-3 <= abs(number) < 1e7:
         return repr(number)
     mantissa, power = f"{Decimal(repr(number)).normalize():E}".split("E")
@@ -278,7 +311,7 @@ def _written(value: Any, form: re.Pattern[str]) -> str:
 
 
 def _time(text: str) -> datetime:
-    """Of digits behind the microseconds the calendar knows nothing."""
+    """Parse a time. Digits after the microseconds are cut off, because ``datetime`` can't hold them."""
     if len(text) > SECONDS_END:
         text = text[:MICROS_END].ljust(MICROS_END, "0")
     return datetime.fromisoformat(text)

@@ -1,7 +1,7 @@
-"""Decoding Kafka's values into Arrow without Spark: the same values live, and the same die, as on Spark's road.
+"""Decodes Kafka values into Arrow without Spark, and accepts and refuses the same values as Spark.
 
-Arrow parses many values at once; what it can't, or what it might take for something else than Spark does, is split into
-smaller and smaller pieces, and the last ones are looked at one by one (``fields.py``).
+Arrow parses many values at once. Values that it can't parse, or may parse differently from Spark, are split into
+smaller and smaller pieces; the last pieces are decoded value by value (``formats/fields.py``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
 
-from tallymark import ddl, fields
-from tallymark.background import threads
-from tallymark.source import Bytes, Json
+from tallymark.core.retry import threads
+from tallymark.formats import fields
+from tallymark.formats import schema as ddl
+from tallymark.formats.value import Bytes, Json
 
 JSON_SPACE = b" \t\r\n"
 JSON_NAMES = {
@@ -33,22 +34,28 @@ JSON_NAMES = {
     type(None): "null",
 }
 DEEPEST = 200
-"""Objects and arrays within each other. Far beyond it Python runs out of stack, the sooner the deeper it is called."""
-LONGEST = 1000
-"""Digits of the longest number that Spark reads."""
+"""Maximum nesting of objects and arrays. Far beyond it Python exceeds its stack, sooner if the call stack is deep."""
 IN_NUMBERS = b".eE+-"
 DIGITS = bytes.maketrans(b"123456789" + IN_NUMBERS, b"0" * 14)
 APART = 31
-"""Bytes between the places where a number of too many digits is looked for first."""
+"""Distance in bytes between the samples of the first search for numbers with too many digits."""
 STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+TINY_DECIMAL = (
+    r"""[":,\[\s][0-9.+-]*(?:[eE]-[0-9]{2,}[",}\]\s]|[.][0-9]{30})"""
+    r"""|"[0-9.+-]*[eE]?[0-9+-]*\\u00[2-6]"""
+)
+"""Matches decimals far below 1, as a number or a string, escaped or not, and possibly other values.
+
+For such a decimal, Arrow reads the power of ten beyond the end of a table, which may crash the process.
+"""
 CONSTANT = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
-"""What Arrow takes for a number and JSON does not."""
+"""Constants that Arrow accepts as numbers, but JSON does not."""
 PIECE_BYTES = 2 << 20
-"""For Arrow to parse at once: more would not be faster."""
+"""Bytes that Arrow parses at once; larger pieces are not faster."""
 PIECES = 8
 FEW = 100
-"""Values that are about as quickly looked at one by one."""
+"""Number of values up to which decoding them individually is about as fast."""
 
 CLOCK = rf"^{fields.DAY}[ T]\d\d:\d\d:\d\d(\.\d+)?"
 ZONED = CLOCK + r"(Z|[+-](0\d|1[0-7]):[0-5]\d)$"
@@ -63,9 +70,9 @@ Signs = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Decoded:
-    """``values`` has NULL for a record without a value and for one that is dead; ``errors`` says why, by its index.
+    """``values`` is NULL for tombstones and for dead records; ``errors`` maps the index of dead records to errors.
 
-    ``slow`` is how many values Python had to look at one by one.
+    ``slow`` is the number of values that Python decoded individually.
     """
 
     values: pa.ChunkedArray | pa.Array
@@ -74,7 +81,7 @@ class Decoded:
 
 
 class Decoder:
-    """Decodes by one format; made once, called for every batch."""
+    """Decodes values of one format. Created once, called for every batch."""
 
     def __init__(self, source: Json | Bytes) -> None:
         self._source = source
@@ -94,7 +101,7 @@ class Decoder:
         dead: list[int] = []
         chunks = list(_chunks(given.drop_null() if given.null_count else given))
         firsts = list(accumulate((len(chunk) for chunk in chunks), initial=0))
-        # Arrow's parser leaves Python alone while it works.
+        # Arrow's parser releases the GIL.
         each = threads().map if len(chunks) > 1 else map
         pieces: list[pa.Array] = []
         for found_pieces, found_dead in each(self._objects.decoded, chunks, firsts):
@@ -115,7 +122,7 @@ class Decoder:
 
 
 def explain(source: Json | Bytes, value: bytes) -> str:
-    """Why a value is dead, for its letter: where it is JSON, which field does not fit."""
+    """Return the error of a dead value for its dead letter. For JSON it names the field that does not fit."""
     assert isinstance(source, Json)
     if is_deep(value):
         return "nested too deeply"
@@ -125,6 +132,8 @@ def explain(source: Json | Bytes, value: bytes) -> str:
         return f"not UTF-8: {error.reason} at byte {error.start}"
     except RecursionError:
         return "nested too deeply"
+    except fields.Unfit as error:
+        return str(error)
     except ValueError as error:
         return f"not JSON: {error}"
     if not isinstance(decoded, fields.Pairs):
@@ -134,7 +143,7 @@ def explain(source: Json | Bytes, value: bytes) -> str:
         convert(decoded)
     except fields.MISFITS:
         return fields.misfit(decoded, kind)
-    return f"a number has more than {LONGEST} digits" if _has_long_number(value) else "does not fit the schema"
+    return f"a number has more than {fields.LONGEST} digits" if _has_long_number(value) else "does not fit the schema"
 
 
 @lru_cache(maxsize=64)
@@ -144,7 +153,7 @@ def _fields(schema: str) -> tuple[pa.StructType, fields.Convert]:
 
 
 class _Doubt(Exception):
-    """Arrow might have read something that Spark would read otherwise."""
+    """Arrow may parse a value differently from Spark."""
 
 
 class _Objects:
@@ -160,12 +169,12 @@ class _Objects:
         )
 
     def decoded(self, values: pa.Array, first: int) -> tuple[list[pa.Array], list[int]]:
-        """The values in pieces, and the places of those that are dead, counted from ``first``."""
+        """Return the decoded pieces, and the indexes of dead values, counted from ``first``."""
         dead: list[int] = []
         return list(self.decode(values, first, dead)), dead
 
     def decode(self, values: pa.Array, first: int, dead: list[int]) -> Iterator[pa.Array]:
-        """The values in pieces; ``dead`` gets the places, counted from ``first``, of those that do not fit."""
+        """Yield the decoded pieces; appends the indexes of dead values, counted from ``first``, to ``dead``."""
         if not self.bulk or len(values) <= FEW:
             yield self.one_by_one(values.to_pylist(), first, dead)
             return
@@ -195,10 +204,12 @@ class _Objects:
         longest = pc.max(pc.binary_length(values)).as_py()
         text = _lines(values, longest)
         if text is None:
-            # A line break is as wrong in a string as the return, and as good between tokens.
+            # Replacing LF by CR is safe: both are invalid within strings and valid between tokens.
             stripped = [value.strip(JSON_SPACE).replace(b"\n", b"\r") for value in values.to_pylist()]
             text = _lines(pa.array(stripped, pa.binary()), longest)
         if text is None:
+            raise _Doubt
+        if self._check_digits and pc.any(pc.match_substring_regex(values, TINY_DECIMAL)).as_py():
             raise _Doubt
         reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(text))
         table = pyarrow.json.read_json(pa.BufferReader(text), reading, self._parsing)
@@ -206,31 +217,32 @@ class _Objects:
             raise _Doubt
         columns = [_column(table[field.name].combine_chunks(), field.type) for field in self.type]
         found = pa.StructArray.from_arrays(columns, fields=list(self.type))
-        # Arrow reads 1e3 as a DECIMAL(5, 2), and finds out only when it is asked.
+        # Arrow parses 1e3 as DECIMAL(5, 2), although it does not fit; only full validation detects this.
         found.validate(full=self._check_digits)
         return found
 
 
 def _chunks(values: pa.Array | pa.ChunkedArray) -> Iterator[pa.Array]:
-    """In pieces of a size that the caches of a processor can hold."""
+    """Split the values into pieces that fit into the processor caches."""
     for chunk in values.chunks if isinstance(values, pa.ChunkedArray) else [values]:
-        # Of one size, as those of a small rest would be looked at one by one.
+        # Pieces of equal size, because the values of a small remainder would be decoded individually.
         step = max(FEW + 1, -(-len(chunk) // max(1, round(chunk.nbytes / PIECE_BYTES))))
         yield from (chunk[at : at + step] for at in range(0, len(chunk), step))
 
 
 def _lines(values: pa.Array, longest: int) -> pa.Buffer | None:
-    """The values on a line each, or None if they are not: JSON never goes on between ``}`` and ``{``.
+    """Join the values with one per line; None if a value contains a line break or is not enclosed in braces.
 
-    That is an object a line at least, and as many lines as values mean that it is one.
+    JSON never continues between ``}`` and ``{``, so each line holds at least one object. If Arrow then finds as many
+    objects as there are values, each line holds exactly one object.
     """
     if not (pc.all(pc.starts_with(values, "{")).as_py() and pc.all(pc.ends_with(values, "}")).as_py()):
         return None
     whole = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
-    lines = pc.binary_join(whole, b"\n").cast(pa.string())  # which complains of what is not UTF-8
+    lines = pc.binary_join(whole, b"\n").cast(pa.string())  # raises for invalid UTF-8
     _, ends, text = lines.buffers()
     text = text.slice(0, np.frombuffer(ends, np.int32)[1])
-    # Not as bytes: a copy would take longer than all that is asked here.
+    # Not converted to bytes: a copy would take longer than all checks below.
     signs = np.frombuffer(text, np.uint8)
     if np.count_nonzero(signs == ord("\n")) != len(values) - 1:
         return None
@@ -238,7 +250,9 @@ def _lines(values: pa.Array, longest: int) -> pa.Buffer | None:
         raise _Doubt
     if longest > DEEPEST and any(_may_be_deep(values, signs, sign) for sign in "[{"):
         raise _Doubt
-    if longest > LONGEST and _may_hold_long_numbers(signs):
+    if longest > fields.LONGEST and _may_hold_long_numbers(signs):
+        raise _Doubt
+    if longest > fields.LONGEST_NAME and _may_hold_long_names(signs):
         raise _Doubt
     return text
 
@@ -249,14 +263,26 @@ def _holds(word: bytes, signs: Signs) -> bool:
 
 
 def _may_hold_long_numbers(signs: Signs) -> bool:
-    """A number so long has a digit at each of many places that are far apart, as hardly anything else."""
-    if b"0" * (LONGEST // APART) not in signs[::APART].tobytes().translate(DIGITS):
+    """Whether there may be numbers with too many digits.
+
+    First checks samples at fixed distances, all of which are digits in such a number and hardly ever in other values.
+    """
+    if b"0" * (fields.LONGEST // APART) not in signs[::APART].tobytes().translate(DIGITS):
         return False
-    return b"0" * LONGEST in signs.tobytes().translate(DIGITS)
+    return b"0" * fields.LONGEST in signs.tobytes().translate(DIGITS)
+
+
+def _may_hold_long_names(signs: Signs) -> bool:
+    quotes = np.flatnonzero(signs == ord('"'))
+    ends = quotes[signs[quotes - 1] != ord("\\")]
+    return bool((np.diff(ends) > fields.LONGEST_NAME).any())
 
 
 def _may_be_deep(values: pa.Array, signs: Signs, sign: str) -> bool:
-    """Whether one of the values has the sign often. All together are counted faster, and seldom have it often."""
+    """Whether any value has many of these brackets.
+
+    First counts over all values, which is faster and usually sufficient.
+    """
     others = len(values) - 1 if sign == "{" else 0
     if np.count_nonzero(signs == ord(sign)) - others <= DEEPEST // 2:
         return False
@@ -264,7 +290,7 @@ def _may_be_deep(values: pa.Array, signs: Signs, sign: str) -> bool:
 
 
 def is_deep(value: bytes) -> bool:
-    """Whether objects and arrays are within each other more often than Python can follow from wherever it is called."""
+    """Whether objects and arrays are nested more deeply than Python can parse at any depth of the caller."""
     if value.count(b"[") + value.count(b"{") <= DEEPEST:
         return False
     steps = _outside_strings(value).translate(STEPS, NO_BRACKETS)
@@ -272,13 +298,13 @@ def is_deep(value: bytes) -> bool:
 
 
 def _has_long_number(value: bytes) -> bool:
-    if len(value) - len(value.translate(None, b"0123456789")) <= LONGEST:
+    if len(value) - len(value.translate(None, b"0123456789")) <= fields.LONGEST:
         return False
-    return b"0" * (LONGEST + 1) in _outside_strings(value).translate(DIGITS, IN_NUMBERS)
+    return b"0" * (fields.LONGEST + 1) in _outside_strings(value).translate(DIGITS, IN_NUMBERS)
 
 
 def _outside_strings(value: bytes) -> bytes:
-    """Without what is in quotes. No regular expression: one that meets an unclosed string takes quadratic time."""
+    """Remove strings. Uses no regular expression, which takes quadratic time for an unclosed string."""
     return b'"'.join(value.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
 
 
@@ -287,7 +313,7 @@ def _is_time(kind: pa.DataType) -> bool:
 
 
 def _in_bulk(kind: pa.DataType) -> bool:
-    """Whether Arrow's parser makes of it what Spark makes."""
+    """Whether Arrow's parser decodes this type as Spark does."""
     if pa.types.is_struct(kind):
         return all(_in_bulk(field.type) for field in kind)
     if pa.types.is_list(kind):
@@ -303,7 +329,7 @@ def _column(found: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _check_floats(found: pa.Array) -> None:
-    """Infinity is no number, and -0 is 0 unless it is -0.0, which can't be told any more."""
+    """Raise for infinity, which is not JSON, and for negative zero: -0 must become 0, but is the same as -0.0 here."""
     if pa.types.is_floating(found.type):
         inverse = pc.divide(pa.scalar(1, found.type), found)
         if pc.any(pc.is_inf(found)).as_py() or pc.any(pc.equal(inverse, float("-inf"))).as_py():
@@ -316,7 +342,7 @@ def _check_floats(found: pa.Array) -> None:
 
 
 def _times(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    """The spellings that are common, if all the values have the same."""
+    """Convert dates and times in common formats, if all values have the same format."""
     if kind == pa.date32():
         found = _cast(text, f"^{fields.DAY}$", kind)
     else:
@@ -330,11 +356,11 @@ def _times(text: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _clocks(text: pa.Array) -> pa.Array:
-    """Dates and times of day without a zone."""
+    """Convert timestamps without a zone."""
     shortest = pc.min(pc.binary_length(text)).as_py()
     if shortest is None or shortest >= SECONDS_LENGTH:
         try:
-            # Arrow takes what has hours or minutes alone, too, but that is shorter.
+            # Arrow also accepts times without minutes or seconds, but these are shorter.
             return text.cast(pa.timestamp("us"))
         except pa.ArrowInvalid:
             pass
@@ -355,5 +381,5 @@ def _all_match(text: pa.Array, pattern: str) -> bool:
 
 
 def _spread(found: pa.ChunkedArray, present: pa.BooleanArray | pa.ChunkedArray) -> pa.ChunkedArray:
-    """With NULL between the values, for the records that have none."""
+    """Insert NULL for the records without a value."""
     return found.take(pc.if_else(present, pc.subtract(pc.cumulative_sum(present.cast(pa.int64())), 1), None))

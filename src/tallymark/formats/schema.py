@@ -1,7 +1,7 @@
-"""A schema as Spark writes it, ``id BIGINT, at TIMESTAMP``, read into Arrow's types without Spark.
+"""Parses Spark DDL schemas, such as ``id BIGINT, at TIMESTAMP``, into Arrow types without Spark.
 
-The types are the ones that Spark's own conversion gives for the same schema, so that a table is the same whichever road
-its rows come by. NOT NULL and comments have no effect, as in Spark's ``from_json``: what a value leaves out is NULL.
+The types are those of Spark's own conversion to Arrow, so that a table is the same with and without Spark. NOT NULL and
+comments have no effect, as in Spark's ``from_json``: missing fields are NULL.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Item = TypeVar("Item")
 
 
 def parse(ddl: str) -> pa.Schema:
-    """The fields of a schema string; BadInput names the place that can't be read."""
+    """Parse a schema string; BadInput gives the position of a syntax error."""
     parser = _Parser(ddl)
     fields = list(parser.type()) if parser.is_struct() else parser.fields()
     parser.end()
@@ -49,7 +49,7 @@ def parse(ddl: str) -> pa.Schema:
 
 
 def name(kind: pa.DataType) -> str:
-    """A type as a schema names it, without what is in it."""
+    """Return the DDL name of a type, without element types or fields."""
     if pa.types.is_decimal(kind):
         return f"DECIMAL({kind.precision},{kind.scale})"
     nested = {pa.types.is_list: "ARRAY", pa.types.is_map: "MAP", pa.types.is_struct: "STRUCT"}
@@ -59,7 +59,7 @@ def name(kind: pa.DataType) -> str:
 
 
 class _Parser:
-    """Every method reads what it is named after, and leaves off behind it."""
+    """A recursive descent parser: every method parses the element in its name and advances past it."""
 
     def __init__(self, ddl: str) -> None:
         self._ddl = ddl

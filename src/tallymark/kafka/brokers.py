@@ -1,4 +1,4 @@
-"""Questions to the cluster: which topics and partitions there are, what the brokers hold of each, who is in a group."""
+"""Queries to the brokers: topics, partitions, log offsets and members of groups."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
-from tallymark.cluster import Cluster
-from tallymark.complaints import MOVED, Complaints, judged
+from tallymark.core.records import Record
+from tallymark.core.retry import patiently
+from tallymark.core.spans import Log, Partition
 from tallymark.errors import BadInput, TallymarkError, UnknownTopic, Unreachable
-from tallymark.patience import patiently
-from tallymark.probe import Probe
-from tallymark.read import Record
-from tallymark.source import is_pattern
-from tallymark.spans import Log, Partition
+from tallymark.kafka.cluster import Cluster
+from tallymark.kafka.diagnosis import MOVED, Complaints, judged
+from tallymark.kafka.probe import Probe
+from tallymark.kafka.source import is_pattern
 
 K = TypeVar("K")
 T = TypeVar("T")
 
 TIMEOUT = 10.0
 KNOWN_WITHIN = 0.5
-"""Seconds that brokers may take to know a new topic."""
+"""Seconds that brokers may take until they know a new topic."""
 LOOK_SECONDS = 0.5
-"""How often whoever waits for an answer looks whether the client complains."""
+"""How often a waiting call checks for errors of the client."""
 OWN = {
     "log_level": 0,
     "socket.timeout.ms": 10_000,
-    # Without it the client would ask for ever the broker that it knows as controller, though that is gone.
+    # Otherwise the client would send requests to a former controller forever, even if that broker is gone.
     "topic.metadata.refresh.interval.ms": 5_000,
     "allow.auto.create.topics": False,
 }
-ANY_TOPIC = "__consumer_offsets"  # to ask for the cluster alone, one has to be named; it need not exist
+ANY_TOPIC = "__consumer_offsets"  # a query for cluster metadata alone has to name a topic, which need not exist
 _UNKNOWN = {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.TOPIC_EXCEPTION}
 
 
 @dataclass(frozen=True)
 class Topic:
-    """A topic as the cluster knows it now."""
+    """A topic, with its id and partitions."""
 
     name: str
     id: str
     partitions: tuple[Partition, ...]
 
     def only(self, partitions: Collection[Partition]) -> Topic:
-        """The same topic, as if it had these partitions alone."""
+        """Return the topic with only these partitions."""
         return Topic(self.name, self.id, tuple(one for one in self.partitions if one in partitions))
 
 
@@ -78,9 +78,9 @@ class GroupMember:
 
 
 class Brokers:
-    """Asks, and never joins a group or commits anything; ``stop`` ends the waiting for an answer.
+    """Queries the brokers of a cluster, without joining a group or committing. ``stop`` aborts a waiting call.
 
-    An address alone is completed by the environment.
+    If ``cluster`` is only an address, security settings come from the environment.
     """
 
     def __init__(self, cluster: Cluster | str, stop: threading.Event | None = None) -> None:
@@ -88,28 +88,28 @@ class Brokers:
         self.stop = stop or threading.Event()
         self.address = self.cluster.brokers
         self.complaints = Complaints(self.cluster)
-        # librdkafka would write to stderr by itself; what matters comes back as an error.
+        # librdkafka logs to stderr by default (``log_level`` 0 in ``OWN``); relevant problems are returned as errors.
         own = {**OWN, "error_cb": self.complaints.on_error}
         self._admin = connect(AdminClient, {**self.cluster.settings(), **own})
         self._cluster_id: str | None = None
 
     def ask(self, question: Callable[[AdminClient], Mapping[K, Future[Any]]], topic: str | None = None) -> dict[K, Any]:
-        """The answers to any other question that the admin client can ask."""
+        """Send any other request of the admin client, and return its results."""
         return {key: self._wait(future, topic) for key, future in question(self._admin).items()}
 
     def create(self, topic: str, partitions: int) -> None:
-        """Make a topic, with as many replicas as the cluster is used to."""
+        """Create a topic with the default replication factor of the cluster."""
         self.ask(lambda admin: admin.create_topics([NewTopic(topic, partitions, -1)], request_timeout=TIMEOUT), topic)
 
     def resolve(self, topics: Sequence[str]) -> list[str]:
-        """Names as they are, and for each pattern the topics that match it now. Kafka's own topics never do."""
+        """Return the names, and the existing topics that match a pattern. Internal topics never match."""
         patterns = [re.compile(topic) for topic in topics if is_pattern(topic)]
         existing = self._existing_topics() if patterns else []
         matching = {name for name in existing if any(pattern.match(name) for pattern in patterns)}
         return sorted(matching | {topic for topic in topics if not is_pattern(topic)})
 
     def find(self, topics: Sequence[str]) -> dict[str, Topic]:
-        """The topics of these names and patterns. One that was made just now takes a moment to be known."""
+        """Return the topics of these names and patterns. Retries, because brokers may not know a new topic yet."""
         deadline = time.monotonic() + KNOWN_WITHIN
         while True:
             try:
@@ -120,7 +120,7 @@ class Brokers:
                 time.sleep(0.1)
 
     def members(self, group: str) -> list[GroupMember]:
-        """Who is in the group now. A group that Kafka does not know has no members."""
+        """Return the current members of a group. A group that does not exist has no members."""
         try:
             found = self._wait(self._admin.describe_consumer_groups([group], request_timeout=TIMEOUT)[group])
         except _UnknownGroup:
@@ -137,17 +137,17 @@ class Brokers:
         ]
 
     def cluster_id(self, topic: str = ANY_TOPIC) -> str:
-        """The id of the cluster. A topic that the client may see spares the brokers' logs a refusal."""
+        """Return the id of the cluster. With a topic that the client may describe, brokers log no denied request."""
         if self._cluster_id is None:
             self._cluster_id = str(self._metadata(topic).cluster_id)
         return self._cluster_id
 
     def nodes(self, seconds: float | None = None) -> list[int]:
-        """The ids of the brokers that are up."""
+        """Return the ids of the available brokers."""
         return sorted(self._metadata(ANY_TOPIC, seconds).brokers)
 
     def topics(self, names: Sequence[str], *, existing_only: bool = False) -> dict[str, Topic]:
-        """The named topics, with their ids and partitions: all of them, or those that exist."""
+        """Return the named topics. Raises if a topic does not exist, unless ``existing_only``."""
         found = {}
         for name, answer in self._ask_topics(names).items():
             with suppress(*([UnknownTopic] if existing_only else [])):
@@ -155,13 +155,13 @@ class Brokers:
         return found
 
     def _ask_topics(self, names: Sequence[str]) -> dict[str, Callable[[], Topic]]:
-        """Asks now, and answers for each when it is called."""
+        """Send the request now; each returned function waits for the result of its topic."""
         self.cluster_id(*names[:1])
         asked = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=TIMEOUT) if names else {}
         return {name: partial(self._topic, name, future) for name, future in asked.items()}
 
     def ask_ids(self, names: Sequence[str]) -> Callable[[], dict[str, str]]:
-        """Asks now for the ids of those topics that exist, and answers when it is called."""
+        """Request the ids of the existing topics now; the returned function waits for the result."""
         asked = self._ask_topics(names)
 
         def answer() -> dict[str, str]:
@@ -179,7 +179,7 @@ class Brokers:
         return Topic(name, str(description.topic_id), partitions)
 
     def logs(self, topics: Mapping[str, Topic]) -> dict[Partition, Log]:
-        """Where each partition starts and ends now. A new partition may take a moment to find its leader."""
+        """Return the current log of each partition. Retries, because a new partition may have no leader yet."""
         return patiently(lambda: self._logs(topics), self.stop, TIMEOUT)
 
     def _logs(self, topics: Mapping[str, Topic]) -> dict[Partition, Log]:
@@ -202,18 +202,18 @@ class Brokers:
         }
 
     def offsets_at(self, partitions: Iterable[Partition], moment: datetime) -> dict[Partition, int | None]:
-        """The first offset with this timestamp or a later one; None where there is none yet."""
+        """Return the first offset with this timestamp or a later one for each partition; None if there is none."""
         wanted = list(partitions)
         answers = self._ask(wanted, OffsetSpec.for_timestamp(int(moment.timestamp() * 1000)))
         offsets = {partition: self._offset(answers, partition) for partition in wanted}
         return {partition: None if offset < 0 else offset for partition, offset in offsets.items()}
 
     def records(self, wanted: Mapping[Partition, Collection[int]]) -> dict[tuple[Partition, int], Record]:
-        """Single records by their offsets, as they are in Kafka. Those that are gone are missing from the answer."""
+        """Return the records at these offsets. Records that no longer exist are left out."""
         return Probe(self.cluster, self.explain).records(wanted)
 
     def truncated(self, positions: Mapping[Partition, tuple[int, int]]) -> dict[Partition, int]:
-        """Of these positions with their leader epochs, those whose logs were cut before them, and at which offset."""
+        """Return the positions (offset and leader epoch) whose logs were truncated before them, and at which offset."""
         return Probe(self.cluster, self.explain).truncated(positions)
 
     def _ask(
@@ -231,7 +231,7 @@ class Brokers:
     def _answer(self, answers: Mapping[tuple[str, int], Future[Any]], partition: Partition) -> Any:
         answer = self._wait(answers[partition.topic, partition.number], topic=partition.topic)
         if answer.offset == OFFSET_INVALID:
-            # The leader was lost on the way, and the client reports no error.
+            # The leader was lost during the request, and the client reports no error.
             self._refresh(partition.topic)
             raise Unreachable(f"the brokers at {self.address} have not told the offsets of {partition}: try again")
         return answer
@@ -242,7 +242,7 @@ class Brokers:
             try:
                 answer = future.result(LOOK_SECONDS)
             except FutureTimeout:
-                # A client that waits for a broker which is gone learns here which ones are left.
+                # Refresh the metadata, so that the client does not wait for a broker that is gone.
                 self._refresh(None)
                 self._check_waiting(deadline)
             except KafkaException as error:
@@ -255,7 +255,7 @@ class Brokers:
                 return answer
 
     def _check_waiting(self, deadline: float) -> None:
-        """Raise what makes waiting useless."""
+        """Raise if waiting does not help: an error was reported, the run stops, or the deadline has passed."""
         self._admin.poll(0)
         self.complaints.check()
         if self.stop.is_set():
@@ -264,12 +264,15 @@ class Brokers:
             raise Unreachable(f"the brokers at {self.address} do not answer; check address and port")
 
     def _refresh(self, topic: str | None) -> None:
-        """Have the client learn the cluster anew, at least as far as this topic goes."""
+        """Refresh the client's metadata, at least of this topic."""
         with suppress(KafkaException):
             self._admin.list_topics(topic, timeout=LOOK_SECONDS)
 
     def _metadata(self, topic: str | None, seconds: float | None = None) -> Any:
-        """The brokers, and all topics or one. ``describe_cluster`` may abort the process: see docs/design.md."""
+        """Return metadata of the brokers and of all topics or one.
+
+        Does not use ``describe_cluster``, which may abort the process: see docs/design.md.
+        """
         deadline, patience = time.monotonic() + (seconds or TIMEOUT), LOOK_SECONDS
         while True:
             try:
@@ -280,14 +283,14 @@ class Brokers:
                 if not passes or time.monotonic() + patience > deadline:
                     raise self.explain(error.args[0], topic) from error
                 self._check_waiting(deadline)
-                # A large cluster may take longer to answer.
+                # A large cluster may need more time to answer.
                 patience *= 2
             else:
                 self.complaints.clear()
                 return found
 
     def explain(self, error: Any, topic: str | None) -> TallymarkError:
-        """An error of the client as one of ours."""
+        """Convert an error of the client to a ``TallymarkError``."""
         if error.code() == KafkaError.GROUP_ID_NOT_FOUND:
             return _UnknownGroup(error.str())
         if error.code() in _UNKNOWN and topic is not None:
@@ -295,7 +298,7 @@ class Brokers:
         return self.complaints.explain(error, topic)
 
     def _unknown(self, topic: str) -> TallymarkError:
-        """A broker does not know the topic: one that has just started may not yet, though the cluster does."""
+        """Return the error for an unknown topic. A broker that has just started may not know an existing topic yet."""
         existing = self._existing_topics()
         if topic in existing:
             return Unreachable(f"a broker at {self.address} does not know topic {topic} yet: try again")
@@ -308,7 +311,7 @@ class Brokers:
 
 
 def connect(make: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -> T:
-    """A client of librdkafka, or one sentence about the setting that it refuses."""
+    """Create a librdkafka client. Raises ``BadInput`` with one sentence about a refused setting."""
     try:
         return make(settings)
     except (KafkaException, ValueError, TypeError) as error:
@@ -317,9 +320,9 @@ def connect(make: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -> T:
 
 
 def missing_topic(topic: str) -> str:
-    """The way out where a topic is missing."""
+    """Return the hint for a missing topic."""
     return f"correct the name, or make it: tallymark produce {topic} --create 4"
 
 
 class _UnknownGroup(TallymarkError):
-    """There is no such group."""
+    """The group does not exist."""

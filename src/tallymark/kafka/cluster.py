@@ -1,6 +1,6 @@
-"""How to get into a cluster: its address, who we are, and how the line is secured.
+"""Connection settings of a Kafka cluster: addresses, authentication and encryption.
 
-One description for both clients. What librdkafka makes of it is here, what the JVM client does in ``spark.access``.
+They apply to both clients. This module converts them for librdkafka, ``spark.access`` for the JVM client.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tallymark.core.credentials import from_environment, read_secret, variable
 from tallymark.errors import BadInput
-from tallymark.secrets import from_environment, read_secret, variable
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ LOADS_CODE = {
     "ssl.engine.factory.class": "it loads code into the client",
     "security.providers": "it loads code into the client",
 }
-"""Settings that are refused because of what they make a client do."""
+"""Settings that are refused because they make a client load code or run commands."""
 HARMLESS = ("ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list")
 _SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.")
 _NO = ("no", "off", "false", "0")
@@ -42,10 +42,10 @@ _YES = ("yes", "on", "true", "1")
 
 @dataclass(frozen=True)
 class Sasl:
-    """Who we are: ``Sasl("SCRAM-SHA-512", username="shop", password_file="/run/secrets/kafka")``.
+    """SASL authentication: ``Sasl("SCRAM-SHA-512", username="shop", password_file="/run/secrets/kafka")``.
 
-    PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512 take a user and a password. OAUTHBEARER takes the id of a client as
-    ``username``, its secret as ``password``, and the ``token_url`` where they get a token.
+    PLAIN, SCRAM-SHA-256 and SCRAM-SHA-512 take a user and a password. OAUTHBEARER takes a client id as ``username``,
+    the client secret as ``password``, and the token endpoint as ``token_url``.
     """
 
     mechanism: str
@@ -75,7 +75,7 @@ class Sasl:
     def from_environment(cls) -> Sasl | None:
         """From TALLYMARK_SASL_MECHANISM, _USERNAME, _PASSWORD or _PASSWORD_FILE, _TOKEN_URL and _SCOPE."""
         mechanism, user = variable("SASL_MECHANISM"), variable("SASL_USERNAME")
-        # Both at once are refused here; a file is read again for every client.
+        # ``from_environment`` raises if both are set. The file is read again for every client.
         password, file = from_environment("SASL_PASSWORD"), variable("SASL_PASSWORD_FILE")
         if mechanism is None:
             if user or password:
@@ -104,8 +104,10 @@ class Sasl:
 
 @dataclass(frozen=True)
 class Tls:
-    """An encrypted line to brokers whose certificate is verified: ``Tls(ca="ca.pem")``; ``Tls()`` trusts the system's
-    authorities. ``cert`` and ``key`` are ours, for brokers that ask. All are PEM files.
+    """TLS with verification of the brokers' certificates: ``Tls(ca="ca.pem")``.
+
+    ``Tls()`` trusts the certificate authorities of the system. ``cert`` and ``key`` are the client certificate, for
+    brokers that require it. All files are PEM.
     """
 
     ca: str | None = None
@@ -149,10 +151,10 @@ class Tls:
 
 @dataclass(frozen=True)
 class Cluster:
-    """An address, and how to get in.
+    """The addresses of a cluster, with authentication and encryption.
 
-    With neither ``security`` nor ``tls`` the environment is asked: TALLYMARK_SASL_... and TALLYMARK_TLS_... A name and
-    a password go over an encrypted line unless ``tls=False`` says otherwise.
+    Without ``security`` and ``tls``, both come from the environment: TALLYMARK_SASL_... and TALLYMARK_TLS_...
+    With authentication, connections are encrypted unless ``tls=False``.
     """
 
     brokers: str
@@ -162,7 +164,7 @@ class Cluster:
     def __post_init__(self) -> None:
         if not self.brokers.strip():
             raise BadInput("the address of a broker is missing, such as 'localhost:9092'")
-        self.addresses  # noqa: B018 - refuses what is none
+        self.addresses  # noqa: B018 - raises for invalid addresses
         security, tls = self.security, self.tls
         if security is None and tls is None:
             security = Sasl.from_environment()
@@ -178,7 +180,7 @@ class Cluster:
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
-        """Hosts and ports; 9092 is what clients take for a port that is not said."""
+        """Hosts and ports; the default port of Kafka clients is 9092."""
         found = []
         for address in self.brokers.split(","):
             parts = re.fullmatch(r"(?:\w+://)?(\[.*]|[^:]*)(?::(\d+))?", address.strip())
@@ -193,13 +195,13 @@ class Cluster:
 
     @property
     def protocol(self) -> str:
-        """As Kafka calls it."""
+        """Kafka's ``security.protocol``."""
         if self.security is None:
             return "SSL" if self.line else "PLAINTEXT"
         return "SASL_SSL" if self.line else "SASL_PLAINTEXT"
 
     def settings(self) -> dict[str, Any]:
-        """What a client of librdkafka needs to get in."""
+        """Return the connection settings for librdkafka."""
         return {
             "bootstrap.servers": self.brokers,
             "security.protocol": self.protocol,
@@ -210,12 +212,12 @@ class Cluster:
 
 @cache
 def warn(brokers: str, said: str) -> None:
-    """Once for a cluster."""
+    """Log a warning once per cluster."""
     log.warning("brokers=%s %s", brokers, said)
 
 
 def check_settings(settings: Mapping[str, Any], refused: Mapping[str, str], where: str) -> None:
-    """Refuse settings by name: those of ``refused``, what would load code, and what has its own place."""
+    """Raise for settings in ``refused``, settings that load code, and settings that have their own parameter."""
     for name in settings:
         why = LOADS_CODE.get(name) or refused.get(name)
         if why is None and name.startswith(_SECURITY) and name not in HARMLESS:

@@ -1,29 +1,92 @@
-"""What librdkafka says when it can't: as one sentence of ours, and remembered while somebody waits for an answer.
+"""Explains why a broker does not answer or refuses a client: by librdkafka's error codes, and with a plain socket.
 
-A wrong password never fails the call that waits: the client goes on trying until that has timed out. The reason comes
-to its error callback, and is worth more than the timeout.
+librdkafka reports only in its log whether a broker requires TLS or is down, and does not distinguish a wrong host name
+from an unknown certificate authority.
+
+A wrong password does not fail the waiting call: the client retries until the call times out. The reason is passed to
+the error callback, and is more useful than the timeout.
 """
 
 from __future__ import annotations
 
 import re
+import socket
+import ssl
 from typing import Any
 
-from tallymark.cluster import Cluster
 from tallymark.errors import AccessDenied, TallymarkError, Unreachable, Verdict, verdicts
-from tallymark.knock import ENCRYPTED, diagnosis
+from tallymark.kafka.cluster import Cluster, Tls
+
+ENCRYPTED = "TLS is spoken there: tls=Tls(...)"
+REFUSED = "a certificate of ours is asked for: Tls(cert=..., key=...)"
+NO_ANSWER = "somebody listens there and does not answer; check that it is Kafka"
+CUT = "the connection was cut; check the port, and that TLS is spoken there"
+SECONDS = 2.0
+ALERT_SECONDS = 0.5
+
+
+def diagnosis(cluster: Cluster) -> str:
+    """Describe the problem with the first address that accepts a connection, or with the last, and the remedy."""
+    said = ""
+    for host, port in cluster.addresses:
+        try:
+            with socket.create_connection((host, port), SECONDS) as line:
+                return _greet(line, host, cluster)
+        except socket.gaierror:
+            said = f"the name {host} is not known here; correct it"
+        except (OSError, OverflowError):
+            said = "nobody listens there; check address and port"
+    return said
+
+
+def _greet(line: socket.socket, host: str, cluster: Cluster) -> str:
+    try:
+        with _context(cluster.line).wrap_socket(line, server_hostname=host) as secure:
+            return _after_handshake(secure, cluster)
+    except ssl.SSLCertVerificationError as error:
+        if "match" in error.verify_message:
+            return f"the certificate is not for {host}: use the name it has, or Tls(verify_hostname=False)"
+        return f"the certificate is not trusted ({error.verify_message}): name its authority with Tls(ca=...)"
+    except OSError as error:
+        if "ALERT" in (getattr(error, "reason", None) or ""):
+            return REFUSED if cluster.line else ENCRYPTED
+        return CUT if cluster.line else NO_ANSWER
+
+
+def _after_handshake(secure: ssl.SSLSocket, cluster: Cluster) -> str:
+    if cluster.line is None:
+        return ENCRYPTED
+    secure.settimeout(ALERT_SECONDS)
+    try:
+        secure.recv(1)
+    except ssl.SSLError:
+        return REFUSED
+    except OSError:
+        pass
+    return "check user and password" if cluster.security else "a login may be asked for: security=Sasl(...)"
+
+
+def _context(tls: Tls | None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=tls.ca if tls else None)
+    context.check_hostname = bool(tls and tls.verify_hostname)
+    context.verify_mode = ssl.CERT_REQUIRED if tls else ssl.CERT_NONE
+    if tls and tls.cert:
+        # Without a password, OpenSSL would prompt for it on the terminal.
+        context.load_cert_chain(tls.cert, tls.key, tls.key_password or "")
+    return context
+
 
 SILENT = Verdict(Unreachable, "the brokers at {name} can't be reached ({words})")
-"""Nobody answers. Why, is found out by knocking."""
+"""No broker answers; ``diagnosis`` finds the reason."""
 MOVED = Verdict(Unreachable, "the brokers at {name} are changing leaders ({words}): try again")
-"""The client knows the cluster as it was: it needs fresh metadata before the same call can succeed."""
+"""The client's metadata is stale and must be refreshed before the same call can succeed."""
 BUSY = Verdict(Unreachable, "the brokers at {name} can't do that now ({words}): try again")
 HANDOVER = Verdict(Unreachable, "the group at {name} is being rebalanced ({words}): try again")
 UNAUTHENTICATED = Verdict(AccessDenied, "the brokers at {name}: {words}; check user and password")
 UNAUTHORIZED = Verdict(AccessDenied, "the brokers at {name} refused {words}; give it the ACLs it needs")
 FINAL = Verdict(TallymarkError, "the brokers at {name} answered: {words}")
 
-# By the names that librdkafka has for its own codes, with an underscore, and for those of brokers.
+# By librdkafka's names of error codes; those with a leading underscore are its own, the others come from brokers.
 KAFKA = verdicts(
     {
         SILENT: "_ALL_BROKERS_DOWN _RESOLVE _TIMED_OUT _TRANSPORT",
@@ -43,7 +106,7 @@ KAFKA = verdicts(
         "SASL_AUTHENTICATION_FAILED UNSUPPORTED_SASL_MECHANISM",
         UNAUTHORIZED: "CLUSTER_AUTHORIZATION_FAILED DELEGATION_TOKEN_AUTHORIZATION_FAILED GROUP_AUTHORIZATION_FAILED "
         "TOPIC_AUTHORIZATION_FAILED TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
-        # Positions, topics and settings that are wrong; bugs and limits; and what is no error of a broker at all.
+        # Wrong positions, topics and settings; bugs and limits; and codes that are not errors of a broker.
         FINAL: "_APPLICATION _ASSIGN_PARTITIONS _AUTO_OFFSET_RESET _BAD_COMPRESSION _BAD_MSG _CONFLICT "
         "_CRIT_SYS_RESOURCE _DESTROY _EXISTING_SUBSCRIPTION _FATAL _FENCED _FS _GAPLESS_GUARANTEE _INCONSISTENT "
         "_INVALID_ARG _INVALID_DIFFERENT_RECORD _INVALID_TYPE _KEY_DESERIALIZATION _KEY_SERIALIZATION _LOG_TRUNCATION "
@@ -72,19 +135,19 @@ KAFKA = verdicts(
 
 
 def judged(error: Any) -> Verdict:
-    """The verdict on an error of librdkafka. A code that the table does not know is final."""
+    """Return the verdict on an error of librdkafka. An unknown code is final."""
     return KAFKA.get(error.name(), FINAL)
 
 
 _HANDSHAKE = ("ssl/tls alert", "certificate verify failed")
-"""What a failed handshake says; its code may be that of a broken connection."""
+"""Messages of a failed TLS handshake; its error code may be that of a broken connection."""
 _WORDS = 200
 _WHERE = re.compile(r"^[\w+]+://\S+: ")
 _STATE = re.compile(r"\s*\(after \d+ms in state \w+(, \d+ identical error\(s\) suppressed)?\)")
 
 
 class Complaints:
-    """Errors of the clients of one cluster."""
+    """Collects and explains the errors of the clients of one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -96,16 +159,16 @@ class Complaints:
             self._refused = self._unauthenticated(error)
 
     def clear(self) -> None:
-        """The cluster has answered."""
+        """Discard the recorded error, because the cluster has answered."""
         self._refused = None
 
     def check(self) -> None:
-        """Raise what makes waiting useless."""
+        """Raise the recorded error, if any: waiting does not help."""
         if self._refused is not None:
             raise self._refused
 
     def explain(self, error: Any, topic: str | None = None) -> TallymarkError:
-        """An error of a client as one of ours."""
+        """Convert an error of a client to a ``TallymarkError``."""
         words, verdict = _clean(error.str()), judged(error)
         if verdict.error is Unreachable:
             self.check()
@@ -119,7 +182,7 @@ class Complaints:
 
     def _unanswered(self, said: str) -> TallymarkError:
         hint = diagnosis(self._cluster)
-        # Waiting does not help a client that speaks another protocol.
+        # Retrying does not help a client that uses the wrong protocol.
         kind = AccessDenied if hint == ENCRYPTED else SILENT.error
         return kind(f"{said}: {hint}")
 
@@ -131,5 +194,5 @@ class Complaints:
 
 
 def _clean(words: str) -> str:
-    """Without what the client adds for its own developers."""
+    """Remove the debugging details that librdkafka adds."""
     return _STATE.sub("", _WHERE.sub("", words))[:_WORDS].rstrip(". ")

@@ -1,7 +1,7 @@
-"""How far positions are behind: in records, in seconds, and in the time that is left before Kafka deletes the rest.
+"""Measures the lag of positions: in records, in seconds, and as the time until Kafka deletes unread records.
 
-The seconds are the age of the first record that is not read yet, as Kafka has it: nothing is interpolated. Everything
-is asked for all partitions at once.
+The lag in seconds is the age of the first unread record by its timestamp in Kafka; nothing is interpolated. Each query
+covers all partitions at once.
 """
 
 from __future__ import annotations
@@ -14,24 +14,53 @@ from datetime import datetime, timedelta, timezone
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import ConfigResource
 
-from tallymark.brokers import TIMEOUT, Brokers, connect
+from tallymark.core.plan import check_identity
+from tallymark.core.spans import Log, Partition, Position
+from tallymark.core.times import timestamp
 from tallymark.errors import PositionRefused, TallymarkError, Unreachable
-from tallymark.plan import check_identity
-from tallymark.retention import Retention
-from tallymark.spans import Log, Partition, Position
-from tallymark.times import timestamp
+from tallymark.kafka.brokers import TIMEOUT, Brokers, connect
+
+FOR_EVER = 100 * 366 * 86_400_000
+"""Milliseconds."""
+
+
+@dataclass(frozen=True)
+class Retention:
+    """The retention of a topic. ``age`` is None if records are not deleted by age."""
+
+    age: timedelta | None
+    bytes: int | None
+
+    @classmethod
+    def of(cls, config: Mapping[str, str | None]) -> Retention | None:
+        """Return the retention of a topic's configuration; None if the brokers do not return it."""
+        age, size = config.get("retention.ms"), config.get("retention.bytes")
+        if age is None:
+            return None
+        kept = not 0 <= int(age) < FOR_EVER or "delete" not in (config.get("cleanup.policy") or "delete")
+        return cls(None if kept else timedelta(milliseconds=int(age)), int(size) if size and int(size) >= 0 else None)
+
+    def left(self, unread: datetime | None, now: datetime) -> timedelta | None:
+        """Return the minimum time until a record with this timestamp is deleted.
+
+        It may be kept longer, because Kafka deletes whole segments by their newest record. None if it is kept forever
+        or has no timestamp.
+        """
+        return None if self.age is None or unread is None else self.age - (now - unread)
+
 
 WINDOW = timedelta(minutes=5)
 
 
 @dataclass(frozen=True)
 class Lag:
-    """What a position has not read yet.
+    """The lag of a position.
 
-    ``log`` is None where the position means nothing to these brokers: the topic is gone, or another one of its name, or
-    the cluster is another one. ``records`` counts offsets up to the end of the log. ``seconds`` is the age of the
-    first unread record, 0 if there is none, None if it has no time. ``unread`` is the time of that record, and
-    ``expires`` how long it will be there at the least; None if it stays, or the brokers do not tell.
+    ``log`` is None if the position does not belong to a log of these brokers: the topic was deleted or recreated, or
+    the cluster is different. ``records`` counts offsets up to the end of the log. ``seconds`` is the age of the first
+    unread record, 0 if there is none, None if it has no timestamp. ``unread`` is the timestamp of that record, and
+    ``expires`` the minimum time until it is deleted; None if it is kept forever or the brokers do not return the
+    retention.
     """
 
     log: Log | None
@@ -42,9 +71,9 @@ class Lag:
 
 
 def measure(brokers: Brokers, positions: Sequence[Position]) -> dict[Partition, Lag]:
-    """The lag of each of these positions, as it is now."""
+    """Return the current lag of each position."""
     cluster = brokers.cluster_id()
-    # Names of another cluster, or of a streaming query, may be none that these brokers would even hear.
+    # Topic names of another cluster or of a streaming query may be invalid for these brokers.
     found = _logs(brokers, [position.partition for position in positions if position.cluster_id == cluster])
     logs = {one.partition: found[one.partition] for one in positions if _belongs(one, found.get(one.partition))}
     behind = {
@@ -61,10 +90,10 @@ def measure(brokers: Brokers, positions: Sequence[Position]) -> dict[Partition, 
 def unread_times(
     brokers: Brokers, offsets: Mapping[Partition, int], logs: Mapping[Partition, Log]
 ) -> dict[Partition, datetime | None]:
-    """The time of the first record at each of these offsets or behind it; those that hold none any more are left out.
+    """Return the timestamp of the first record at or after each offset, without partitions that have no such record.
 
-    Offsets may hold no record: of aborted transactions, markers, what was compacted. Where nothing can be read because
-    a transaction is still open, it is the first record of that.
+    Offsets of aborted transactions, transaction markers and compacted records hold no record. If nothing can be read
+    because a transaction is open, the first record of this transaction counts.
     """
     found = dict(_first_times(brokers, offsets, "read_committed"))
     waiting = {one: logs[one].stop for one in offsets if one not in found and logs[one].stop < logs[one].end}
@@ -72,10 +101,10 @@ def unread_times(
 
 
 def rates_in(brokers: Brokers, logs: Mapping[Partition, Log], window: timedelta = WINDOW) -> dict[Partition, float]:
-    """How many records a second came in during the last ``window``, by the records' own time.
+    """Return the records per second produced during the last ``window``, by the timestamps of the records.
 
-    Kafka finds the first record of that time or a later one. A partition is left out where that is one from the future:
-    whatever came behind it would count, however old.
+    Kafka returns the first record with a given timestamp or a later one. A partition is left out if this record has a
+    timestamp in the future: all records after it would count, however old.
     """
     now = datetime.now(timezone.utc)
     since, ahead = brokers.offsets_at(logs, now - window), brokers.offsets_at(logs, now + window)
@@ -91,7 +120,7 @@ def _logs(brokers: Brokers, partitions: Iterable[Partition]) -> dict[Partition, 
 
 
 def _belongs(position: Position, log: Log | None) -> bool:
-    """Whether the position was saved for this very log."""
+    """Whether the position was saved for this topic and cluster."""
     if log is None:
         return False
     try:
@@ -125,7 +154,7 @@ def _retentions(brokers: Brokers, topics: Iterable[str]) -> dict[str, Retention]
     try:
         found = brokers.ask(lambda admin: admin.describe_configs(wanted, request_timeout=TIMEOUT))
     except TallymarkError:
-        # Who may read a topic may not be allowed to ask how it is set up.
+        # A client that may read a topic may lack the ACL to describe its configuration.
         return {}
     configs = {one.name: {entry.name: entry.value for entry in entries.values()} for one, entries in found.items()}
     known = {topic: Retention.of(config) for topic, config in configs.items()}
@@ -135,7 +164,7 @@ def _retentions(brokers: Brokers, topics: Iterable[str]) -> dict[str, Retention]
 def _first_times(
     brokers: Brokers, offsets: Mapping[Partition, int], isolation: str
 ) -> Iterator[tuple[Partition, datetime | None]]:
-    """One client for all: the first record of each partition, or its end."""
+    """Yield the timestamp of the first record of each partition, unless its end comes first. Uses a single client."""
     if not offsets:
         return
     settings = {

@@ -1,6 +1,10 @@
-"""A member of a Kafka group that never fetches: for assignment, heartbeats and rebalances.
+"""A Kafka group member that never fetches: it handles assignment, heartbeats, rebalances, and mirrors positions.
 
-It is polled from a thread of its own, so that work which takes long does not get it thrown out.
+Mirrored positions are committed by the client of the member, so that the brokers refuse them from a member that was
+replaced. Only the latest position of a partition matters. Commits are asynchronous: while a commit is in flight, newer
+positions are collected.
+
+The member is polled from its own thread, so that it is not removed from the group while a batch takes long.
 """
 
 from __future__ import annotations
@@ -8,30 +12,89 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from tallymark.brokers import Brokers, connect
-from tallymark.complaints import SILENT, UNAUTHORIZED, judged
+from tallymark.core.spans import Partition
 from tallymark.errors import AccessDenied, BadInput, Fenced, TallymarkError, Unreachable
-from tallymark.membership import Assignment, Group
-from tallymark.mirror import Mirror
-from tallymark.source import Kafka
-from tallymark.spans import Partition
+from tallymark.kafka.brokers import Brokers, connect
+from tallymark.kafka.diagnosis import HANDOVER, SILENT, UNAUTHORIZED, judged
+from tallymark.kafka.membership import Assignment, Group
+from tallymark.kafka.source import Kafka
 
 log = logging.getLogger(__name__)
+
+AGAIN_SECONDS = 1.0
+"""Delay before a failed commit is sent again."""
+
+
+class Mirror:
+    """Positions to commit to the Kafka group. The working thread calls ``note``, the member's thread the rest."""
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+        self._lock = threading.Lock()
+        self._waiting: dict[Partition, int] = {}
+        self._under_way = 0
+        self._not_before = 0.0
+        self._complained = False
+
+    def note(self, positions: Mapping[Partition, int]) -> None:
+        with self._lock:
+            self._waiting.update(positions)
+
+    def serve(self, client: Consumer, ours: Collection[Partition]) -> None:
+        """Send waiting positions unless a commit is in flight. Only ``ours``: other members commit the rest."""
+        with self._lock:
+            if self._under_way or not self._waiting or time.monotonic() < self._not_before:
+                return
+        self.send(client, ours)
+
+    def send(self, client: Consumer, ours: Collection[Partition]) -> None:
+        """Send the waiting positions of these partitions now, and discard the others."""
+        with self._lock:
+            going, self._waiting = self._waiting, {}
+            offsets = [TopicPartition(one.topic, one.number, at) for one, at in going.items() if one in ours]
+            self._under_way += bool(offsets)
+        if offsets:
+            try:
+                client.commit(offsets=offsets, asynchronous=True)
+            except KafkaException as error:
+                self.answered(error.args[0], offsets)
+
+    def forget(self, partitions: Iterable[Partition]) -> None:
+        with self._lock:
+            for partition in partitions:
+                self._waiting.pop(partition, None)
+
+    def answered(self, error: Any, offsets: Iterable[TopicPartition]) -> None:
+        """Handle the response to a commit. Failed positions are sent again unless a newer position is waiting."""
+        listed = list(offsets)
+        error = error or next((one.error for one in listed if one.error), None)
+        with self._lock:
+            self._under_way = max(0, self._under_way - 1)
+            if error is None:
+                self._complained = False
+                return
+            failed = {Partition(one.topic, one.partition): one.offset for one in listed}
+            self._waiting = {**failed, **self._waiting}
+            self._not_before = time.monotonic() + AGAIN_SECONDS
+            complained, self._complained = self._complained, judged(error) is not HANDOVER or self._complained
+        if not complained and self._complained:
+            log.warning("positions are not mirrored to Kafka for now group=%s error=%s", self._group, error.str())
+
 
 POLL_SECONDS = 0.1
 LEAVE_SECONDS = 10.0
 LOOK_SECONDS = 0.5
-"""How often a member that was shut out looks whether its instance is free."""
+"""How often a fenced member checks whether its instance id is free."""
 SETTINGS = {
     "enable.auto.commit": False,
     "auto.offset.reset": "latest",
-    # New topics and partitions are noticed by refreshing: five minutes would be long.
+    # New topics and partitions are detected by metadata refreshes; the default of five minutes is too long.
     "topic.metadata.refresh.interval.ms": 5_000,
     "topic.blacklist": "^__.*",
     "log_level": 0,
@@ -39,8 +102,6 @@ SETTINGS = {
 
 
 class Member:
-    """A member of a Kafka group."""
-
     chosen: frozenset[Partition] | None = None
 
     def __init__(self, name: str, source: Kafka, group: Group, client_id: str, *, mirror: bool = False) -> None:
@@ -58,7 +119,7 @@ class Member:
             **group.settings(),
             **source.cluster.settings(),
             "group.id": name,
-            # It never fetches: what it could hold is a waste.
+            # The member never fetches, so it needs no queue.
             "queued.max.messages.kbytes": 1024,
             "error_cb": self._on_error,
             **({"on_commit": self._mirror.answered} if self._mirror else {}),
@@ -68,7 +129,7 @@ class Member:
         self._error: TallymarkError | None = None
         self._instance, self._session = group.instance, _seconds(source, "session.timeout.ms", 45_000)
         self._fenced: Any = None
-        """The error of a client that was shut out by another one of its instance."""
+        """The error of a client that was fenced by another client with the same instance id."""
         self._change = threading.Condition()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -93,7 +154,7 @@ class Member:
 
     def let_go(self, partitions: Iterable[Partition]) -> None:
         with self._change:
-            # What was let go is not ours any more, though the group hears of it a moment later.
+            # Released partitions are no longer assigned, although the group is notified slightly later.
             gone = self._now.leaving & set(partitions)
             ours = {one: serial for one, serial in self._now.ours.items() if one not in gone}
             self._now = Assignment(ours, self._now.leaving - gone, self._now.told)
@@ -111,7 +172,7 @@ class Member:
             self._thread.join(LEAVE_SECONDS)
 
     def _serve(self, client: Consumer) -> None:
-        """Poll until we leave: that runs the callbacks below, and tells the group that we are alive."""
+        """Poll until the member leaves. Polling runs the callbacks below and keeps the member in the group."""
         try:
             while not self._closing.is_set():
                 message = client.poll(POLL_SECONDS)
@@ -123,7 +184,7 @@ class Member:
                     self._mirror.serve(client, self._now.ours)
         except TallymarkError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001 - whoever asks for the assignment has to know
+        except Exception as error:  # noqa: BLE001 - raised again by assignment()
             self._fail(TallymarkError(f"group {self.name}: the member failed: {error}"))
         finally:
             client.close()
@@ -141,7 +202,7 @@ class Member:
         log.info("rebalance=assigned group=%s partitions=%s", self.name, _names(partitions))
 
     def _revoked(self, client: Consumer, taken: list[TopicPartition]) -> None:
-        """Hold the rebalance up until the batch in flight is done, and no longer than ``drain``."""
+        """Delay the rebalance until the batch in flight is done, at most for ``drain`` seconds."""
         partitions = _partitions(taken)
         began = time.monotonic()
         with self._change:
@@ -152,7 +213,8 @@ class Member:
                 self._drain,
             )
         if self._mirror:
-            # Of what we keep, too: sending forgets the rest. Who leaves comes here, too, and the client waits for it.
+            # Includes the partitions that are kept, because ``send`` discards all others. This also runs when the
+            # member leaves; closing the client waits for the commit.
             self._mirror.send(client, partitions | self._now.ours.keys())
         self._gone(client, taken)
         took = time.monotonic() - began
@@ -190,10 +252,11 @@ class Member:
             log.warning("member group=%s error=%s", self.name, error.str())
 
     def _rejoined(self, client: Consumer, error: Any) -> Consumer:
-        """Our instance has joined once more. Join again, unless that was another process, which stays.
+        """Join again after a member with the same instance id has joined, unless it belongs to another process.
 
-        It was this client itself if brokers were silent for a while: they make a member for a request that the client
-        has given up by then and sent again. Nobody serves that member, and it expires with its session.
+        It may belong to this client: if brokers were unresponsive, they create a member for a join request that the
+        client has timed out and sent again. Such a member sends no heartbeats and expires with its session. A member of
+        another process stays.
         """
         log.warning("shut out group=%s instance=%s error=%s", self.name, self._instance, error.str())
         with self._change:
@@ -212,7 +275,7 @@ class Member:
         return self._subscribed()
 
     def _is_given_up(self) -> bool:
-        """Whether nobody has our instance any more after a session, or we want to leave before that is known."""
+        """Whether the instance id becomes free within a session timeout, or this member is closing before that."""
         brokers, deadline = Brokers(self._source.cluster, self._closing), time.monotonic() + 1.5 * self._session + 2
         while not self._closing.wait(LOOK_SECONDS) and time.monotonic() < deadline:
             with suppress(Unreachable):

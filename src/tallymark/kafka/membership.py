@@ -1,7 +1,7 @@
-"""Who reads what: the members of a Kafka group, or somebody who reads alone.
+"""Assignment of partitions: by membership in a Kafka group, or standalone.
 
-What is decided about partitions is handed over, not acted upon: whoever works asks for the ``assignment`` between two
-batches, and lets go of what is leaving.
+A membership only reports the assignment. The working thread polls ``assignment`` between two batches, and releases the
+partitions that are leaving.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
-from tallymark.brokers import Brokers
+from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, Unreachable
-from tallymark.spans import Partition
+from tallymark.kafka.brokers import Brokers
 
 log = logging.getLogger(__name__)
 
 Strategy = Literal["cooperative-sticky", "range", "roundrobin"]
 GroupProtocol = Literal["classic", "consumer"]
 DISCOVERY_SECONDS = 1.0
-"""How often somebody who reads alone looks for new partitions."""
+"""How often a standalone reader checks for new partitions."""
 
 
 @dataclass(frozen=True)
 class Group:
     """Share the partitions with all other members of the Kafka group.
 
-    ``strategy`` splits them; with ``protocol="consumer"`` (KIP-848) the brokers do. ``instance`` is a name that stays
-    the same when this member is started again: it gets its partitions back at once, without a rebalance, and also after
-    a crash. ``drain`` is for how many seconds a batch in flight may hold up a rebalance.
+    ``strategy`` is the assignment strategy; with ``protocol="consumer"`` (KIP-848) the brokers assign. ``instance`` is
+    the id of a static member: after a restart, even after a crash, it gets its partitions back at once, without a
+    rebalance. ``drain`` is the maximum time in seconds for which a batch in flight may delay a rebalance.
     """
 
     strategy: Strategy = "cooperative-sticky"
@@ -60,7 +60,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Standalone:
-    """Read alone: all partitions, or these, without joining a Kafka group. Whoever starts last takes them over."""
+    """Read all partitions, or these, without joining a Kafka group. The run that starts last takes them over."""
 
     partitions: Mapping[str, Sequence[int]] | None = None
 
@@ -72,39 +72,43 @@ class Standalone:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What is ours now, each with a number that changes when it is taken and given back; and what has to be let go."""
+    """The current assignment.
+
+    ``ours`` maps each assigned partition to a number that changes when it is revoked and assigned again. ``leaving``
+    are the partitions that must be released.
+    """
 
     ours: Mapping[Partition, int] = field(default_factory=dict)
     leaving: frozenset[Partition] = frozenset()
     told: float = 0.0
-    """When it last changed, by the monotonic clock; 0 before the group has answered."""
+    """Monotonic time of the last change; 0 before the first assignment."""
 
 
 class Membership(Protocol):
-    """Says which partitions are ours. Called from the thread that works."""
+    """Provides the assigned partitions. Called from the working thread."""
 
     chosen: frozenset[Partition] | None
-    """The partitions that it is about; None: all."""
+    """The partitions to read; None for all."""
     grace: float | None
-    """For how many seconds a partition that another one claimed may still seem to be ours; None: it is not, at once."""
+    """Seconds for which a partition may remain assigned after another owner has claimed it; None for no delay."""
 
     def join(self) -> None: ...
 
     def assignment(self) -> Assignment:
-        """What is ours now; raises if we can't be a member any more."""
+        """Return the current assignment; raises if the membership has failed."""
 
     def let_go(self, partitions: Iterable[Partition]) -> None:
-        """These are not worked on any more: whoever waits for that may go on."""
+        """Release these partitions: no batch uses them any more, and a waiting rebalance may continue."""
 
     def mirror(self, positions: Mapping[Partition, int]) -> None:
-        """Show these positions in the Kafka group, if that is wanted. Nobody waits for it, and nothing reads them."""
+        """Commit these positions to the Kafka group, if enabled. Asynchronous; tallymark never reads them back."""
 
     def leave(self) -> None:
-        """Leave at once, so that others need not wait for us."""
+        """Leave the group at once, so that other members need not wait for the session timeout."""
 
 
 class Alone:
-    """All partitions of the topics, or chosen ones; new ones are found at the next look."""
+    """Standalone membership: all partitions of the topics, or chosen ones; checks for new partitions regularly."""
 
     grace: float | None = None
 
@@ -133,7 +137,7 @@ class Alone:
         except Unreachable as error:
             if self._found is None:
                 raise
-            # Whoever needs the brokers now is patient itself: this can wait for the next look.
+            # Calls that need the brokers now have their own retries; discovery can wait for the next check.
             log.warning("could not look for new partitions error=%s", error)
         else:
             ours = found if self.chosen is None else found & self.chosen

@@ -1,4 +1,4 @@
-"""Single records by their offsets, and whether a log still holds what it held: by a client that fetches little else."""
+"""Reads single records by offset, and detects truncated logs, with a client that fetches as little as possible."""
 
 from __future__ import annotations
 
@@ -10,45 +10,46 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from tallymark.cluster import Cluster
-from tallymark.complaints import judged
+from tallymark.core.records import Record
+from tallymark.core.spans import Partition
+from tallymark.core.times import headers, timestamp
 from tallymark.errors import TallymarkError, Unreachable
-from tallymark.read import Record
-from tallymark.spans import Partition
-from tallymark.times import headers, timestamp
+from tallymark.kafka.cluster import Cluster
+from tallymark.kafka.diagnosis import judged
 
 TIMEOUT = 10.0
 NEAR = 100
-"""Offsets between two records that are read sooner than the second is asked for by itself."""
+"""Maximum distance of two offsets for which reading on is faster than a new request."""
 ENDS = {KafkaError._PARTITION_EOF, KafkaError._AUTO_OFFSET_RESET}
 
 
 class Probe:
-    """Looks into partitions without being a member of any group. ``explain`` translates the errors of the client."""
+    """Reads partitions without joining a group. ``explain`` converts the errors of the client."""
 
     def __init__(self, cluster: Cluster, explain: Callable[[Any, str | None], TallymarkError]) -> None:
         self._cluster = cluster
         self._explain = explain
 
     def records(self, wanted: Mapping[Partition, Collection[int]]) -> dict[tuple[Partition, int], Record]:
-        """Single records by their offsets, as they are in Kafka. Those that are gone are missing from the answer."""
+        """Return the records at these offsets. Records that no longer exist are left out."""
         left = {partition: runs(offsets) for partition, offsets in wanted.items() if offsets}
         found: dict[tuple[Partition, int], Record] = {}
-        with self._client("error") as client:
+        with self._client("error", "read_committed") as client:
             while left:
                 self._read(client, {partition: each.popleft() for partition, each in left.items()}, found)
                 left = {partition: each for partition, each in left.items() if each}
         return found
 
     def truncated(self, positions: Mapping[Partition, tuple[int, int]]) -> dict[Partition, int]:
-        """Of these positions with their leader epochs, those whose logs were cut before them, and the offset of that.
+        """Return the positions (offset and leader epoch) whose logs were truncated before them, and at which offset.
 
-        A client that starts with an epoch asks where that epoch ends in the log of the present leader. If that is
-        before the position it starts there instead, and the first record that it delivers has taken the offset of
-        another one. If it delivers none before the position, nothing that can be read has changed.
+        A client that starts with an epoch asks the current leader for the end offset of that epoch. If it is before the
+        position, the client starts there instead, and its first record has replaced another record at the same offset.
+        If there is no record before the position, no readable record has changed. Reads uncommitted records: otherwise
+        the client would read on to the next committed record.
         """
         left, found = dict(positions), {}
-        with self._client("earliest") as client:
+        with self._client("earliest", "read_uncommitted") as client:
             client.assign([placed(partition, *at) for partition, at in left.items()])
             for partition, message in self._arriving(client, left):
                 if message.offset() < left.pop(partition)[0]:
@@ -58,7 +59,7 @@ class Probe:
     def _read(
         self, client: Consumer, wanted: dict[Partition, deque[int]], found: dict[tuple[Partition, int], Record]
     ) -> None:
-        """One run of offsets of each of these partitions."""
+        """Read one run of offsets of each partition."""
         client.assign([placed(partition, run[0]) for partition, run in wanted.items()])
         for partition, message in self._arriving(client, wanted):
             error, run = message.error(), wanted[partition]
@@ -71,12 +72,12 @@ class Probe:
             else:
                 self._go_into(client, partition, run)
             if not run:
-                # Or it would go on delivering what nobody wants.
+                # Otherwise the client would continue to deliver its records.
                 client.incremental_unassign([placed(partition, 0)])
                 del wanted[partition]
 
     def _go_into(self, client: Consumer, partition: Partition, run: deque[int]) -> None:
-        """Go on with the first of these offsets that the log holds; the others are gone."""
+        """Continue with the first of these offsets that the log holds, and drop those that it does not hold."""
         try:
             start, end = client.get_watermark_offsets(placed(partition, 0), TIMEOUT)
         except KafkaException as error:
@@ -91,15 +92,15 @@ class Probe:
             client.incremental_assign([placed(partition, run[0])])
 
     def _arriving(self, client: Consumer, left: Mapping[Partition, Any]) -> Iterator[tuple[Partition, Any]]:
-        """Messages of those partitions that are left, ends of them, and that an offset is out of their range."""
+        """Yield the messages, EOF events and out-of-range errors of the partitions in ``left``."""
         deadline = time.monotonic() + TIMEOUT
         while left:
             for message in client.consume(1_000, 0.1):
                 error, partition = message.error(), Partition(str(message.topic()), int(message.partition() or 0))
-                # librdkafka goes on trying by itself.
                 if partition not in left:
-                    # Also an error that is about no partition, such as the coordinator of a group that nobody joins.
+                    # Includes errors without a partition, such as those about the coordinator of the unused group.
                     continue
+                # librdkafka retries transient errors.
                 if error is not None and error.code() not in ENDS and not judged(error).error.transient:
                     raise self._explain(error, partition.topic)
                 if error is None or error.code() in ENDS:
@@ -109,7 +110,7 @@ class Probe:
                 raise Unreachable(f"the brokers at {self._cluster.brokers} do not deliver {min(left)}")
 
     @contextmanager
-    def _client(self, reset: str) -> Iterator[Consumer]:
+    def _client(self, reset: str, isolation: str) -> Iterator[Consumer]:
         client = Consumer(
             {
                 **self._cluster.settings(),
@@ -117,9 +118,12 @@ class Probe:
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": reset,
+                "isolation.level": isolation,
                 "fetch.wait.max.ms": 20,
                 "fetch.message.max.bytes": 256 << 10,
                 "queued.min.messages": 1,
+                # A transaction marker fills such a queue, and by default delays the next fetch by a second.
+                "fetch.queue.backoff.ms": 10,
                 "log_level": 0,
             }
         )
@@ -130,7 +134,7 @@ class Probe:
 
 
 def runs(offsets: Collection[int]) -> deque[deque[int]]:
-    """Offsets in their order, in runs of those that are near each other."""
+    """Return the offsets sorted, grouped in runs of nearby offsets."""
     found: deque[deque[int]] = deque()
     for offset in sorted(set(offsets)):
         if found and offset - found[-1][-1] <= NEAR:
@@ -141,7 +145,7 @@ def runs(offsets: Collection[int]) -> deque[deque[int]]:
 
 
 def placed(partition: Partition, offset: int, leader_epoch: int | None = None) -> TopicPartition:
-    """An offset of a partition, with the leader epoch by which a client validates it, if that is known."""
+    """Return an offset of a partition, with the leader epoch that the client validates, if known."""
     if leader_epoch is None:
         return TopicPartition(partition.topic, partition.number, offset)
     return TopicPartition(partition.topic, partition.number, offset, leader_epoch=leader_epoch)

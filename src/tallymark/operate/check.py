@@ -1,4 +1,4 @@
-"""A pipeline without its consequences: what it would read, make of it, create and refuse. Writes nothing anywhere."""
+"""Dry run of a pipeline: reports what it would read, write, create and refuse, and writes nothing."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 
-from tallymark.batch import Batch
-from tallymark.brokers import Brokers
-from tallymark.claiming import Beginning
-from tallymark.commit import Destination
-from tallymark.letters import fetched, refused
-from tallymark.membership import Standalone
-from tallymark.pipeline import Pipeline
-from tallymark.plan import Plan, check_identity, plan
-from tallymark.read import DeadLetter
-from tallymark.setup import Setup
-from tallymark.shape import TableSpec, table_schema, visible
-from tallymark.source import is_pattern
-from tallymark.spans import Log, Partition
-from tallymark.stores.columns import columns_for
+from tallymark.core.batch import Batch, fetched, refused
+from tallymark.core.plan import Plan, check_identity, plan
+from tallymark.core.records import DeadLetter
+from tallymark.core.spans import Log, Partition
+from tallymark.core.start import Beginning
+from tallymark.core.tables import TableSpec, table_schema, visible
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.membership import Standalone
+from tallymark.kafka.source import is_pattern
+from tallymark.run.commit import Destination
+from tallymark.run.setup import Setup
+from tallymark.spark.pipeline import Pipeline
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import sqlite_file
-from tallymark.stores.sql import SqlStore
-from tallymark.stores.store import Store
-from tallymark.stores.targets import has_table, reflected
+from tallymark.stores.sql.columns import columns_for
+from tallymark.stores.sql.store import SqlStore
+from tallymark.stores.sql.tables import has_table, reflected
 
 SAMPLE = 100
-"""Records that are read, over all partitions."""
+"""Maximum number of records that are read, over all partitions."""
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run would begin to read a partition, and how much it would find there."""
+    """Where a run would begin to read a partition. ``saved``: the offset is a position of the ledger."""
 
     partition: Partition
     offset: int
@@ -45,7 +44,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Sampled:
-    """What a table would get. ``missing`` are the columns that it lacks and would be given; all, if it is absent."""
+    """What would be written to a table. ``missing`` are the columns that would be added; all, if it does not exist."""
 
     spec: TableSpec
     schema: pa.Schema
@@ -54,12 +53,12 @@ class Sampled:
     rows: pa.Table
     deletes: int
     types: Mapping[str, str]
-    """For the columns that are ``missing``: the type that each would get in the database."""
+    """The database types of the ``missing`` columns."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a run would find and do."""
+    """The result of a dry run."""
 
     group: str
     starts: Sequence[Start]
@@ -69,13 +68,13 @@ class Trial:
 
 
 def try_setup(setup: Setup) -> Trial:
-    """Topics, store and positions of a group; raises what a run would refuse."""
+    """Check topics, store and positions of a group. Raises the error that a run would raise."""
     with _destination(setup) as destination:
         return Trial(setup.group, _starts(setup, _brokers(setup, destination), destination.ledger))
 
 
 def try_pipeline(pipeline: Pipeline, rows: int = 10) -> Trial:
-    """The same, and what the pipeline makes of a sample of records: up to so many rows of each table."""
+    """Like ``try_setup``, and apply the pipeline to a sample of records. Returns up to ``rows`` rows of each table."""
     setup = pipeline.setup
     with _destination(setup) as destination:
         job, brokers = pipeline._job(), _brokers(setup, destination)
@@ -103,7 +102,7 @@ def _brokers(setup: Setup, destination: Destination) -> Brokers:
 
 
 def _starts(setup: Setup, brokers: Brokers, ledger: Store) -> list[Start]:
-    """Where a run that starts now would begin, in every partition that is its own if it is alone."""
+    """Return where a run that starts now, as the only member, would begin in each partition."""
     topics, chosen = brokers.find(setup.source.topic_names), _chosen(setup)
     logs = {one: log for one, log in brokers.logs(topics).items() if chosen is None or one in chosen}
     positions = ledger.positions(setup.group).get(setup.group, []) if ledger.has_ledger() else []
@@ -128,7 +127,7 @@ def _chosen(setup: Setup) -> frozenset[Partition] | None:
 
 
 def _sample(starts: Sequence[Start], setup: Setup) -> Plan:
-    """What would be read first; where nothing is left to read, what was read last."""
+    """Plan the records that would be read first, or if none are left to read, the last records of the log."""
     logs = {start.partition: start.log for start in starts}
     first = plan({start.partition: start.offset for start in starts}, logs, SAMPLE, setup.on_loss)
     if first.spans:
@@ -153,7 +152,7 @@ def _sampled(
 
 
 def _types(store: Store, spec: TableSpec, schema: pa.Schema) -> dict[str, str]:
-    """As the database has them; Redis has none."""
+    """Return the database type of each column. Redis has no column types, so its types are those of Arrow."""
     if not isinstance(store, SqlStore):
         return {field.name: str(field.type) for field in schema}
     dialect = store.engine.dialect
@@ -167,7 +166,7 @@ def _columns(store: SqlStore, table: str) -> list[str] | None:
 
 @contextmanager
 def _destination(setup: Setup) -> Iterator[Destination]:
-    """SQLite makes a file of a database that is only looked at: one that is absent is looked for elsewhere."""
+    """Open the destination. A missing SQLite file is opened in a temporary directory, because opening creates it."""
     with TemporaryDirectory() as elsewhere:
         urls = [_unmade(url, elsewhere) if url else None for url in (setup.store, setup.ledger)]
         with replace(setup, store=urls[0] or setup.store, ledger=urls[1]).destination() as destination:

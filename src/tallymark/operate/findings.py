@@ -1,4 +1,4 @@
-"""What the doctor has to say about one thing."""
+"""Findings of the doctor and of audits: what was found, what is wanted, and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Verdict = Literal["ok", "warn", "fail"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found about something, what was wanted, and the one thing that helps where they differ."""
+    """What was found, what is wanted, and what to do if they differ."""
 
     about: str
     check: str
@@ -24,7 +24,7 @@ class Finding:
 
 
 class Opinion(NamedTuple):
-    """What a setting should be, and what to do if it is not; None: it is fine."""
+    """What a setting should be. ``fail`` or ``warn`` is the advice if it differs; both are None if it is right."""
 
     wanted: str
     fail: str | None = None
@@ -32,13 +32,13 @@ class Opinion(NamedTuple):
 
 
 Rule = Callable[[str], Opinion]
-"""From the value of a setting."""
+"""Judges the value of a setting."""
 
 
 def judge(
     about: str, check: str, found: object, wanted: object = "", fail: str | None = None, warn: str | None = None
 ) -> Finding:
-    """A finding that fails or warns if there is an advice for that, and else is fine."""
+    """Return a finding that fails or warns if there is advice for that, and is ok otherwise."""
     verdict: Verdict = "fail" if fail else "warn" if warn else "ok"
     return Finding(about, check, str(found), str(wanted), verdict, fail or warn or "")
 
@@ -46,7 +46,7 @@ def judge(
 def asked(
     about: str, check: str, question: Callable[[], Iterable[Finding]], *, otherwise: Verdict = "warn"
 ) -> list[Finding]:
-    """The answers to a question, as far as they come, and why no more do: other questions are still worth asking."""
+    """Collect the findings of a check. An error ends only this check, and becomes a finding."""
     found: list[Finding] = []
     try:
         for finding in question():
@@ -57,7 +57,7 @@ def asked(
 
 
 def settings(about: str, found: Mapping[str, str | None], rules: Mapping[str, Rule]) -> list[Finding]:
-    """Every rule's finding about its setting. Who runs the server may hide some."""
+    """Apply every rule to its setting. Managed servers may hide settings."""
     untold = "the server does not tell; ask who runs it"
     return [
         judge(about, name, "not told", warn=untold) if not value else judge(about, name, value, *rule(value))
@@ -67,12 +67,12 @@ def settings(about: str, found: Mapping[str, str | None], rules: Mapping[str, Ru
 
 
 def is_local(host: str | None) -> bool:
-    """This machine: by the loopback device, or by a socket in a directory."""
+    """Whether the host is this machine: a loopback address, or the path of a Unix socket."""
     return not host or host in ("localhost", "::1") or host.startswith(("127.", "/"))
 
 
 def line(host: str | None, encrypted: bool, advice: str) -> Finding:
-    """Whether others can read what goes to the store."""
+    """Judge whether others can read the connection to the store."""
     open_to_all = not encrypted and not is_local(host)
     found = "yes" if encrypted else "no" if open_to_all else "no, and it stays on this machine"
     return judge("store", "encrypted", found, "yes", warn=advice if open_to_all else None)
@@ -89,7 +89,7 @@ def version(found: tuple[int, ...], oldest: tuple[int, ...]) -> Finding:
 
 
 def skew(about: str, before: float, theirs: float, after: float) -> Finding:
-    """Between our clock and theirs, which was read somewhere between two looks at ours."""
+    """Judge the difference to a server's clock, which was read between two readings of the local clock."""
     off, unsure = theirs - (before + after) / 2, (after - before) / 2
     sure, advice = abs(off) - unsure, "set both clocks by NTP, with chrony or systemd-timesyncd"
     found = f"{off:+.3f} s, give or take {unsure:.3f}"

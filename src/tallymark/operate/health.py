@@ -1,6 +1,6 @@
-"""How a group is doing, and why: judged by its runs, its history and what is unread. Pure.
+"""Derives the state of a group, with the reason, from its runs, its history and its lag. Pure.
 
-Nobody sets these states, but for the pause: they follow from facts, so that no group counts as running that is dead.
+Except for the pause, no state is stored: states are derived from facts, so that a dead group never counts as running.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tallymark.books import ALIVE, BatchLine, NoteLine, Run
-from tallymark.fence import Note
-from tallymark.spans import STREAMING, GroupState, Owner, Partition, Position
+from tallymark.core.claims import Note
+from tallymark.core.journal import ALIVE, BatchLine, NoteLine, Run
+from tallymark.core.spans import STREAMING, GroupState, Owner, Partition, Position
 
 if TYPE_CHECKING:
-    from tallymark.lag import Lag
+    from tallymark.kafka.lag import Lag
 
 PAUSED, FAILED, STOPPED, STALLED, REWOUND, RUNNING, UNKNOWN = STATES = (
     *("paused", "failed", "stopped", "stalled", "rewound", "running", "unknown"),
 )
 TROUBLE = (FAILED, STALLED)
-"""States that somebody should look at."""
+"""States that need attention."""
 
 WINDOW = timedelta(minutes=5)
-"""What rates are measured over, at the most."""
+"""Maximum time over which rates are measured."""
 HISTORY = 1000
-"""How many commits of the history are looked at, at the most."""
+"""Maximum number of commits read from the history."""
 QUIET = timedelta(seconds=60)
 BATCHES = 5
-"""A partition with unread records may go without a commit for so long, or for so many batches of the usual length."""
+"""A partition with unread records may go without a commit for ``QUIET`` or ``BATCHES`` median batches, if longer."""
 BEHIND = timedelta(seconds=30)
 """How long records must wait, and how long rates must be measured, before a group is said to fall behind."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a group at one moment: runs and history with the newest first; no ``lags`` without Kafka."""
+    """The facts about a group at one moment. Runs and history are newest first; ``lags`` is None without Kafka."""
 
     now: datetime
     state: GroupState
@@ -60,25 +60,25 @@ class Facts:
 
     @property
     def unread(self) -> int | None:
-        """None if Kafka was not asked, or does not know one of the partitions."""
+        """The total lag; None if Kafka was not asked, or does not know all partitions."""
         if self.lags is None or self.unknown:
             return None
         return sum(lag.records for lag in self.lags.values())
 
     @property
     def waited(self) -> float | None:
-        """Seconds that the oldest unread record waits; None if that of a partition is not known."""
+        """The age of the oldest unread record in seconds; None if it is unknown for any partition."""
         waits = [lag.seconds for lag in (self.lags or {}).values() if lag.seconds is not None]
         return max(waits, default=0.0) if self.lags is not None and len(waits) == len(self.lags) else None
 
     @property
     def unknown(self) -> list[Partition]:
-        """Partitions that mean nothing to the brokers that were asked: another cluster, a topic that is gone."""
+        """Partitions that the brokers do not know: the cluster is another, or the topic was deleted."""
         return sorted(one for one, lag in (self.lags or {}).items() if lag.log is None)
 
     @property
     def measured(self) -> timedelta:
-        """How long the rate of what is applied was measured: not over a time in which nobody could apply."""
+        """The time over which the applied rate is measured. It excludes times when the group did not run."""
         begins = [self.now - WINDOW]
         if self.alive:
             begins += [self.state.since, min(run.started for run in self.alive)]
@@ -96,7 +96,7 @@ class Verdict:
 
 
 def judge(facts: Facts) -> Verdict:
-    """The state of a group."""
+    """Return the state of a group."""
     state = facts.state
     if state.paused:
         return Verdict(PAUSED, f"by {state.by} since {moment(state.since)}: {state.reason}")
@@ -106,10 +106,10 @@ def judge(facts: Facts) -> Verdict:
 
 
 def applied_rates(facts: Facts) -> dict[Partition, float]:
-    """Records per second that each partition went ahead; not what was skipped or lost, nor what was filled in later.
+    """Return the records per second that each partition advanced, without skips, losses and later backfills.
 
-    The history has the tally of a whole batch. What it skipped and is open still, the notes have by partition; what was
-    lost or is filled in by now is taken off all its partitions alike.
+    The history has only the tally of a whole batch. The notes have its open skips by partition; losses and skips filled
+    since are deducted from all partitions of the batch proportionally.
     """
     rates: dict[Partition, float] = defaultdict(float)
     seconds, skipped = facts.measured.total_seconds(), Counter[tuple[str | None, Partition]]()
@@ -126,9 +126,9 @@ def applied_rates(facts: Facts) -> dict[Partition, float]:
 
 
 def drain(unread: int, rate_in: float | None, rate_applied: float) -> float | None:
-    """Seconds until nothing is unread if it goes on like this: infinite if it never will be, None if nobody knows.
+    """Return the seconds until the lag is zero at these rates: infinite if it never is, None if unknown.
 
-    Nothing comes in and nothing is applied: whoever would go on has not shown how fast.
+    It is unknown if both rates are zero, because then the speed of the group was not measured.
     """
     if rate_in is None or (unread and rate_in == rate_applied == 0):
         return None
@@ -138,7 +138,7 @@ def drain(unread: int, rate_in: float | None, rate_applied: float) -> float | No
 
 
 def patience(history: Sequence[BatchLine]) -> timedelta:
-    """How long a partition with unread records may go without a commit."""
+    """Return how long a partition with unread records may go without a commit."""
     lengths = [(line.committed - line.started).total_seconds() for line in history]
     return max(QUIET, timedelta(seconds=BATCHES * median(lengths))) if lengths else QUIET
 
@@ -148,7 +148,7 @@ def moment(time: datetime) -> str:
 
 
 def duration(seconds: float) -> str:
-    """In two units at the most, such as 42s, 3m20s, 2h05m, 4d03h."""
+    """Format in at most two units, such as 42s, 3m20s, 2h05m, 4d03h."""
     whole = int(seconds)
     for size, part, names in ((86_400, 3_600, "dh"), (3_600, 60, "hm"), (60, 1, "ms")):
         if whole >= size:
@@ -165,7 +165,7 @@ def _named(run: Run | Owner) -> str:
 
 
 def _unheard(facts: Facts) -> Verdict | None:
-    """A partition is claimed by somebody who does not report, as sinks of streaming queries do not."""
+    """Judge a group with owners that do not report runs, such as sinks of streaming queries."""
     known, last = {run.name for run in facts.runs}, max(map(_end, facts.runs), default=None)
     owners = [one.owner for one in facts.positions if one.owner and one.owner.run not in known]
     silent = [owner for owner in owners if last is None or owner.since > last]
@@ -181,7 +181,7 @@ def _ended(facts: Facts) -> Verdict:
     if not facts.runs:
         return Verdict(STOPPED, "; ".join(["no run of it is known", *_moved(facts, None)]))
     last = max(facts.runs, key=_end)
-    # Of several that ran together, one fails and the others are told to end: the failure is the story.
+    # If a run fails, the runs beside it are stopped, too: report the failure.
     together = [run for run in facts.runs if _end(run) >= max(last.started, _end(last) - ALIVE)]
     failed = next((run for run in together if run.ended is None or run.error is not None), None)
     run = failed or last
@@ -193,7 +193,7 @@ def _ended(facts: Facts) -> Verdict:
 
 
 def _moved(facts: Facts, since: datetime | None) -> list[str]:
-    """Where the group was sent since its last run."""
+    """Describe the resets and skips of the group since its last run."""
     found = []
     for kind, where in (("reset", "back"), ("truncation", "back"), ("skip", "ahead")):
         notes = [line for line in facts.notes if line.note.kind == kind and (since is None or line.recorded_at > since)]
@@ -216,11 +216,12 @@ def _stalled(facts: Facts) -> Verdict | None:
 
 
 def _waiting_since(facts: Facts, position: Position) -> datetime | None:
-    """Since when its owner could have committed something; None if there is no owner, or nothing to read.
+    """Return since when its owner could have committed; None if there is no owner, or nothing to read.
 
-    How long a record is there is known by its own time alone. One without a time proves nothing; one from the future
-    came just now, as far as we know. One that is older than the last commit may have been there, or it came just now
-    with an old time, as in a mirrored topic: then an owner who goes on elsewhere will come to it.
+    Only its own timestamp shows how long a record has been in the log. A record without a timestamp proves nothing; a
+    timestamp in the future counts as now. A timestamp before the last commit may be right, or the record has just
+    arrived with an old timestamp, as in a mirrored topic. In that case, commits of the same owner in other partitions
+    count, too: an owner that commits elsewhere will reach the record.
     """
     owner, lag = position.owner, (facts.lags or {}).get(position.partition)
     if owner is None or lag is None or lag.unread is None or lag.log is None or lag.log.stop <= position.next_offset:
@@ -234,7 +235,7 @@ def _waiting_since(facts: Facts, position: Position) -> datetime | None:
 def _rewound(facts: Facts) -> Verdict | None:
     notes: dict[Partition, Note] = {}
     for note in (line.note for line in facts.notes if line.note.kind == "reset"):
-        # Who is sent back once more on the way has still to come to where the first time began.
+        # A second reset on the way does not change the end: the position where the first reset began.
         if note.span.partition not in notes or note.span.stop >= notes[note.span.partition].span.stop:
             notes[note.span.partition] = note
     at = {one.partition: one.next_offset for one in facts.positions}
@@ -269,7 +270,7 @@ def _pace(facts: Facts) -> str:
 
 
 def _held_up(facts: Facts) -> list[Partition]:
-    """Partitions with unread records of which none can be read, if there is nothing else to do."""
+    """Return the partitions with unread but unreadable records, if no partition has readable records."""
     at = {one.partition: one.next_offset for one in facts.positions}
     behind = {one: lag.log for one, lag in (facts.lags or {}).items() if lag.records}
     held = [one for one, log in behind.items() if log is not None and log.stop <= at[one]]

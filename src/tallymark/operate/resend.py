@@ -1,6 +1,6 @@
-"""Dead letters to another topic, for whoever can do more with them: at least once.
+"""Sends dead letters to another topic, at least once.
 
-They are sent, acknowledged by all replicas, and then settled; a crash in between sends them again the next time.
+They are sent, acknowledged by all in-sync replicas, and then settled; after a crash in between they are sent again.
 """
 
 from __future__ import annotations
@@ -9,20 +9,20 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timezone
 
-from tallymark.books import SENT, Letter
-from tallymark.brokers import Brokers
+from tallymark.core.journal import SENT, Letter
+from tallymark.core.records import DeadLetter
+from tallymark.core.spans import Tally
 from tallymark.errors import CommitRefused
-from tallymark.openletters import MOST, OpenLetters, completed, place
-from tallymark.producer import Producer
-from tallymark.read import DeadLetter
-from tallymark.spans import Tally
-from tallymark.stores.store import Store
+from tallymark.kafka.brokers import Brokers
+from tallymark.produce.producer import Producer
+from tallymark.run.letters import MOST, OpenLetters, completed, place
+from tallymark.stores.contract import Store
 
 PREFIX = "tallymark-"
 
 
 def resend(letters: OpenLetters, ledger: Store, brokers: Brokers, producer: Producer, topic: str, by: str) -> Tally:
-    """Send these, each with where it comes from in its headers; what Kafka has deleted stays dead."""
+    """Send these letters, each with its origin in the headers. Letters whose record Kafka has deleted stay dead."""
     total = Tally()
     while found := letters.take(MOST):
         whole, gone = completed(found, ledger, brokers)
@@ -39,7 +39,7 @@ def resend(letters: OpenLetters, ledger: Store, brokers: Brokers, producer: Prod
 
 
 def origin(record: DeadLetter, group: str) -> list[tuple[str, bytes | None]]:
-    """The record's own headers, and where it comes from; what an earlier journey says of that is left out."""
+    """Return the record's own headers and those of its origin, which replace the origin of an earlier resend."""
     said = {
         "group": group,
         "topic": record.partition.topic,
@@ -52,7 +52,7 @@ def origin(record: DeadLetter, group: str) -> list[tuple[str, bytes | None]]:
 
 
 def _settle(ledger: Store, letters: Sequence[Letter], by: str) -> None:
-    """All at once, or one by one if somebody has settled some of them since they were taken."""
+    """Settle the letters together, or singly if some of them were settled by another process."""
     now = datetime.now(timezone.utc)
     try:
         ledger.books().settle(letters, SENT, by, now)

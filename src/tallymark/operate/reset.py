@@ -1,7 +1,7 @@
-"""What sending positions elsewhere by hand would mean, partition by partition. Pure.
+"""Plans manual resets of positions, for each partition. Pure.
 
-``Aim`` is where to, ``Reset.plan`` what that means for the positions that it is shown, and ``Reset.decide`` makes the
-same plan once more of the locked positions, in the transaction that carries it out.
+``Aim`` is the target, ``Reset.plan`` previews the effect on given positions, and ``Reset.decide`` repeats the plan with
+the locked positions, in the transaction that performs the reset.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from typing import Literal
 
-from tallymark.books import Decision, Run, owners_alive
+from tallymark.core.claims import FirstClaim, Restart, Wish
+from tallymark.core.journal import Decision, Run, owners_alive
+from tallymark.core.plan import check_identity
+from tallymark.core.spans import Log, Partition, Position
 from tallymark.errors import BadInput, CommitRefused, PositionMoved, UnknownPartition
-from tallymark.fence import FirstClaim, Restart, Wish
-from tallymark.plan import check_identity
-from tallymark.spans import Log, Partition, Position
 
 Scope = Mapping[str, frozenset[int] | None]
-"""Topics, and of each these partitions; None means all of them."""
+"""Partition numbers by topic; None means all partitions of the topic."""
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _ISO = re.compile(r"P(?:(\d+)W)?(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?")
 _SHORT = re.compile(r"(?:(\d+)W)?(?:(\d+)D)?(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?")
@@ -27,7 +27,7 @@ _SHORT = re.compile(r"(?:(\d+)W)?(?:(\d+)D)?(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d
 
 @dataclass(frozen=True)
 class Aim:
-    """Where positions are sent. ``said`` is the option as it was given: the journal keeps it."""
+    """The target of a reset. ``said`` is the option as the user wrote it, for the journal."""
 
     kind: Literal["earliest", "latest", "offset", "shift", "time", "current", "file"]
     said: str
@@ -36,7 +36,7 @@ class Aim:
     offsets: Mapping[Partition, int] = field(default_factory=dict)
 
     def wanted(self, log: Log, current: int | None, at_moment: int | None) -> int | None:
-        """The offset that it names, be it in the log or not; None leaves a partition without a position."""
+        """Return the target offset, which may be outside of the log; None if the partition stays without a position."""
         match self.kind:
             case "earliest":
                 return log.start
@@ -57,7 +57,7 @@ class Aim:
 
 @dataclass(frozen=True)
 class Planned:
-    """Where one partition is and where it is sent. ``new`` is what was wanted, moved into the log."""
+    """The reset of one partition. ``new`` is the wanted offset, clamped to the log."""
 
     log: Log
     old: Position | None
@@ -82,7 +82,7 @@ class Planned:
 
     @property
     def gone(self) -> int:
-        """How many of those that are skipped the log does not hold any more."""
+        """How many of the skipped offsets the log no longer holds."""
         return max(0, min(self.new or 0, self.log.start) - (self.current or 0)) if self.skips else 0
 
     @property
@@ -114,14 +114,14 @@ class Planned:
 
 @dataclass(frozen=True)
 class Reset:
-    """Partitions of a group that are to be sent elsewhere, with all that the brokers had to say about them."""
+    """A reset of a group's partitions, with the brokers' data about them."""
 
     aim: Aim
     logs: Mapping[Partition, Log]
     at_moment: Mapping[Partition, int | None] = field(default_factory=dict)
 
     def plan(self, positions: Mapping[Partition, Position]) -> list[Planned]:
-        """What it means for these positions; raises if one was saved for another topic or cluster."""
+        """Plan the reset of these positions. Raises if a position belongs to another topic or cluster."""
         return [self._planned(log, positions.get(partition)) for partition, log in sorted(self.logs.items())]
 
     def _planned(self, log: Log, position: Position | None) -> Planned:
@@ -140,9 +140,10 @@ class Reset:
         *,
         take_over: bool = False,
     ) -> Decision:
-        """Do what was ``seen``, if the locked positions are still as they were then and nobody is at work on them.
+        """Return a decision that performs the plan ``seen`` if the positions are unchanged and have no live owner.
 
-        To ``take_over`` from who is at work, whatever the positions are by then, is to plan anew. ``done`` is told.
+        With ``take_over``, neither is checked, and the plan is made again from the locked positions. ``done`` is called
+        with the final plan.
         """
 
         def decide(found: Mapping[Partition, Position], runs: Sequence[Run]) -> Wish:
@@ -156,9 +157,9 @@ class Reset:
         return decide
 
     def _reaching(self, seen: Sequence[Planned], found: Mapping[Partition, Position]) -> Reset:
-        """The same reset, with logs that reach at least as far as the positions that have moved since they were asked.
+        """Return the same reset with logs that reach at least to the positions that have moved since the preview.
 
-        A position that has not moved says nothing about its log, which may have been truncated.
+        A position that has not moved proves nothing about the end of its log, which may have been truncated.
         """
         before = {one.partition: one.current for one in seen}
         logs = {
@@ -171,7 +172,7 @@ class Reset:
 
 
 def wish(plan: Sequence[Planned], reason: str) -> Wish:
-    """What the ledger is asked for. Who is where it should be is left alone, with its owner."""
+    """Return the changes to request from the ledger. Unchanged positions keep their owners."""
     first, restarts = {}, {}
     for one in plan:
         if one.changes and one.new is not None:
@@ -184,7 +185,7 @@ def wish(plan: Sequence[Planned], reason: str) -> Wish:
 
 
 def busy(plan: Sequence[Planned], runs: Sequence[Run], now: datetime) -> list[Position]:
-    """Positions that would change though somebody may be at work on them."""
+    """Return the positions that would change although their owner may be alive."""
     return owners_alive([one.old for one in plan if one.old and one.changes], runs, now)
 
 
@@ -197,7 +198,7 @@ def check_idle(plan: Sequence[Planned], runs: Sequence[Run], now: datetime) -> N
 
 
 def check_unmoved(seen: Sequence[Planned], found: Sequence[Planned]) -> None:
-    """Compare with what was previewed: not only the offsets, since there may be another tally by now."""
+    """Compare positions with the preview. First offsets are compared, too, because a new tally may have begun."""
     for before, now in zip(seen, found, strict=True):
         if _place(before) != _place(now):
             raise PositionMoved(
@@ -215,7 +216,7 @@ def _words(planned: Planned) -> str:
 
 
 def parse_scope(texts: Collection[str]) -> dict[str, frozenset[int] | None]:
-    """``orders`` or ``orders:0,3``, as kafka-consumer-groups has it. A topic that is named twice is both."""
+    """Parse ``orders`` or ``orders:0,3``, as in kafka-consumer-groups. Repeated topics are combined."""
     found: dict[str, frozenset[int] | None] = {}
     for text in texts:
         topic, some, numbers = text.partition(":")
@@ -228,7 +229,7 @@ def parse_scope(texts: Collection[str]) -> dict[str, frozenset[int] | None]:
 
 
 def within(scope: Scope, there: Collection[Partition]) -> list[Partition]:
-    """The partitions of the scope, all of which must be there."""
+    """Return the partitions of the scope, all of which must exist."""
     for topic, numbers in scope.items():
         held = sorted(one.number for one in there if one.topic == topic)
         for missing in sorted((numbers or frozenset()) - set(held)):
@@ -242,7 +243,7 @@ def _chosen(numbers: frozenset[int] | None, number: int) -> bool:
 
 
 def parse_duration(text: str) -> timedelta:
-    """``PT1H30M`` or ``P2D`` as ISO 8601 has it, and ``90m``, ``1h30m``."""
+    """Parse an ISO 8601 duration such as ``PT1H30M`` or ``P2D``, or a short form such as ``90m`` or ``1h30m``."""
     match = _ISO.fullmatch(text.upper()) or _SHORT.fullmatch(text.upper())
     amounts = match.groups() if match else ()
     if not any(amounts):
@@ -255,7 +256,7 @@ def parse_duration(text: str) -> timedelta:
 
 
 def parse_moment(text: str) -> datetime:
-    """A time as ISO 8601 has it; one without a zone is UTC, as it is for Kafka's own tool."""
+    """Parse an ISO 8601 time. Without a time zone it is UTC, as in Kafka's own tool."""
     try:
         moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
     except ValueError:
@@ -264,6 +265,6 @@ def parse_moment(text: str) -> datetime:
 
 
 def before_now(duration: timedelta) -> datetime:
-    """So long ago, but not before all time: Kafka has no earlier one."""
+    """Return the time this long ago, but not before 1970, where Kafka's timestamps begin."""
     now = datetime.now(timezone.utc)
     return EPOCH if duration > now - EPOCH else now - duration

@@ -1,4 +1,4 @@
-"""What operators want to know of groups, from the ledger and from Kafka, at one moment."""
+"""The status of groups for operators, from the ledger and from Kafka, at one moment."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from datetime import datetime, timedelta, timezone
 from functools import cached_property
 from typing import Any
 
-from tallymark.books import DEAD, Books
-from tallymark.brokers import Brokers
+from tallymark.core.claims import BACK
+from tallymark.core.journal import DEAD, Books
+from tallymark.core.spans import GroupState, Position, Tally
 from tallymark.errors import BadInput, TableChanged, TallymarkError, Unreachable
-from tallymark.fence import BACK
-from tallymark.health import HISTORY, Facts, Verdict, applied_rates, drain, judge
-from tallymark.lag import Lag, measure, rates_in
-from tallymark.spans import GroupState, Position, Tally
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.lag import Lag, measure, rates_in
+from tallymark.operate.health import HISTORY, Facts, Verdict, applied_rates, drain, judge
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_existing
-from tallymark.stores.store import Store
 
 
 @dataclass(frozen=True)
 class Pace:
-    """A partition of a group: its position, what is unread, and how fast that changes."""
+    """A partition of a group: its position, its lag, and the rates at which the lag changes."""
 
     position: Position
     lag: Lag | None
@@ -64,7 +64,7 @@ class Pace:
 
 @dataclass(frozen=True)
 class Survey:
-    """One group, with the number of its open dead letters. ``trouble`` is why Kafka was asked in vain."""
+    """One group, with the number of its open dead letters. ``trouble`` is the error if Kafka did not answer."""
 
     group: str
     facts: Facts
@@ -119,14 +119,14 @@ class Survey:
 
 @dataclass(frozen=True)
 class Sight:
-    """All groups that were asked for."""
+    """The status of all requested groups."""
 
     store: str
     groups: list[Survey]
 
     @property
     def trouble(self) -> str | None:
-        """Why Kafka was asked in vain, by any of them."""
+        """The errors of Kafka, over all groups."""
         return "; ".join(dict.fromkeys(one.trouble for one in self.groups if one.trouble)) or None
 
     def as_json(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class Sight:
 
 @contextmanager
 def ledger(url: str, group: str | None = None) -> Iterator[Store]:
-    """The store behind a URL, which has a ledger, which knows the group if one is named."""
+    """Open the store of a URL. Raises if it has no ledger, or if the ledger does not know the group."""
     store = open_existing(url)
     try:
         with up_to_date(store.name):
@@ -151,7 +151,7 @@ def ledger(url: str, group: str | None = None) -> Iterator[Store]:
 
 @contextmanager
 def up_to_date(name: str) -> Iterator[None]:
-    """What a ledger of an older version lacks is told as that."""
+    """Report missing tables and columns as a ledger of an older version."""
     try:
         yield
     except TableChanged as error:
@@ -159,7 +159,7 @@ def up_to_date(name: str) -> Iterator[None]:
 
 
 def look(store: Store, group: str | None, brokers: Brokers | None) -> Sight:
-    """What there is to know now. That Kafka does not answer is no reason to hide what the ledger knows."""
+    """Return the present status. If Kafka does not answer, the status holds what the ledger knows."""
     found = _from_ledger(store, group)
     return Sight(store.name, found if brokers is None else _with_lags(found, brokers))
 
@@ -178,7 +178,7 @@ def _survey(books: Books, group: str, state: GroupState, positions: list[Positio
 
 
 def _with_lags(groups: list[Survey], brokers: Brokers) -> list[Survey]:
-    """A topic that may not be looked at is a matter of its own group, brokers that do not answer one of all groups."""
+    """Add lags. A topic without access affects only its own group; unreachable brokers affect all groups."""
     found, silent = [], None
     for one in groups:
         try:

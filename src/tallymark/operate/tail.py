@@ -1,4 +1,4 @@
-"""Looking at a topic: read only, without a group, from anywhere, to its present end or for as long as one likes."""
+"""Reads a topic without a group: from any start, up to its present end or without end."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from contextlib import closing
 from datetime import datetime
 from typing import Any
 
-from tallymark.brokers import Brokers
-from tallymark.cluster import Cluster
+from tallymark.core.spans import Log, Partition
+from tallymark.core.start import Start
+from tallymark.core.times import headers, timestamp
 from tallymark.errors import BadInput
-from tallymark.fetch import Fetcher
-from tallymark.positions import Start
-from tallymark.records import Record
-from tallymark.source import Kafka
-from tallymark.spans import Log, Partition
-from tallymark.times import headers, timestamp
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.cluster import Cluster
+from tallymark.kafka.fetch import Fetcher
+from tallymark.kafka.source import Kafka
+from tallymark.service.batch import Record
 
 AT_ONCE, WAIT_SECONDS = 1_000, 0.2
 SILENT_SECONDS = 10.0
-"""How long nothing may come before we ask whether the brokers are still there."""
+"""How long to wait without records before checking that the brokers still answer."""
 FORMS = "earliest, latest, an offset, -N for the last N of each partition, or a time such as 2026-01-31T12:00:00Z"
 
 
 class Look:
-    """The records of a topic, or of one of its partitions, that committed transactions and plain sends have left."""
+    """The records of a topic or of a partition, without those of aborted or open transactions."""
 
     def __init__(self, cluster: Cluster, topic: str, start: str, partition: int | None = None) -> None:
         self._brokers = Brokers(cluster)
@@ -39,11 +39,11 @@ class Look:
 
     @property
     def offsets(self) -> int:
-        """How many offsets lie between the start and the end."""
+        """The number of offsets between the start and the end."""
         return sum(max(0, self._logs[one].stop - offset) for one, offset in self._offsets.items())
 
     def records(self, *, follow: bool) -> Iterator[Record]:
-        """In order within each partition. Ends where the log ended when it was asked, or never."""
+        """Yield records, in order within each partition, up to the end of the log at creation, or without end."""
         left = {one: log.stop for one, log in self._logs.items() if follow or self._offsets[one] < log.stop}
         with closing(Fetcher(self._source, self._brokers)) as fetcher:
             fetcher.add({one: self._offsets[one] for one in left})

@@ -1,29 +1,68 @@
-"""What becomes of each record: delivered, with its place in the log, or failed, with a reason that somebody hears."""
+"""Reports the outcome of each record, delivered or failed, to futures, callbacks and interceptors."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
+from tallymark.core.times import moment
 from tallymark.errors import NotDelivered, TallymarkError
-from tallymark.interceptors import Interceptors, guarded
-from tallymark.outgoing import Headers, Outgoing
-from tallymark.times import moment
+from tallymark.produce.settings import Headers, Outgoing
+
+if TYPE_CHECKING:
+    from tallymark.errors import TallymarkError
 
 log = logging.getLogger(__name__)
 
+
+def guarded(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function and log what it raises: an observer must not make a record fail."""
+    try:
+        return function(*arguments)
+    except Exception:
+        log.exception("function=%r raised and is passed over", function)
+        return None
+
+
+class Interceptors:
+    """Objects with any of ``on_send(record) -> record``, ``on_acknowledgement(metadata, error)`` and ``close()``."""
+
+    def __init__(self, interceptors: Sequence[Any]) -> None:
+        self.sending = _methods(interceptors, "on_send")
+        self.acknowledging = _methods(interceptors, "on_acknowledgement")
+        self._closing = _methods(interceptors, "close")
+
+    def on_send(self, record: Outgoing) -> Outgoing:
+        """Pass the record through all interceptors in order; each receives the result of the previous interceptor."""
+        for function in self.sending:
+            record = guarded(function, record) or record
+        return record
+
+    def on_acknowledgement(self, metadata: Metadata | None, error: TallymarkError | None) -> None:
+        for function in self.acknowledging:
+            guarded(function, metadata, error)
+
+    def close(self) -> None:
+        for function in self._closing:
+            guarded(function)
+
+
+def _methods(interceptors: Sequence[Any], name: str) -> list[Callable[..., Any]]:
+    return [getattr(one, name) for one in interceptors if hasattr(one, name)]
+
+
 WAIT_SECONDS = 60.0
-"""How long anybody waits for the brokers who says nothing else."""
+"""Default timeout of calls that wait for the brokers."""
 
 
 class Metadata(NamedTuple):
-    """Where a record is now. ``timestamp`` is the one that the log has; None if no calendar has it."""
+    """Where a record is stored. ``timestamp`` is that of the log; None if ``datetime`` can't represent it."""
 
     topic: str
     partition: int
@@ -32,7 +71,7 @@ class Metadata(NamedTuple):
 
 
 class Statistics(NamedTuple):
-    """Records since the producer was made."""
+    """Numbers of records since the producer was created."""
 
     sent: int
     delivered: int
@@ -41,11 +80,11 @@ class Statistics(NamedTuple):
 
 
 OnDelivery = Callable[["Metadata | None", "TallymarkError | None"], Any]
-"""``callback(metadata, error)``: one of them is None."""
+"""``callback(metadata, error)``, of which either is None."""
 
 
 class Delivery:
-    """One record that was sent: a future that is light enough to make one for each."""
+    """The future of a sent record, light enough to be created for every record."""
 
     __slots__ = ("_reports", "error", "headers", "on_delivery", "place", "unheard")
 
@@ -58,7 +97,7 @@ class Delivery:
         self.unheard = 0
 
     def __call__(self, error: Any, message: Any) -> None:
-        """The client reports."""
+        """Handle the client's delivery report."""
         if error is not None:
             self._reports.fail(self, error, message)
             return
@@ -71,13 +110,13 @@ class Delivery:
         return self.place is not None or self.error is not None
 
     def result(self, timeout: float = WAIT_SECONDS) -> Metadata:
-        """Where the record is, as soon as it is there. Raises why it failed, or what it waits for."""
+        """Wait until the record is delivered, and return where. Raises why it failed, or on timeout why it waits."""
         if (error := self.exception(timeout)) is not None:
             raise error
         return self.metadata()
 
     def exception(self, timeout: float = WAIT_SECONDS) -> TallymarkError | None:
-        """Why the record failed, or None when it is delivered. Raises what it waits for."""
+        """Wait, and return why the record failed, or None if it is delivered. Raises on timeout why it waits."""
         if self.place is None:
             self._reports.wait(self.done, timeout)
         if self.error is not None:
@@ -91,9 +130,9 @@ class Delivery:
 
 
 class Reports:
-    """The reports of one producer: counts, who listens, and the failures that nobody has heard of yet.
+    """The delivery reports of one producer: counts, callbacks, and failures that are not reported yet.
 
-    ``wait`` waits for a condition, that many seconds, and raises what is waited for when they were not enough.
+    ``wait(condition, seconds)`` waits for a condition, and raises the reason of the wait on timeout.
     """
 
     def __init__(
@@ -105,14 +144,14 @@ class Reports:
         on_error: Callable[[Outgoing, TallymarkError], Any] | None,
         on_failure: Callable[[TallymarkError], None],
     ) -> None:
-        """``on_failure`` is told of every record that failed, before its listeners are."""
+        """``on_failure`` is called for every failed record, before the other callbacks."""
         self._explain, self.wait = explain, wait
         self._interceptors, self._on_success, self._on_error = interceptors, on_success, on_error
         self._on_failure = on_failure
         self.listens = bool(interceptors.acknowledging or on_success)
         self.delivered = self.failed = 0
         self._lock = threading.Lock()
-        # Failures are counted until somebody is told of all of them; what is heard of an earlier count is told already.
+        # tell() reports all counted failures and starts a new count, so deliveries of earlier counts are reported.
         self._count, self._tellings = 0, 1
         self._first: TallymarkError | None = None
 
@@ -139,7 +178,7 @@ class Reports:
             guarded(delivery.on_delivery, None, error)
 
     def heard(self, delivery: Delivery) -> None:
-        """Its failure, if it failed, was told."""
+        """Mark the failure of a delivery as reported, if it failed."""
         with self._lock:
             if delivery.unheard == self._tellings:
                 self._count -= 1
@@ -147,7 +186,7 @@ class Reports:
             delivery.unheard = 0
 
     def tell(self) -> None:
-        """Raise the failures that nobody has heard of."""
+        """Raise the unreported failures."""
         with self._lock:
             count, first = self._count, self._first
             self._count, self._first = 0, None
@@ -157,14 +196,14 @@ class Reports:
             raise NotDelivered(f"{records} not delivered; the first: {first}") from first
 
     def log(self) -> None:
-        """Log them, where something else is raised."""
+        """Log the unreported failures, for callers that raise another exception."""
         try:
             self.tell()
         except NotDelivered as error:
             log.error("%s", error)
 
     def forget(self) -> None:
-        """Failures were told in another way."""
+        """Mark all failures as reported."""
         with suppress(NotDelivered):
             self.tell()
 
@@ -176,7 +215,7 @@ class Reports:
 
 
 def _outgoing(message: Any, headers: Headers | None) -> Outgoing:
-    """A record that failed, as it was sent."""
+    """Return a failed record as it was sent."""
     kind, millis = message.timestamp()
     when = millis if kind != TIMESTAMP_NOT_AVAILABLE else None
     return Outgoing(message.topic(), message.key(), message.value(), headers, message.partition(), when)

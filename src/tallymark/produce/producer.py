@@ -1,4 +1,4 @@
-"""The producer that a service writes with: nothing is lost or overtaken, and no failure stays unheard."""
+"""The producer for services: by default it loses and reorders no records, and it reports every failure."""
 
 from __future__ import annotations
 
@@ -14,19 +14,31 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Producer as Client
 
-from tallymark.brokers import connect
-from tallymark.cluster import Cluster, Sasl, Tls
-from tallymark.delivery import WAIT_SECONDS, Delivery, Metadata, OnDelivery, Reports, Statistics
 from tallymark.errors import BadInput, BufferFull, NotDelivered, StillWaiting, TallymarkError
-from tallymark.interceptors import Interceptors
-from tallymark.lifetime import still_open
-from tallymark.outgoing import NOTHING, PLAIN, Encode, Headers, Outgoing, check_key, check_topic, encode, epoch_millis
-from tallymark.partitioner import Choice, Partitioner, count_partitions
-from tallymark.profiles import NO_LOSS, Profile, check, choose
-from tallymark.pump import FORKED, Pump
-from tallymark.reasons import ASK_SECONDS, Reasons
-from tallymark.standing import Standing
-from tallymark.transactions import Transactions
+from tallymark.kafka.brokers import connect
+from tallymark.kafka.cluster import Cluster, Sasl, Tls
+from tallymark.produce.delivery import WAIT_SECONDS, Delivery, Interceptors, Metadata, OnDelivery, Reports, Statistics
+from tallymark.produce.pump import FORKED, Pump, still_open
+from tallymark.produce.settings import (
+    NO_LOSS,
+    NOTHING,
+    PLAIN,
+    Choice,
+    Encode,
+    Headers,
+    Outgoing,
+    Partitioner,
+    Profile,
+    check,
+    check_key,
+    check_topic,
+    choose,
+    count_partitions,
+    encode,
+    epoch_millis,
+)
+from tallymark.produce.state import ASK_SECONDS, Reasons, Standing
+from tallymark.produce.transactions import Transactions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -34,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SERVED_EVERY = 64
-"""Records after which a sender looks for reports: often enough, and not for each."""
+"""A sender serves reports once for this many records."""
 
 
 class Producer:
@@ -45,18 +57,19 @@ class Producer:
     ...     producer.send("orders", {"id": 43}, on_delivery=print)            # callback(metadata, error)
     ...     print(producer.send("orders", {"id": 44}).result(timeout=5))      # future
 
-    ``profile`` is "no-loss" (all replicas acknowledge, retries without end, order kept; the first record that finally
-    fails stops the producer, and what is queued behind it is dropped and reported) or "fast" (the leader alone
-    acknowledges; records can be lost, repeated and reordered when it dies). With ``transactional_id`` records are sent
-    in transactions. ``settings`` are librdkafka's own, by its names, on top of the profile.
+    ``profile`` is "no-loss" or "fast". With "no-loss" all in-sync replicas acknowledge, retries are unlimited, and
+    order is kept; the first record that fails permanently stops the producer, and the records queued after it are
+    dropped and reported. With "fast" only the leader acknowledges; records can be lost, repeated and reordered when it
+    fails. With ``transactional_id`` records are sent in transactions. ``settings`` are librdkafka settings that
+    override those of the profile.
 
-    Values are sent as they are when they are bytes, text or None, and as JSON otherwise; ``value`` is a function that
-    encodes all but None instead. ``partitioner`` is a function of (topic, key, partitions); without it keys go where
-    Java's default partitioner puts them. ``interceptors``, ``on_success(metadata)`` and ``on_error(record, error)``
-    hear what becomes of every record, in whichever thread sends or waits at that time.
+    Values that are bytes, text or None are sent unchanged, others as JSON; ``value`` is a function that encodes all
+    values except None instead. ``partitioner`` is a function of (topic, key, partitions); the default is that of Java.
+    ``interceptors``, ``on_success(metadata)`` and ``on_error(record, error)`` receive the outcome of every record, in
+    any thread that sends or waits, or in the producer's own thread.
 
-    A full buffer blocks ``send`` for ``buffer_seconds``. A failure that nobody has heard of, by ``on_delivery``,
-    ``on_error`` or a future, is raised by ``flush`` and ``close``. The end of the process flushes what is still open.
+    A full buffer blocks ``send`` for up to ``buffer_seconds``. A failure that was not reported through
+    ``on_delivery``, ``on_error`` or a future is raised by ``flush`` and ``close``. Process exit flushes open producers.
     """
 
     def __init__(
@@ -116,9 +129,10 @@ class Producer:
         timestamp: datetime | int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
-        """Hand over a record; what becomes of it is told later. Records of a partition keep their order.
+        """Queue a record; its outcome is reported later. Records of a partition keep their order.
 
-        Raises ``BufferFull`` when there is no room in time, ``RecordTooLarge``, ``ProducerStopped`` after a failure.
+        Raises ``BufferFull`` if the buffer has no room in time, ``RecordTooLarge``, or ``ProducerStopped`` after a
+        failure.
         """
         if self._standing.halted:
             raise self._standing.refusal()
@@ -151,11 +165,12 @@ class Producer:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """What is sent in the block becomes visible at its end; when it raises, never.
+        """Make the records sent in the block visible together at its end, or never if the block raises.
 
-        One at a time. What other threads send meanwhile with this producer belongs to it too. Raises ``CommitRefused``
-        when it had to be aborted, ``CommitUnknown`` when nobody can say whether it was, and ``Fenced`` when another
-        producer came with the same transactional_id. After the latter two the producer has ended.
+        A producer has one transaction at a time, and records that other threads send with it are part of that
+        transaction. Raises ``CommitRefused`` if the transaction was aborted, ``CommitUnknown`` if the commit was not
+        confirmed, and ``Fenced`` if another producer uses the same transactional_id. After ``CommitUnknown`` and
+        ``Fenced`` the producer is stopped.
         """
         self._pump.check_caller()
         if self._transactions is None:
@@ -170,16 +185,16 @@ class Producer:
                 finally:
                     self._standing.halted = True
         finally:
-            # Whoever leaves the block was told: it committed, or it raised.
+            # The end of the block has reported the outcome: it committed, or it raised.
             self._reports.forget()
 
     def flush(self, timeout: float = WAIT_SECONDS) -> None:
-        """Wait until every record is delivered or has failed, and raise failures that nobody has heard of."""
+        """Wait until every record is delivered or has failed, and raise unreported failures."""
         self._empty(timeout)
         self._reports.tell()
 
     def close(self, timeout: float = WAIT_SECONDS) -> None:
-        """Flush, and end. What is not delivered in time is dropped and reported."""
+        """Flush and close. Records that are not delivered in time are dropped and reported."""
         self._pump.check_caller()
         with self._closing:
             if self._standing.closed:
@@ -198,13 +213,13 @@ class Producer:
             self._reports.tell()
 
     def disown(self) -> None:
-        """In a forked child: the producer, and what it holds, is its parent's."""
+        """Close in a forked child: the producer and its records belong to the parent process."""
         self._standing.close(FORKED)
         self._closing = threading.RLock()
         self._pump.disown()
 
     def statistics(self) -> Statistics:
-        # "count(7)": a counter that threads advance together without a lock, and no other way to read it.
+        # repr() is "count(7)". The counter is thread-safe without a lock, and has no other way to be read.
         sent = int(repr(self._ticks)[6:-1])
         delivered, failed = self._reports.delivered, self._reports.failed
         return Statistics(sent, delivered, failed, max(0, sent - delivered - failed))
@@ -218,7 +233,7 @@ class Producer:
         except TallymarkError as error:
             if kind is None:
                 raise
-            log.error("%s", error)  # what the block raised comes first
+            log.error("%s", error)  # the block's own exception takes precedence
 
     def _idle(self) -> bool:
         return len(self._client) == 0
@@ -233,7 +248,7 @@ class Producer:
                 return True
             if self._reports.delivered:
                 self._reasons.complaints.clear()
-            self._reasons.complaints.check()  # who was never let in won't be by waiting
+            self._reasons.complaints.check()  # waiting does not help a client whose access was denied
             return False
 
         if not self._pump.wait_until(settled, seconds):
@@ -260,28 +275,28 @@ class Producer:
             raise BufferFull(f"the buffer was full of records for {self._buffer_seconds:g} s: {why}")
 
     def _refused(self, error: Exception, record: tuple[Any, ...]) -> TallymarkError:
-        """Why the client did not take a record: it fails alone and stops nothing, unless the client has ended."""
+        """Return why the client refused a record. This stops the producer only if the client has a fatal error."""
         code = error.args[0].code() if isinstance(error, KafkaException) else None
         if code == KafkaError._STATE and self._transactions:
             first = f": {self._standing.first}" if self._standing.first else ""
             return NotDelivered(f"topic {record[0]}: not sent, because its transaction has failed or ended{first}")
         if code != KafkaError._FATAL:
             return self._reasons.of_refusal(error, record, self.settings.get("message.max.bytes", 1_000_000))
-        with suppress(BadInput):  # a callback can't wait for the report that says more
+        with suppress(BadInput):  # a callback can't wait for the report, which has the reason
             self._pump.wait_until(lambda: self._standing.failure is not None, ASK_SECONDS)
         self._standing.stop(self._standing.fatal or self._reasons.of_failure(error.args[0], record[0]))
         return self._standing.refusal()
 
     def _drop_queued(self) -> None:
-        """After a failure, again and again: what was under way at that time may be queued once more."""
+        """Drop queued records after a failure. Runs repeatedly, because records in flight can be queued again."""
         if self._standing.failure is not None and not self._idle():
             with suppress(KafkaException):
                 self._client.purge(in_flight=False, blocking=False)
 
     def _check_late(self, delivery: Delivery) -> None:
-        """It was handed over while another thread closed the producer: delivered by that, or dropped now."""
+        """Handle a record sent while another thread closes the producer: it is delivered by that close, or dropped."""
         if self._pump.serves_here():
-            return  # whoever closes waits for this callback, and for its record
+            return  # close() waits for this callback, and for its record
         with self._closing:
             self._drop_all()
         if delivery.place is None:

@@ -1,35 +1,68 @@
-"""Who serves the reports of a producer's client: whoever sends or waits, and a thread when nobody does.
+"""Serves the delivery reports of a producer's client, and handles process exit and fork.
 
-A thread that does it all the time would fight with the sender for the interpreter, report by report. Only one serves at
-a time, so that the reports of a partition come in its order.
+A thread that polled all the time would compete with the sender for the interpreter lock at every report. Only one
+thread serves at a time, so that the reports of a partition arrive in order.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from confluent_kafka import KafkaException
 
-from tallymark.errors import BadInput
+from tallymark.errors import BadInput, TallymarkError
 
 log = logging.getLogger(__name__)
 
+EXIT_SECONDS = 10.0
+"""How long process exit waits for the records of a producer that was not closed."""
+
+
+class Closeable(Protocol):
+    def close(self, timeout: float) -> None: ...
+    def disown(self) -> None: ...
+
+
+still_open: set[Closeable] = set()
+
+
+@atexit.register
+def _close_all() -> None:
+    for producer in tuple(still_open):
+        try:
+            producer.close(EXIT_SECONDS)
+        except TallymarkError as error:
+            log.error("a producer was not closed before the process ended: %s", error)
+
+
+def _disown_all() -> None:
+    """Disable the producers in a forked child: the client's threads are missing, and the records are the parent's."""
+    for producer in still_open:
+        producer.disown()
+    still_open.clear()
+
+
+os.register_at_fork(after_in_child=_disown_all)
+
+
 BLOCK_SECONDS = 0.1
-"""The longest time that anybody holds the right to serve without looking up."""
+"""Maximum time of one call that serves reports."""
 BUSY_SECONDS = 0.02
-"""How long the thread stays away from a client that its sender serves."""
+"""How long the thread sleeps while the sender serves reports."""
 JOIN_SECONDS = 5.0
-"""How long closing waits for the thread, which may be in a callback that does not return."""
+"""How long ``close`` waits for the thread, which may be in a callback that does not return."""
 FORKED = "this producer was made before a fork; make one in each process"
 
 
 class Pump:
-    """``on_fatal`` is told what the client raises when it has ended for good; ``on_served`` comes after every look."""
+    """Calls ``on_fatal`` with a fatal error of the client, and ``on_served`` each time reports were served."""
 
     def __init__(self, client: Any, on_fatal: Callable[[Any], None], on_served: Callable[[], None]) -> None:
         self._client = client
@@ -43,13 +76,13 @@ class Pump:
         self._thread.start()
 
     def nudge(self) -> None:
-        """Serve what is there, unless somebody else does."""
+        """Serve waiting reports, unless another thread is serving."""
         self._nudges += 1
         self._serve(0)
 
     @contextmanager
     def hurrying(self) -> Iterator[None]:
-        """Whoever serves meanwhile sends what lingers until its batch is full."""
+        """While in the block, send records at once instead of waiting for linger.ms."""
         self._check_process()
         with self._served:
             self._hurrying += 1
@@ -60,7 +93,7 @@ class Pump:
                 self._hurrying -= 1
 
     def wait_until(self, condition: Callable[[], bool], seconds: float) -> bool:
-        """Serve, or let others serve, until the condition holds; whether it did in time."""
+        """Serve, or let other threads serve, until the condition holds. Returns whether it did in time."""
         if condition():
             return True
         self.check_caller()
@@ -75,7 +108,7 @@ class Pump:
         return False
 
     def serves_here(self) -> bool:
-        """Whether the caller runs inside of a report, and would wait for itself."""
+        """Whether the caller runs inside of a delivery report, where it would wait for itself."""
         return self._server == threading.get_ident()
 
     def check_caller(self) -> None:
@@ -87,7 +120,7 @@ class Pump:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """For calls of the client that serve reports by themselves."""
+        """Hold the right to serve, for client calls that serve reports themselves."""
         self._check_process()
         with self._right:
             self._server = threading.get_ident()
@@ -103,7 +136,7 @@ class Pump:
         self._thread.join(JOIN_SECONDS)
 
     def disown(self) -> None:
-        """In a forked child: nobody serves there, and threads that held a lock are gone."""
+        """Disable serving in a forked child. Locks are replaced, because the threads that held them are gone."""
         self._forked = True
         self._right, self._served = threading.Lock(), threading.Condition()
 
@@ -112,7 +145,7 @@ class Pump:
             raise BadInput(FORKED)
 
     def _serve(self, seconds: float) -> bool:
-        """Whether it was our turn."""
+        """Serve reports, unless another thread is serving. Returns whether it served."""
         right = self._right  # a callback may fork
         if not right.acquire(blocking=False):
             return False
@@ -135,7 +168,7 @@ class Pump:
             try:
                 if seen == self._nudges and self._serve(BLOCK_SECONDS):
                     continue
-            except BaseException:  # a callback may even want to end the process; from here it can't
+            except BaseException:  # a callback may raise SystemExit, which has no effect in this thread
                 log.exception("a callback raised in the producer's thread and is passed over")
             seen = self._nudges
             time.sleep(BUSY_SECONDS)

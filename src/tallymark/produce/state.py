@@ -1,4 +1,4 @@
-"""Why a record failed, and what records wait for, in a sentence that says what to do."""
+"""Whether a producer still accepts records, and why a record failed or waits."""
 
 from __future__ import annotations
 
@@ -10,29 +10,30 @@ from typing import Any
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import ConfigResource
 
-from tallymark.brokers import Brokers, missing_topic
-from tallymark.cluster import Cluster
-from tallymark.complaints import Complaints
 from tallymark.errors import (
     BadInput,
     Fenced,
     NotDelivered,
+    ProducerStopped,
     RecordDropped,
     RecordTooLarge,
     TallymarkError,
     UnknownPartition,
     UnknownTopic,
 )
+from tallymark.kafka.brokers import Brokers, missing_topic
+from tallymark.kafka.cluster import Cluster
+from tallymark.kafka.diagnosis import Complaints
 
 ASK_SECONDS = 2.0
-"""How long the cluster may take to answer why records wait."""
+"""Timeout of the requests that find out why records wait."""
 DROPPED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 FENCED = (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH)
 _UNKNOWN = (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)
 
 
 class Reasons:
-    """Of one producer. ``dropping`` says why records are dropped, from when they are."""
+    """Explains the failures of one producer. ``dropping`` is the reason once records are dropped."""
 
     def __init__(self, cluster: Cluster, transactional_id: str | None) -> None:
         self.complaints = Complaints(cluster)
@@ -41,7 +42,7 @@ class Reasons:
         self._transactional_id = transactional_id
 
     def of_failure(self, error: Any, topic: str | None = None, partition: int = -1) -> TallymarkError:
-        """An error of the client as one of ours."""
+        """Translate an error of the client to a ``TallymarkError``."""
         code, where = error.code(), f"topic {topic}: " if topic else ""
         if code in DROPPED:
             unsure = "it may be in the log, if it was under way before"
@@ -65,7 +66,7 @@ class Reasons:
         return self._explained(error, topic)
 
     def of_refusal(self, error: Exception, record: Sequence[Any], most: int) -> TallymarkError:
-        """Why the client did not even take a record; ``most`` is its message.max.bytes."""
+        """Return why the client refused to queue a record. ``most`` is its message.max.bytes."""
         topic, value, key, partition = record[:4]
         if not isinstance(error, KafkaException):
             return BadInput(f"topic {topic}: the record can't be sent: {error}")
@@ -75,9 +76,10 @@ class Reasons:
         return self.of_failure(error.args[0], topic, partition)
 
     def of_waiting(self, topics: Sequence[str]) -> str:
-        """Asks the cluster what keeps these topics from taking records, until something is found.
+        """Ask the cluster why these topics do not accept records, and return the first reason found.
 
-        On a connection of its own: behind a record that waits for its replicas, no question is answered.
+        Uses its own connection: on the producer's connection, a record that waits for its replicas blocks later
+        requests.
         """
         brokers = Brokers(self._cluster)
         try:
@@ -98,7 +100,7 @@ class Reasons:
 
 
 def _holdup(brokers: Brokers, topic: str) -> str:
-    """What is wrong with the worst partition of a topic."""
+    """Return what is wrong with the partition that has the fewest live replicas, or an empty string."""
     asked = TopicCollection([topic])
     answer = brokers.ask(lambda admin: admin.describe_topics(asked, request_timeout=ASK_SECONDS), topic)
     partitions = answer[topic].partitions
@@ -114,16 +116,69 @@ def _holdup(brokers: Brokers, topic: str) -> str:
 
 
 def _listens(node: Any) -> bool:
-    """Whether a broker is there. Without most of its controllers a cluster can't say that a replica is gone."""
+    """Whether a broker accepts connections. Without a quorum of controllers the in-sync replicas are not updated."""
     with suppress(OSError), socket.create_connection((node.host, node.port), ASK_SECONDS):
         return True
     return False
 
 
 def _min_insync(brokers: Brokers, topic: str) -> int | None:
-    """None where this client may not ask, or gets no answer."""
+    """Return min.insync.replicas, or None if this client is not authorized or gets no answer."""
     resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
     with suppress(TallymarkError):
         answer = brokers.ask(lambda admin: admin.describe_configs([resource], request_timeout=ASK_SECONDS), topic)
         return int(answer[resource]["min.insync.replicas"].value)
     return None
+
+
+class Standing:
+    """Whether one producer accepts records. ``stops``: the first record that fails permanently stops it.
+
+    ``halted``: it accepts no records now, because it is ``closed``, stopped by its ``failure``, or outside of a
+    transaction.
+    """
+
+    def __init__(self, reasons: Reasons, *, stops: bool, halted: bool) -> None:
+        self._reasons, self._stops = reasons, stops
+        self.halted = halted
+        self.closed = ""
+        self.failure: TallymarkError | None = None
+        self.fatal: TallymarkError | None = None
+        self.first: TallymarkError | None = None
+
+    def refusal(self) -> TallymarkError:
+        if self.closed:
+            return ProducerStopped(self.closed)
+        if isinstance(self.failure, Fenced):
+            return Fenced(str(self.failure))
+        if self.failure is None:
+            return BadInput("a producer with transactional_id= sends inside of `with producer.transaction():` only")
+        return ProducerStopped(
+            f"this producer stopped at its first failure, so that nothing overtakes it: {self.failure}; make a new one"
+        )
+
+    def close(self, why: str) -> None:
+        self.halted, self.closed = True, why
+        if self.failure is None:
+            self._reasons.dropping = "the producer was closed"
+
+    def stop(self, error: TallymarkError) -> None:
+        if self.failure is None:
+            self.failure = error
+            self.halted = True
+            self._reasons.dropping = f"it was queued behind a record that failed: {error}"
+
+    def on_failure(self, error: TallymarkError) -> None:
+        """Handle a failed record. ``first`` keeps the first failure since the transaction began."""
+        if not isinstance(error, RecordDropped):
+            self.first = self.first or error
+        # No record can overtake another in a partition that does not exist.
+        if (self._stops and not isinstance(error, UnknownPartition)) or self.fatal:
+            self.stop(error)
+
+    def on_fatal(self, error: Any, *, last: bool) -> None:
+        """Handle a fatal error of the client. Unless ``last``, reports of the records that caused it follow."""
+        self.fatal = self._reasons.of_failure(error)
+        self._reasons.dropping = str(self.fatal)
+        if last or isinstance(self.fatal, Fenced):
+            self.stop(self.fatal)

@@ -1,4 +1,4 @@
-"""Framework style, the way out: a topic to send to, and one producer behind all of them."""
+"""Senders for single topics in the framework-style API, which share a producer."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tallymark.delivery import WAIT_SECONDS, Delivery
 from tallymark.errors import BadInput, BufferFull, ProducerStopped, RecordTooLarge, Retry, UnknownTopic
-from tallymark.producer import Producer
+from tallymark.produce.delivery import WAIT_SECONDS, Delivery
+from tallymark.produce.producer import Producer
 
 
 class Lazy:
-    """A producer that is made when it is needed, and again when it is needed after it was closed."""
+    """Creates a producer on first use, and again on the first use after it was closed."""
 
     def __init__(self, make: Callable[[], Producer]) -> None:
         self._make = make
@@ -38,8 +38,9 @@ class Lazy:
 class Template:
     """Sends to one topic: ``orders.send({"id": 42}, key="42")``. The arguments are those of ``Producer.send``.
 
-    When there is no room, or the producer has stopped, it raises ``Retry``: the record that a handler works on is not
-    at fault, and must not become a dead letter. What can't be sent at all raises ``ValueError``, and does become one.
+    If the buffer is full or the producer has stopped, it raises ``Retry``: the handler's record is not at fault and
+    must not become a dead letter. A value that can't be sent at all raises ``ValueError``, and the handler's record
+    does become a dead letter.
     """
 
     def __init__(self, topic: str, producer: Lazy) -> None:
@@ -57,5 +58,5 @@ class Template:
             raise ValueError(str(error)) from error
 
     def flush(self, timeout: float = WAIT_SECONDS) -> None:
-        """Wait until what was sent is delivered, and raise failures that nobody has heard of."""
+        """Wait until every record is delivered or has failed, and raise unreported failures."""
         self._producer.get().flush(timeout)

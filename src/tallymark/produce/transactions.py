@@ -1,4 +1,4 @@
-"""Kafka's own transactions: what a producer sends in one becomes visible at once, or never."""
+"""Kafka transactions of a producer: the records sent in a transaction become visible together, or never."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 from confluent_kafka import KafkaException
 
 from tallymark.errors import BadInput, CommitRefused, CommitUnknown, Fenced, TallymarkError
-from tallymark.pump import Pump
-from tallymark.reasons import FENCED, Reasons
-from tallymark.standing import Standing
+from tallymark.produce.pump import Pump
+from tallymark.produce.state import FENCED, Reasons, Standing
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +21,7 @@ RETRY_SECONDS = 0.05
 
 
 class Transactions:
-    """One after the other. ``seconds`` bound each request to the coordinator, with its retries."""
+    """The transactions of one producer, one at a time. ``seconds`` limits each coordinator request with its retries."""
 
     def __init__(
         self, client: Any, pump: Pump, reasons: Reasons, standing: Standing, name: str, seconds: float
@@ -34,7 +33,7 @@ class Transactions:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Commit at the end of the block, abort when it raises."""
+        """Commit at the end of the block, or abort if it raises."""
         if not self._one_at_a_time.acquire(blocking=False):
             raise BadInput("this producer is in a transaction already; make another one, with an id of its own")
         try:
@@ -68,11 +67,11 @@ class Transactions:
         try:
             self._finish(self._client.abort_transaction, "abort")
         except TallymarkError as error:
-            # The coordinator aborts it by itself, after transaction.timeout.ms or when the id is used again.
+            # The coordinator aborts it after transaction.timeout.ms, or when the id is used again.
             log.warning("transaction=%s could not be aborted: %s", self._name, error)
 
     def _finish(self, call: Callable[[float], None], what: str) -> None:
-        """A client that could not finish one is in the middle of it for good."""
+        """Commit or abort. If this fails, stop the producer: its client can't leave the transaction."""
         try:
             self._request(call, what)
         except _Abortable:
@@ -100,7 +99,7 @@ class Transactions:
             time.sleep(RETRY_SECONDS)
 
     def _refusal(self, error: Any, what: str) -> TallymarkError:
-        """Why a request was refused for good."""
+        """Return the error for a request that failed permanently."""
         known = self._reasons.of_failure(error)
         if isinstance(known, Fenced):
             self._standing.stop(known)
@@ -118,4 +117,4 @@ class Transactions:
 
 
 class _Abortable(TallymarkError):
-    """The transaction can't be committed any more; the producer can go on after an abort."""
+    """The transaction can no longer be committed; the producer can continue after an abort."""

@@ -1,13 +1,13 @@
-"""One batch into the store, whole: the rows of every table, dead letters, losses and the positions.
+"""Commits one batch to the store: rows or a handler's writes, dead letters, losses and positions.
 
-``exactly-once`` writes them in a single transaction. ``at-least-once`` writes the rows first and then the ledger,
-``at-most-once`` the ledger first and then the rows, and a crash in between repeats or loses the rows of that batch.
+``exactly-once`` writes them in a single transaction. ``at-least-once`` writes the rows first and then the ledger;
+``at-most-once`` writes the ledger first and then the rows. A crash in between repeats or loses the rows of that batch.
 
-A record that a table refuses is taken out of all tables and written down as a dead letter; the rest is written again.
-Where a table merges records, the rest is read again for that, as if the record were not there.
+A record that a table refuses is removed from all tables and recorded as a dead letter; the other records are written
+again. If a table merges records, the batch is read again without the refused record.
 
-A connection that breaks leaves the outcome unknown until ``reclaim`` has asked the database; a batch that fills an open
-skip or replays dead letters has no claim, and asks for its name in the journal.
+If the connection breaks, the outcome is unknown until ``reclaim`` has asked the database. A batch that fills an open
+skip or replays dead letters has no claim; its outcome is found by looking up its name in the journal.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Literal, TypeVar, get_args
 
-from tallymark.batch import Batch
-from tallymark.budget import Budget
+from tallymark.core.batch import Batch, Letters, most_frequent, parted, places
+from tallymark.core.budget import Budget
+from tallymark.core.claims import Claim, Entry
+from tallymark.core.progress import Step
+from tallymark.core.retry import LAST_SECONDS, patiently
+from tallymark.core.spans import Partition, Tally
+from tallymark.core.tables import Changes, Refusal
 from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, Unreachable
-from tallymark.fence import Claim, Entry
-from tallymark.letters import Letters, most_frequent, parted, places
-from tallymark.patience import LAST_SECONDS, patiently
-from tallymark.shape import Changes, Refusal
-from tallymark.spans import Partition, Tally
-from tallymark.steps import Step
-from tallymark.stores.store import RowsRefused, Store
+from tallymark.stores.contract import RowsRefused, Store
+from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Destination:
-    """Where rows and positions go, and in which order."""
+    """The stores for rows and positions, and the order in which they are written."""
 
     rows: Store
     ledger: Store
@@ -57,13 +58,13 @@ class Destination:
             )
 
     def ping(self, stop: threading.Event | None = None, patience: float | None = None) -> None:
-        """Raise what keeps us from using it, unless it passes."""
+        """Check that both stores can be used; transient errors are retried."""
         for store in dict.fromkeys((self.rows, self.ledger)):
             patiently(store.ping, stop, patience)
 
 
 class Committer:
-    """Commits the batches of one group. ``letters`` fetches what is to be kept of records that a table refused."""
+    """Commits the batches of one group. ``letters`` fetches the dead letters of records that a table refused."""
 
     def __init__(
         self,
@@ -89,9 +90,9 @@ class Committer:
         }[destination.delivery]
 
     def commit(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
-        """Write it all. Returns the claims to go on with, and what was done.
+        """Write the batch. Returns the claims to continue with, and the entry that was committed.
 
-        If a connection broke, the claims are renewed in place: they are the ones to go on with whatever happens.
+        If the connection breaks, ``claims`` is renewed in place, so it remains valid even if this raises.
         """
         while True:
             self.check_budget(batch)
@@ -101,7 +102,7 @@ class Committer:
                 batch = self._refusing(batch, refused.refusals)
 
     def patiently(self, work: Callable[[], T]) -> T:
-        """What a batch in flight needs is tried again a little longer than its run is wanted."""
+        """Retry ``work`` for up to ``LAST_SECONDS`` after a stop, so that a batch in flight can finish."""
         return patiently(work, self._stop, self._patience, after_stop=LAST_SECONDS)
 
     def _together(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
@@ -115,7 +116,7 @@ class Committer:
         return self.write_ledger((), entry, claims, on_step), entry
 
     def _ledger_first(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
-        # Which rows are refused has to be known before the positions move.
+        # Refused rows must be known before the positions move.
         self.patiently(lambda: self._rows.try_out(batch.changes, self._refusals_wanted))
         entry = self.budgeted(batch.entry(self.group, claims))
         held = self.write_ledger((), entry, claims, on_step)
@@ -127,7 +128,7 @@ class Committer:
         self._rows.apply(changes, None, on_step, self._refusals_wanted)
 
     def _write_rows_once(self, changes: Sequence[Changes], on_step: OnStep) -> None:
-        """Never twice: from the moment that the rows may have arrived, they are not sent again."""
+        """Write rows at most once: they are not sent again after they may have reached the store."""
         sent = False
 
         def watch(step: Step) -> None:
@@ -146,7 +147,7 @@ class Committer:
         self.patiently(attempt)
 
     def write_ledger(self, changes: Sequence[Changes], entry: Entry, claims: Claims, on_step: OnStep) -> Claims:
-        """Apply to the ledger's store, and find out what became of it if the connection breaks."""
+        """Apply to the ledger's store, and determine the outcome if the connection breaks."""
         unknown = False
 
         def attempt() -> None:
@@ -166,7 +167,7 @@ class Committer:
                 on_step(Step.UNKNOWN)
                 raise
             except CommitRefused:
-                # Nothing shuts out a fill that is late: what was filled meanwhile may be our own.
+                # Fills are not fenced, so the conflicting fill may be an earlier attempt of this batch.
                 if not self.has_fills(entry):
                     raise
 
@@ -174,7 +175,7 @@ class Committer:
         return claims
 
     def settled(self, entry: Entry, held: Claims) -> tuple[Claims, bool]:
-        """The claims to go on with, and whether a commit whose outcome was unknown had reached the database."""
+        """The claims to continue with, and whether a commit of unknown outcome had reached the database."""
         if not entry.advances:
             return held, self.has_fills(entry)
         held = self._ledger.reclaim(self.group, held)
@@ -186,7 +187,7 @@ class Committer:
 
     @property
     def _refusals_wanted(self) -> int:
-        """How many refused records to look for in one go: one more than the budget allows is enough to fail."""
+        """How many refused records to look for at once: one more than the budget allows is enough to fail."""
         allowed = self._budget.max_dead_per_batch
         return sys.maxsize if allowed is None else allowed + 1
 
@@ -218,13 +219,13 @@ class Committer:
             self._budget.check_ratio(self.group, recent + tally, most_frequent(batch.letters))
 
     def budgeted(self, entry: Entry) -> Entry:
-        """The entry, with a pause in it if it uses up the window's budget."""
+        """The entry, with a pause added if it exhausts the budget of the window."""
         if not self._budget.has_window or not entry.tally.dead:
             return entry
         return replace(entry, pause=self._budget.overdrawn(self._recent(entry.now) + entry.tally))
 
     def _recent(self, now: datetime) -> Tally:
-        """What became of the records of the budget's window."""
+        """The tally of the records in the budget's window."""
 
         def recent() -> Tally:
             return self._ledger.recent(self.group, self._budget.window_start(now, self._ledger.state(self.group)))
@@ -237,9 +238,92 @@ def _with_epochs(entry: Entry, held: Mapping[Partition, Claim]) -> Entry:
 
 
 def _landed(entry: Entry, held: Mapping[Partition, Claim]) -> bool:
-    """Whether the commit happened after all: all positions at its stop, or all still at its start."""
+    """Whether the commit happened: all positions are at its stop, or all are still at its start."""
     at_stop = [held[step.partition].position.next_offset == step.stop for step in entry.advances]
     at_start = [held[step.partition].position.next_offset == step.start for step in entry.advances]
     if not all(at_stop) and not all(at_start):
         raise CommitRefused(f"group {entry.group}: positions moved while the connection was broken; start again")
     return all(at_stop)
+
+
+Accounts = Callable[[], Batch]
+
+
+@dataclass
+class Handled:
+    """State of a batch during its handler: the claims to continue with, its entry, and whether the ledger has it."""
+
+    claims: Claims
+    entry: Entry | None = None
+    moved: bool = False
+
+
+class HandledCommitter:
+    """Commits the writes of handlers. ``accounts`` returns the batch once the handler has finished."""
+
+    def __init__(self, committer: Committer) -> None:
+        self._committer = committer
+        self._handle = {
+            "exactly-once": self._together,
+            "at-least-once": self._rows_first,
+            "at-most-once": self._ledger_first,
+        }[committer.destination.delivery]
+
+    def transaction(self, accounts: Accounts, handled: Handled, on_step: OnStep) -> AbstractContextManager[Transaction]:
+        """The open transaction. ``handled.claims`` are the claims to continue with, even if this raises."""
+        return contextmanager(self._handle)(accounts, handled, on_step)
+
+    def _together(self, accounts: Accounts, handled: Handled, on_step: OnStep) -> Iterator[Transaction]:
+        committer = self._committer
+        db: Transaction | None = None
+
+        def entry() -> Entry:
+            made = self._entry(accounts, handled)
+            handled.entry = replace(made, rows=dict(db.written) if db is not None else {})
+            return handled.entry
+
+        try:
+            with committer.destination.rows.begin(entry, on_step) as db:
+                yield db
+        except (Unreachable, CommitRefused) as error:
+            sent = handled.entry
+            if sent is None:
+                raise
+            if isinstance(error, CommitRefused):
+                landed = committer.has_fills(sent)
+            else:
+                log.warning("commit outcome unknown batch=%s error=%s", sent.batch, error)
+                on_step(Step.UNKNOWN)
+                handled.claims, landed = committer.patiently(lambda: committer.settled(sent, handled.claims))
+            if not landed:
+                raise
+        handled.moved = True
+
+    def _rows_first(self, accounts: Accounts, handled: Handled, on_step: OnStep) -> Iterator[Transaction]:
+        def budget() -> None:
+            """Runs before the rows are committed: a batch with too many dead records must not leave any."""
+            self._committer.check_budget(accounts())
+
+        with self._committer.destination.rows.begin(budget, on_step) as db:
+            yield db
+        on_step(Step.HALFWAY)
+        self._write_ledger(replace(self._entry(accounts, handled), rows=dict(db.written)), handled, on_step)
+
+    def _ledger_first(self, accounts: Accounts, handled: Handled, on_step: OnStep) -> Iterator[Transaction]:
+        self._write_ledger(self._entry(accounts, handled), handled, on_step)
+        on_step(Step.HALFWAY)
+        with self._committer.destination.rows.begin(lambda: None, on_step) as db:
+            yield db
+
+    def ledger_only(self, accounts: Accounts, handled: Handled, on_step: OnStep) -> None:
+        """Move positions past offsets that hold no record for a handler."""
+        self._write_ledger(self._entry(accounts, handled), handled, on_step)
+
+    def _write_ledger(self, entry: Entry, handled: Handled, on_step: OnStep) -> None:
+        handled.claims = self._committer.write_ledger((), entry, handled.claims, on_step)
+        handled.entry, handled.moved = entry, True
+
+    def _entry(self, accounts: Accounts, handled: Handled) -> Entry:
+        batch = accounts()
+        self._committer.check_budget(batch)
+        return self._committer.budgeted(batch.entry(self._committer.group, handled.claims))

@@ -1,4 +1,4 @@
-"""A run that says in the ledger that it is alive, and in the end how it ended."""
+"""Records in the ledger that a run is alive, and how it ended."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from tallymark.books import BEAT_SECONDS, KEEP_HISTORY, Run
+from tallymark.core.journal import BEAT_SECONDS, KEEP_HISTORY, Run
+from tallymark.core.spans import Owner
 from tallymark.errors import TallymarkError, described
-from tallymark.spans import Owner
-from tallymark.stores.store import Store
+from tallymark.stores.contract import Store
 
 LAST_WAIT = 2.0
-"""Seconds that a beat under way may hold up who leaves."""
+"""Longest time in seconds that ``end`` waits for a heartbeat in progress."""
 PRUNE_SECONDS = 86_400.0
 
 
 class Heartbeat:
-    """Beats from a thread of its own, from ``start`` to ``end``. One that fails is not missed: the next one tells.
+    """Sends heartbeats from a separate thread, from ``start`` to ``end``. A failed heartbeat is not retried.
 
-    It ends by itself when the run is not ``wanted`` any more. Once a day it prunes the history of the group.
+    The thread ends by itself when ``wanted`` returns False. Once a day it prunes the history of the group.
     """
 
     def __init__(self, ledger: Store, group: str, owner: Owner, wanted: Callable[[], bool] = lambda: True) -> None:
@@ -42,9 +42,9 @@ class Heartbeat:
         self._thread.start()
 
     def end(self, error: str | None, *, reached: bool = True) -> None:
-        """Say how it ended. A run that has failed before it could start is told of, too, if there is a ledger.
+        """Record how the run ended. A run that failed before ``start`` is recorded too, if there is a ledger.
 
-        A ledger that is known to be out of reach is not told.
+        Writes nothing if ``reached`` is False, because the ledger is known to be unreachable.
         """
         if self._thread is not None:
             self._ending.set()
@@ -67,12 +67,12 @@ class Heartbeat:
             self._prune()
 
     def _tell(self) -> None:
-        # What is written for people to read must not stop the work.
+        # Informational entries must not stop the run.
         with suppress(TallymarkError):
             if self._known or self._ledger.has_ledger():
                 run = replace(self._run, seen=datetime.now(timezone.utc))
                 self._ledger.write_run(self._group, run, new=not self._known)
-                # From then on it does not come back: whoever has forgotten the group meant it.
+                # From now on only update the run: if a user forgets the group, the run must not be recorded again.
                 self._known = True
 
     def _prune(self) -> None:
@@ -84,7 +84,7 @@ class Heartbeat:
 
 
 def words(error: BaseException | None) -> str | None:
-    """How an error is told of; None for those by which somebody leaves."""
+    """The text of an error; None for exceptions that only ask the program to end."""
     if error is None or isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):
         return None
     return str(error) if isinstance(error, TallymarkError) else described(error)

@@ -1,51 +1,184 @@
-"""Trying dead letters again: decode, shape and commit their records with the pipeline's present code.
+"""Replays the open dead letters of a group: applies the current code to their original records.
 
-Every batch is one transaction that writes the rows and settles the letters they come from; what dies again stays dead,
-with the words it has now. It claims nothing and moves no position, so that the group goes on undisturbed; of two
-replays of a letter the second one is refused, and looks again. Run it with a reader that stages nothing.
+Every batch is one transaction that writes the rows and settles their letters; a record that fails again stays dead,
+with its new error. A replay claims nothing and moves no position, so it does not disturb the group. If two replays try
+the same letter, the second is refused and looks up the open letters again. The reader must not stage anything.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from typing import Protocol, TypeVar
 
-from tallymark.backfill import check_order
-from tallymark.batch import Batch
-from tallymark.books import Letter
-from tallymark.brokers import Brokers
-from tallymark.budget import Budget
-from tallymark.commit import Committer, Destination
+from tallymark.core.batch import NOT_KEPT, Batch, check_letters, is_kept, parted, refused
+from tallymark.core.budget import Budget
+from tallymark.core.claims import Replay
+from tallymark.core.journal import DEAD, Books, Letter, LetterQuery
+from tallymark.core.plan import Plan
+from tallymark.core.progress import OnStep, Progress, Step, ignore
+from tallymark.core.records import DeadLetter, Reader, Reading, Record
+from tallymark.core.retry import patiently
+from tallymark.core.spans import Partition, Position, Tally
+from tallymark.core.tables import Refusal
 from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, TallymarkError
-from tallymark.job import Job
-from tallymark.letters import check_letters, parted, refused
-from tallymark.openletters import MOST, OpenLetters, completed, outcome, place
-from tallymark.patience import patiently
-from tallymark.plan import Plan
-from tallymark.read import DeadLetter, Reader, Reading
-from tallymark.shape import Refusal
-from tallymark.spans import Partition, Tally
-from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.source import is_pattern
+from tallymark.run.commit import Committer, Destination
+from tallymark.run.setup import Job
+from tallymark.run.skips import check_order
+from tallymark.stores.contract import Store
+
+MOST = 1_000
+"""Maximum number of letters in one transaction."""
+MOST_REFUSALS = 5
+"""How often the same letters may be refused in a row although none of them has been settled."""
+
+
+class OpenLetters:
+    """The selected open letters of a group, processed in order.
+
+    Other processes may settle letters concurrently, so ``take`` looks letters up again and returns only open letters.
+    """
+
+    def __init__(self, group: str, ledger: Store, topics: Collection[str], query: LetterQuery) -> None:
+        if query.group not in (None, group):
+            raise BadInput(f"these are the dead letters of group {group}, and not of {query.group}")
+        self._group = group
+        self._ledger = ledger
+        # A dict keeps the order and deletes in constant time.
+        self._left = dict.fromkeys(letter.id for letter in chosen(ledger, replace(query, group=group), topics))
+        self._last: list[str] = []
+        self._refusals = 0
+
+    def __len__(self) -> int:
+        """Number of letters not tried yet."""
+        return len(self._left)
+
+    def take(self, most: int) -> list[Letter]:
+        """The next open letters, at most one for each record; empty if all were tried."""
+        while self._left:
+            wanted = list(islice(self._left, most))
+            found = self._ledger.books().letters(LetterQuery(self._group, ids=wanted))
+            self.drop(set(wanted) - {letter.id for letter in found})
+            if found:
+                distinct = list({place(letter): letter for letter in reversed(found)}.values())
+                self._notice([letter.id for letter in distinct])
+                return sorted(distinct, key=place)
+        return []
+
+    def drop(self, ids: Iterable[str]) -> None:
+        """Remove letters that were tried, or settled by other processes."""
+        for letter in ids:
+            self._left.pop(letter, None)
+
+    def refused(self, error: CommitRefused) -> None:
+        """Count a refusal; raise ``error`` if the same letters are refused too often."""
+        self._refusals += 1
+        if self._refusals > MOST_REFUSALS:
+            raise error
+
+    def _notice(self, ids: list[str]) -> None:
+        if ids != self._last:
+            self._last, self._refusals = ids, 0
+
+
+def chosen(ledger: Store, query: LetterQuery, topics: Collection[str]) -> list[Letter]:
+    """The open letters that a query finds in the given topics, which may be patterns."""
+    books, query = _books(ledger), replace(query, states=(DEAD,))
+    # The number of parameters in a statement is limited.
+    asked = [query] if query.ids is None else [replace(query, ids=part) for part in _parts(query.ids)]
+    found = (letter for one in asked for letter in books.letters(one))
+    return [letter for letter in found if _reads(topics, letter.record.partition.topic)]
+
+
+def _parts(ids: Collection[str]) -> Iterator[list[str]]:
+    """The ids in chunks, oldest first; ids are increasing numbers."""
+    ordered = sorted(ids, key=lambda one: (len(one), one))
+    return (ordered[at : at + MOST] for at in range(0, len(ordered), MOST))
+
+
+def _books(ledger: Store) -> Books:
+    """Access to the ledger's letters. ``create_ledger`` upgrades a ledger of an older version."""
+    if not ledger.has_ledger():
+        raise BadInput(f"{ledger.name} has no ledger: nothing has run into it yet")
+    ledger.create_ledger()
+    return ledger.books()
+
+
+def outcome(replays: Iterable[Replay]) -> Tally:
+    """How many letters were applied, and how many failed again."""
+    died = [one.error is not None for one in replays]
+    return Tally(applied=died.count(False), dead=died.count(True))
+
+
+def place(letter: Letter) -> tuple[Partition, int]:
+    """Partition and offset of the letter's record."""
+    return letter.record.partition, letter.record.offset
+
+
+def completed(letters: Sequence[Letter], ledger: Store, brokers: Brokers) -> tuple[list[DeadLetter], list[DeadLetter]]:
+    """The letters with their records, fetched from Kafka if not in the ledger; and those that Kafka has deleted."""
+    missing = [letter for letter in letters if not is_kept(letter.record)]
+    found = _fetched(missing, ledger, brokers)
+    whole = [letter.record for letter in letters if is_kept(letter.record)]
+    whole += [_with(letter.record, found[place(letter)]) for letter in missing if place(letter) in found]
+    gone = [_gone(letter.record) for letter in missing if place(letter) not in found]
+    return whole, gone
+
+
+def _fetched(letters: Sequence[Letter], ledger: Store, brokers: Brokers) -> dict[tuple[Partition, int], Record]:
+    """The records that Kafka still holds, for topics that have not been recreated since."""
+    wanted: dict[Partition, list[int]] = {}
+    for group in {letter.group for letter in letters}:
+        mine = [letter.record for letter in letters if letter.group == group]
+        same = _same({record.partition for record in mine}, ledger.positions(group).get(group, []), brokers)
+        for record in mine:
+            if record.partition in same:
+                wanted.setdefault(record.partition, []).append(record.offset)
+    return brokers.records(wanted) if wanted else {}
+
+
+def _same(partitions: Collection[Partition], saved: Iterable[Position], brokers: Brokers) -> set[Partition]:
+    """The partitions whose topic id and cluster id are still those in the ledger."""
+    topics = brokers.topics(sorted({one.topic for one in partitions}), existing_only=True) if partitions else {}
+    ids = {(name, topic.id, brokers.cluster_id()) for name, topic in topics.items()}
+    found = {one.partition for one in saved if (one.partition.topic, one.topic_id, one.cluster_id) in ids}
+    return found.intersection(partitions)
+
+
+def _with(letter: DeadLetter, record: Record) -> DeadLetter:
+    return replace(letter, record_time=record.time, key=record.key, value=record.value, headers=record.headers)
+
+
+def _gone(letter: DeadLetter) -> DeadLetter:
+    error = letter.error if letter.error.endswith(NOT_KEPT[1]) else f"{letter.error}; {NOT_KEPT[1]}"
+    return replace(letter, error=error)
+
+
+def _reads(topics: Collection[str], topic: str) -> bool:
+    return any(re.match(one, topic) if is_pattern(one) else one == topic for one in topics)
+
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 UNLIMITED = Budget(max_dead_per_batch=None, max_dead_ratio_per_batch=None)
-"""What dies again was dead before."""
+"""Replays have no budget: a record that fails again was dead before."""
 
 
 class Rereader(Reader, Protocol):
-    """A reader that can be given records, too."""
+    """A reader that also accepts records instead of spans."""
 
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
-        """Shape the records of these letters, as if they had been read together."""
+        """Shape the records of these letters as if they had been read in one batch."""
 
 
 def check_delivery(delivery: str) -> None:
@@ -67,9 +200,9 @@ def replay(
     *,
     overwrite: bool = False,
 ) -> Tally:
-    """Try these letters of the group; returns how many were applied, and how many died again.
+    """Replay these letters of the group; returns how many were applied, and how many failed again.
 
-    ``overwrite`` allows tables in which these older records can replace what newer ones have written.
+    ``overwrite`` allows tables in which these older records can replace rows of newer records.
     """
     check_delivery(destination.delivery)
     check_order(job.tables, overwrite=overwrite)
@@ -77,7 +210,7 @@ def replay(
 
 
 class Replayer:
-    """One replay, batch after batch."""
+    """Runs one replay, batch after batch."""
 
     def __init__(
         self,
@@ -173,7 +306,7 @@ class Replayer:
 
 
 def _check_count(reading: Reading, given: int) -> None:
-    """A letter that is settled without its record having been seen would be lost."""
+    """Settling a letter whose record was not read would lose the record."""
     check_letters(reading)
     counted = sum(seen.records for seen in reading.seen.values())
     if counted != given:

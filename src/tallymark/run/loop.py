@@ -1,7 +1,7 @@
-"""The batch loop: plan, read, stage, commit. It knows Spark only as a Reader.
+"""The batch loop: plan, read, stage, commit. It uses Spark only through the Reader protocol.
 
-The next batch is planned, read and staged in a thread of its own while this one commits. All dealings with the ledger
-stay on the caller's thread.
+The next batch is planned, read and staged in a separate thread while the current batch commits. Only the caller's
+thread uses the ledger.
 """
 
 from __future__ import annotations
@@ -15,9 +15,12 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from typing import Literal, TypeVar
 
-from tallymark.background import Background
-from tallymark.brokers import Brokers, Topic
-from tallymark.commit import Committer, Destination
+from tallymark.core.claims import Entry
+from tallymark.core.plan import Plan
+from tallymark.core.progress import OnStep, Progress, Step, ignore
+from tallymark.core.records import Reader
+from tallymark.core.retry import Background, patiently
+from tallymark.core.spans import Partition, Tally
 from tallymark.errors import (
     BatchTooLarge,
     Fenced,
@@ -27,19 +30,14 @@ from tallymark.errors import (
     UnknownTopic,
     Unreachable,
 )
-from tallymark.fence import Entry
-from tallymark.goals import Goals
-from tallymark.job import Job
-from tallymark.membership import Alone, Membership
-from tallymark.patience import patiently
-from tallymark.pause import may_go_on
-from tallymark.plan import Plan
-from tallymark.prepare import Cursor, Preparation, Prepared
-from tallymark.read import Reader
-from tallymark.share import Settled, Share
-from tallymark.source import is_pattern
-from tallymark.spans import Partition, Tally
-from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.kafka.brokers import Brokers, Topic
+from tallymark.kafka.membership import Alone, Membership
+from tallymark.kafka.source import is_pattern
+from tallymark.run.commit import Committer, Destination
+from tallymark.run.ownership import Settled, Share
+from tallymark.run.prepare import Cursor, Preparation, Prepared
+from tallymark.run.setup import Job
+from tallymark.run.until import Goals, may_go_on
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +45,7 @@ Until = Literal["stopped", "caught-up"]
 T = TypeVar("T")
 
 FIRST_WAIT, LONGEST_WAIT = 0.01, 0.1
-"""Seconds that an idle loop waits before it looks for new records: the longer there are none, the longer."""
+"""Shortest and longest wait of an idle loop, in seconds; the wait grows while there are no new records."""
 
 
 class Loop:
@@ -88,11 +86,11 @@ class Loop:
         self._committer = Committer(job.group, destination, job.budget, self._ahead.letters, job.patience, self._stop)
 
     def stop(self) -> None:
-        """Finish the batch that is being committed, and leave."""
+        """Finish the batch that is being committed, then end the run."""
         self._stop.set()
 
     def run(self, until: Until = "stopped") -> Tally:
-        """Run until stopped, or until all that was in the topics at the start is in the tables."""
+        """Run until stopped, or until all records that were in the topics at the start are in the tables."""
         try:
             topics = self._patiently(self._check)
             goals = self._share.goals(topics) if until == "caught-up" else None
@@ -106,7 +104,7 @@ class Loop:
                     self._store.clear_stages(self.job.group, of=self.job.owner.run)
 
     def _check(self) -> dict[str, Topic]:
-        """Everything that can be wrong, before we join and claim. Returns the topics that there are."""
+        """Check everything that can be checked before joining and claiming. Returns the existing topics."""
         topics = patiently(lambda: self._brokers.find(self.job.topics), self._stop, self.job.patience)
         schemas = self._reader.schemas()
         self._store.check_tables(self.job.tables, schemas)
@@ -118,7 +116,7 @@ class Loop:
         return patiently(work, self._stop, self.job.patience)
 
     def _running(self, goals: Goals | None, meanwhile: Callable[[], None] | None = None) -> bool:
-        """Whether to go on; a paused group waits here."""
+        """Whether to continue; waits while the group is paused."""
         return may_go_on(
             self._ledger,
             self.job.group,
@@ -129,7 +127,7 @@ class Loop:
         )
 
     def _settle(self) -> None:
-        """Take what was assigned, let go of what is leaving. Between batches only."""
+        """Claim assigned partitions and release revoked partitions. Call only between batches."""
         self._follow(self._share.settle())
 
     def _follow(self, settled: Settled) -> None:
@@ -154,7 +152,7 @@ class Loop:
             self._cursor.remove(gained)
 
     def _cut_back(self, cut: LogTruncated) -> None:
-        # A batch that was not committed after all may have been read beyond the cut: that concerns nobody.
+        # Only committed positions count: an abandoned batch may have been read past the truncation.
         at = {one: claim.position.next_offset for one, claim in self._share.claims.items()}
         found = [one for one in cut.found if at.get(one.partition) == one.position]
         if found and self.job.on_loss == "fail":
@@ -162,7 +160,7 @@ class Loop:
         self._follow(self._share.cut_back(found))
 
     def _clear_stages(self) -> None:
-        """Remove what runs have left that hold nothing any more."""
+        """Remove the staging tables of runs that hold no partition any more."""
         positions = self._ledger.positions(self.job.group).get(self.job.group, [])
         alive = {position.owner.run for position in positions if position.owner}
         self._store.clear_stages(self.job.group, keep=alive | {self.job.owner.run})
@@ -176,14 +174,14 @@ class Loop:
                 raise
             log.warning("left without waiting any longer group=%s: %s", self.job.group, error)
         finally:
-            # A read that nobody wants any more is given up, not waited for.
+            # Cancel a pending read instead of waiting for it.
             self._stop.set()
             self._reader.cancel()
             background.close()
         return self._total
 
     def _pump(self, background: Background, goals: Goals | None) -> None:
-        """Commit batch after batch, each while the next one is being read."""
+        """Commit batch after batch, each while the next is being read."""
         pause = FIRST_WAIT
         self._settle()
         ahead = background.submit(self._ahead.prepare)
@@ -196,6 +194,8 @@ class Loop:
                 self._stop.wait(pause)
                 pause = min(LONGEST_WAIT, pause * 1.5)
                 self._settle()
+                if goals is not None:
+                    goals.lower(self._cursor.offsets)
             finished = self._finished(goals)
             if not finished:
                 ahead = background.submit(self._ahead.prepare)
@@ -206,7 +206,7 @@ class Loop:
                 return
 
     def _wait(self, ahead: Future[Prepared | None]) -> Prepared | None:
-        """The batch that is being read, unless somebody wants to leave, or its partitions are gone meanwhile."""
+        """Wait for the batch that is being read; None if the run stops or the batch is void."""
         while not self._stop.is_set():
             done = wait([ahead], timeout=0.2).done
             self._settle()
@@ -218,7 +218,7 @@ class Loop:
                 self._cut_back(cut)
                 return None
             except TopicRecreated:
-                # What was read before that has been committed since: name the position of this moment.
+                # Check again: earlier batches have been committed since, and the error must name the current position.
                 self._share.check_identity()
                 raise
             if prepared is not None and prepared.turn != self._cursor.turn:
@@ -283,7 +283,7 @@ class Loop:
         self._on_step(Step.DONE, progress)
 
     def _commit_in_parts(self, planned: Plan, behind: int) -> Tally:
-        """The same moves by smaller batches, in which refused records can be found."""
+        """Commit the same moves in smaller batches, in which refused records can be found."""
         total = Tally()
         while planned:
             part = self._ahead.prepare_part(planned, behind)

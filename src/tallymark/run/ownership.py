@@ -1,7 +1,7 @@
-"""What a run may move: partitions that are assigned to it by the membership *and* claimed by it in the ledger.
+"""Tracks the partitions that a run owns: those assigned by the membership *and* claimed by the run in the ledger.
 
-Whoever works calls ``settle`` between two batches. That claims what was assigned, gives back what is to be let go, and
-drops what was lost. Nothing here runs while a batch is being committed.
+The run calls ``settle`` between two batches. It claims newly assigned partitions, releases revoked partitions and drops
+lost partitions. Nothing in this module runs while a batch is being committed.
 """
 
 from __future__ import annotations
@@ -17,46 +17,45 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 
-from tallymark.brokers import Brokers, Topic
-from tallymark.claiming import Beginning
-from tallymark.errors import Fenced, PositionRefused, TallymarkError, UnknownTopic
-from tallymark.fence import Claim, Entry, Rebalance, Wish, advanced, check_held
-from tallymark.goals import Goals
-from tallymark.heartbeat import Heartbeat, words
-from tallymark.membership import Assignment, Membership
-from tallymark.patience import patiently
-from tallymark.plan import OnLoss, check_identity, readable_from
-from tallymark.positions import Start
-from tallymark.spans import Log, Mark, Owner, Partition, Position
-from tallymark.stores.store import Store
-from tallymark.truncation import Truncation, Validation, cut_back
+from tallymark.core.claims import Claim, Entry, Rebalance, Wish, advanced, check_held
+from tallymark.core.plan import OnLoss, check_identity, readable_from
+from tallymark.core.retry import patiently
+from tallymark.core.spans import Log, Mark, Owner, Partition, Position, Truncation
+from tallymark.core.start import Beginning, Start
+from tallymark.errors import Fenced, PositionRefused, TallymarkError, UnknownTopic, Unreachable
+from tallymark.kafka.brokers import Brokers, Topic
+from tallymark.kafka.membership import Assignment, Membership
+from tallymark.run.heartbeat import Heartbeat, words
+from tallymark.run.truncation import Validation, cut_back
+from tallymark.run.until import Goals
+from tallymark.stores.contract import Store
 
 log = logging.getLogger(__name__)
 
 MOST_FENCES = 5
 FENCES_SECONDS = 600.0
-"""How often a partition may be claimed by others while the group says that it is ours, and within which time."""
+"""How often other owners may claim a partition that the group assigns to this run, and within which time."""
 
 GOOD_FOR_SECONDS = 0.05
-"""How long the brokers' word holds that a topic is still the same."""
+"""How long the brokers' answer that a topic is still the same remains valid."""
 LOOK_SECONDS = 5.0
-"""How often a run looks whether its claims still hold: one without a record to commit would not be told."""
+"""How often a run checks its claims: without records to commit it would not notice that it is fenced."""
 LONG_WAIT = 5.0
-"""Seconds after which somebody should be told that the group has not answered yet."""
+"""Seconds without an assignment after which a warning is logged."""
 told: list[Callable[[Rebalance], None]] = []
-"""Who wants to hear of every rebalance that a run of this process is part of."""
+"""Callbacks for every rebalance that a run of this process takes part in."""
 
 
 @dataclass(frozen=True)
 class Settled:
-    """What has changed: partitions that were claimed, and those that are gone, to others or back to their positions."""
+    """Changes: partitions that were claimed, and those that were given up or set back to their saved positions."""
 
     gained: frozenset[Partition] = frozenset()
     gone: frozenset[Partition] = frozenset()
 
 
 class Share:
-    """One run's part of a group."""
+    """The partitions of a group that one run owns."""
 
     def __init__(
         self,
@@ -72,11 +71,11 @@ class Share:
         tolerant: bool = False,
     ) -> None:
         self.tolerant = tolerant
-        """Whether topics may come and go, because they are found by a pattern."""
+        """Whether topics may be created and deleted, because a pattern selects them."""
         self.claims: dict[Partition, Claim] = {}
         self.topics: dict[str, Topic] = {}
         self.rebalances = 0
-        """How many there were; the last ones stand in the ledger."""
+        """Number of rebalances in this run; the ledger records the latest."""
         self._group = group
         self._owner = owner
         self._membership = membership
@@ -89,7 +88,7 @@ class Share:
         self._fenced: dict[Partition, list[float]] = defaultdict(list)
         self._beginning = Beginning(start, frozenset(), membership.chosen, tolerant)
         self._may_override, self._epochs = True, dict[Partition, int]()
-        # Where all starts at the earliest, or is chosen one by one, it does not matter who comes first.
+        # The order in which members claim is irrelevant if all start at the earliest or partitions are chosen by hand.
         self._begins = start.kind != "earliest" and membership.chosen is None
         self._heartbeat = Heartbeat(ledger, group, owner)
         self._failure: str | None = None
@@ -98,10 +97,10 @@ class Share:
         self.validation = Validation(brokers, stop, patience)
 
     def join(self, topics: Collection[str]) -> None:
-        """Begin. ``topics`` are those that exist now: those that are added later start at the earliest."""
+        """Join the group. ``topics`` are those that exist now: topics added later start at the earliest offset."""
         self._beginning = replace(self._beginning, topics=frozenset(topics))
         if self._membership.grace is not None and not self._start.prefer_saved:
-            # Before the members: who claims later raises epochs, and who claimed earlier is a member or gone.
+            # Read epochs before members: a later claim raises the epoch; an earlier claimant is a member or has left.
             self._epochs = {one: position.epoch for one, position in self._saved().items()}
             others = patiently(lambda: self._brokers.members(self._group), self._stop, self._patience)
             self._may_override = not others
@@ -110,18 +109,28 @@ class Share:
         self._joined = time.monotonic()
 
     def goals(self, topics: Mapping[str, Topic]) -> Goals:
-        """To come to the end of all that is in these topics now, and that this membership is about."""
+        """The current ends of all partitions of these topics that this membership covers."""
         chosen = self._membership.chosen
-        logs = patiently(lambda: self._brokers.logs(topics), self._stop, self._patience).values()
-        return Goals([log for log in logs if chosen is None or log.partition in chosen], self._saved)
+
+        def logs() -> dict[Partition, Log]:
+            try:
+                return self._brokers.logs(self._brokers.topics(list(topics), existing_only=self.tolerant))
+            except UnknownTopic as gone:
+                if not self.tolerant:
+                    raise
+                # The topic was deleted between the two requests; a retry does not list it any more.
+                raise Unreachable(str(gone)) from gone
+
+        ask = partial(patiently, logs, self._stop, self._patience)
+        return Goals([log for log in ask().values() if chosen is None or log.partition in chosen], self._saved, ask)
 
     @property
     def assigned(self) -> bool:
-        """Whether the membership has said what is ours, be it nothing."""
+        """Whether the membership has made an assignment, even if it is empty."""
         return self._membership.assignment().told > 0
 
     def settle(self) -> Settled:
-        """Bring claims in line with the assignment, and with what others have done to them."""
+        """Bring claims in line with the assignment and with claims of other owners."""
         try:
             self._look_at_claims()
         except Fenced as refused:
@@ -154,10 +163,10 @@ class Share:
         return Settled(gained, frozenset([*lost, *revoked]))
 
     def recover(self, refused: Fenced) -> Settled:
-        """Some of ours was claimed by others. Keep the rest, at its saved positions.
+        """Drop the partitions that other owners have claimed, and keep the rest at their saved positions.
 
-        The group may not have told us yet, as it happens to whoever was out of reach for a while. If it goes on saying
-        that the partition is ours, then the other one is late, and we claim it again.
+        The group may not have notified this run yet, for example after a network failure. If it continues to assign the
+        partition to this run, the other owner is outdated, and this run claims the partition again.
         """
         if self._membership.grace is None:
             raise refused
@@ -179,21 +188,21 @@ class Share:
         return Settled(frozenset(self.claims), before)
 
     def committed(self, entry: Entry) -> None:
-        """Note where we are now, and show it where others look for it, if that is wanted."""
+        """Update the claims after a commit, and mirror the positions to the Kafka group if configured."""
         for step in entry.advances:
             if step.partition in self.claims:
                 self.claims[step.partition] = advanced(self.claims[step.partition], step, entry.now)
         self._membership.mirror({step.partition: step.stop for step in entry.advances})
 
     def failed(self, error: BaseException | None) -> None:
-        """Remember what became of a batch: who leaves a loop over batches because of it does not say why.
+        """Record the error of a batch for ``leave``, because the GeneratorExit that ends a loop over batches has none.
 
-        The words only: an error that is kept would keep alive whoever raised it, and the loop with it.
+        Only the text is kept: a reference to the exception would keep its frames alive, and the loop with them.
         """
         self._failure = words(error)
 
     def leave(self) -> bool:
-        """Give everything back, first in the ledger, then in the group. Returns whether the ledger answers."""
+        """Release all partitions, first in the ledger, then in the group. Returns whether the ledger is reachable."""
         error = sys.exc_info()[1]
         told = self._failure if isinstance(error, GeneratorExit) else words(error)
         held, began = list(self.claims), time.monotonic()
@@ -205,19 +214,19 @@ class Share:
         return reached
 
     def held_topics(self) -> dict[str, Topic]:
-        """The topics, each as if it had only the partitions that are ours."""
+        """The topics, each reduced to the partitions that this run has claimed."""
         held = list(self.claims)
         return {name: topic.only(held) for name, topic in self.topics.items() if any(p.topic == name for p in held)}
 
     def logs(self, partitions: Collection[Partition]) -> dict[Partition, Log]:
-        """What the brokers hold of these partitions of ours."""
+        """The brokers' logs of these claimed partitions."""
         topics = {name: topic.only(partitions) for name, topic in self.held_topics().items()}
         return patiently(lambda: self._brokers.logs(topics), self._stop, self._patience)
 
     def readable(self, partitions: Collection[Partition], on_loss: OnLoss) -> dict[Partition, Mark]:
-        """Where reading can go on in these partitions; raises if it can't without losing or repeating records.
+        """Where reading can continue in these partitions; raises if it can't without losing or repeating records.
 
-        The marks have the epochs of the leaders that said so.
+        The marks carry the epochs of the leaders that answered.
         """
         logs = self.logs(partitions)
         try:
@@ -225,13 +234,13 @@ class Share:
             self.validation.check(marks, logs)
             starts = {one: readable_from(mark.offset, logs[one], on_loss) for one, mark in marks.items()}
         except PositionRefused:
-            # That the topic was replaced meanwhile would be the better explanation.
+            # If the topic was recreated, that is the better explanation.
             patiently(self.check_identity, self._stop, self._patience)
             raise
         return {one: Mark(start, logs[one].leader_epoch) for one, start in starts.items()}
 
     def cut_back(self, found: Collection[Truncation]) -> Settled:
-        """Go back to where these logs were truncated, and write that down: from there on the records are others."""
+        """Move back to where these logs were truncated, and record it: from there on the log has other records."""
         cut = partial(cut_back, self._ledger, self._group, self._owner, dict(self.claims), found)
         try:
             claims = patiently(cut, self._stop, self._patience)
@@ -242,10 +251,10 @@ class Share:
         return Settled(frozenset(claims), frozenset(claims))
 
     def ask_identity(self) -> Callable[[], None]:
-        """Asks now whether our topics are still those that the positions are for; raises when it is called, if not.
+        """Ask whether the claimed topics are still those of the positions; the returned function raises if not.
 
-        Of a topic that is gone by now, all that was read was the old one. An answer is good for a moment: nobody can
-        delete a topic, make it again and fill it in less.
+        A topic that no longer exists passes: all that was read came from the old topic. An answer is reused for
+        ``GOOD_FOR_SECONDS``, because a topic can't be deleted, created and filled again in less time.
         """
         asked = time.monotonic()
         if asked - self._identified < GOOD_FOR_SECONDS:
@@ -259,7 +268,7 @@ class Share:
         return answer
 
     def check_identity(self) -> None:
-        """The same at once, whenever it was asked before."""
+        """Like ``ask_identity``, but waits for the answer and never reuses an earlier answer."""
         self._compare(self._brokers.ask_ids(sorted({partition.topic for partition in list(self.claims)}))())
 
     def _compare(self, ids: Mapping[str, str]) -> None:
@@ -268,7 +277,7 @@ class Share:
                 check_identity(claim.position, ids[claim.partition.topic], self._brokers.cluster_id())
 
     def forget(self, partitions: Iterable[Partition]) -> None:
-        """Not ours until the next ``settle``: their topic could not be found, and will be gone from the group soon."""
+        """Drop partitions until the next ``settle``: their topic was not found, and the group will remove it soon."""
         log.warning("topic is gone group=%s partitions=%s", self._group, ",".join(map(str, sorted(partitions))))
         self._drop(partitions)
 
@@ -306,7 +315,7 @@ class Share:
             self._ledger.release(self._group, claims) if claims else None
             return True
         except TallymarkError as error:
-            # A claim that can't be given back is only a name: the next owner takes it anyway.
+            # A claim that can't be released does no harm: the next owner claims the partition anyway.
             return not error.transient
 
     def _gain(self, wanted: Mapping[Partition, int]) -> frozenset[Partition]:
@@ -319,7 +328,7 @@ class Share:
         return frozenset(claims)
 
     def _claim(self, partitions: frozenset[Partition]) -> dict[Partition, Claim]:
-        """Take these: where the ledger has no position, by the first-poll strategy."""
+        """Claim these partitions; those without a position in the ledger begin where ``start`` says."""
         topics = self._brokers.topics(sorted({partition.topic for partition in partitions}))
         logs = self._brokers.logs({name: topic.only(partitions) for name, topic in topics.items()})
         if self._begins:
@@ -338,7 +347,7 @@ class Share:
         return claims
 
     def _may_override_at(self, position: Position) -> bool:
-        """At the start of a run, and not what another member of the group has claimed since."""
+        """Only at the start of a run, and only if no other member has claimed the partition since."""
         unclaimed = self._epochs.get(position.partition) == position.epoch
         return self._may_override and (unclaimed or self._membership.grace is None)
 
@@ -367,7 +376,7 @@ class Share:
                  kind, self._group, len(gained), len(lost), len(self.claims), rebalance.seconds)  # fmt: skip
         for tell in tuple(told):
             tell(rebalance)
-        # What is written for people to read must not stop the work.
+        # Informational entries must not stop the run.
         with suppress(TallymarkError):
             if written:
                 self._ledger.record_rebalances(self._group, [rebalance])

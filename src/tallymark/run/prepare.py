@@ -1,7 +1,7 @@
-"""The next batch of a pipeline: planned, read, shaped and staged, so that it only has to be committed.
+"""Prepares the next batch of a pipeline for its commit: plans, reads, shapes and stages it.
 
-``prepare`` runs in the reading thread, while the batch before it commits. It asks Kafka and the reader, and leaves the
-ledger alone.
+``prepare`` runs in the reading thread while the previous batch commits. It uses Kafka and the reader, but not the
+ledger.
 """
 
 from __future__ import annotations
@@ -17,31 +17,30 @@ from itertools import count
 
 import pyarrow as pa
 
-from tallymark.batch import Batch
-from tallymark.brokers import Brokers
+from tallymark.core.batch import Batch, check_letters, fetched, parted, refused
+from tallymark.core.plan import Move, Plan, adapt, plan
+from tallymark.core.progress import OnStep, Progress, Step
+from tallymark.core.records import DeadLetter, Reader, Reading
+from tallymark.core.retry import patiently
+from tallymark.core.skip_ahead import Lookout, jumps
+from tallymark.core.spans import Log, Mark, Partition, Span
+from tallymark.core.tables import Refusal
 from tallymark.errors import BatchTooLarge, PositionRefused, TallymarkError, UnknownTopic
-from tallymark.job import Job
-from tallymark.letters import check_letters, fetched, parted, refused
-from tallymark.patience import patiently
-from tallymark.plan import Move, Plan, adapt, plan
-from tallymark.read import DeadLetter, Reader, Reading
-from tallymark.shape import Refusal
-from tallymark.share import Share
-from tallymark.skipahead import Lookout, jumps
-from tallymark.spans import Log, Mark, Partition, Span
-from tallymark.steps import OnStep, Progress, Step
+from tallymark.kafka.brokers import Brokers
+from tallymark.run.ownership import Share
+from tallymark.run.setup import Job
 
 log = logging.getLogger(__name__)
 
 CAREFUL = 20
-"""Batches after one that was too large, before they may grow again."""
+"""Number of batches after a batch that was too large before the batch size may grow again."""
 
 
 @dataclass
 class Cursor:
-    """Where the next batch begins in every partition that is ours.
+    """Where the next batch begins in every claimed partition.
 
-    ``turn`` changes when partitions are taken away: a batch that was read before that is void.
+    ``turn`` changes when partitions are removed: a batch that was read before that is void.
     """
 
     marks: dict[Partition, Mark] = field(default_factory=dict)
@@ -59,21 +58,21 @@ class Cursor:
             self.marks.pop(partition, None)
 
     def pass_by(self, moves: Iterable[Move]) -> None:
-        """These are in a batch; the next one begins behind them."""
+        """Advance past the moves of a batch."""
         for move in moves:
             before = self.marks.get(move.partition, Mark(0))
             epoch = before.leader_epoch if move.leader_epoch is None else move.leader_epoch
             self.marks[move.partition] = Mark(move.stop, epoch)
 
     def go_back(self, marks: Mapping[Partition, Mark]) -> None:
-        """What is left of these partitions goes on there, and what was read behind is void."""
+        """Set those of these partitions that are still claimed back to these marks; batches read before are void."""
         self.marks |= {partition: mark for partition, mark in marks.items() if partition in self.marks}
         self.turn += 1
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch that only has to be committed, and what it took to get there."""
+    """A batch that is ready to commit, with its lag, preparation time and the cursor's turn."""
 
     batch: Batch
     behind: int
@@ -82,7 +81,7 @@ class Prepared:
 
 
 class Preparation:
-    """Prepares batch after batch, each where the cursor is."""
+    """Prepares batch after batch, each beginning at the cursor."""
 
     def __init__(
         self,
@@ -100,34 +99,34 @@ class Preparation:
         self._lookout = Lookout(job.catch_up) if job.catch_up else None
         self._most = replace(job.limits, records=min(job.limits.records, most or job.limits.records))
         self._limit = self._most.records
-        self._careful = 0  # so many batches more
+        self._careful = 0  # batches until the size may grow again
         self._batches = count(1)
         self._expected = Plan()
-        """The batch after the one that is being read: the reader may have begun with it."""
+        """The batch after the batch that is being read: the reader may be fetching it already."""
 
     def prepare(self) -> Prepared | None:
-        """The next batch; None if there is nothing to read now."""
+        """The next batch; None if there is nothing to read."""
         return patiently(self._prepare, self._stop, self._job.patience)
 
     def prepare_part(self, planned: Plan, behind: int) -> Prepared:
-        """A first part of what was planned before."""
+        """The first half of an earlier plan, read and staged again."""
         return patiently(lambda: self._prepared(planned.half(), behind), self._stop, self._job.patience)
 
     def abandon(self, batch: Batch) -> None:
-        """It will not be committed: forget what was read, and let a jump be due again."""
+        """Discard a batch that will not be committed; a skip in it becomes due again."""
         self._reader.forget(batch.reading)
         self._look_again(batch.plan)
 
     def learn(self, batch: Batch, seconds: float) -> None:
-        """Make the next batches smaller or larger, after this one took so long."""
-        # What the executors have staged was never in the driver's memory.
+        """Adapt the size of the next batches to the time and memory that this batch took."""
+        # Rows staged by executors were never in the driver's memory.
         size = 0 if batch.reading.staged else batch.reading.size
         wanted = adapt(self._limit, batch.plan.offsets, seconds, size, self._most)
         self._careful = max(0, self._careful - 1)
         self._limit = min(wanted, self._limit) if self._careful else wanted
 
     def letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
-        """What is kept of records that were decoded and refused: fetched again, as they are in Kafka."""
+        """Dead letters of records that were decoded and refused, with the original records fetched from Kafka."""
         ask = self._brokers.records
         return fetched(refusals, lambda wanted: patiently(lambda: ask(wanted), self._stop, self._job.patience))
 
@@ -137,7 +136,7 @@ class Preparation:
             logs = self._brokers.logs(self._share.held_topics())
         except UnknownTopic:
             if self._share.tolerant:
-                # The group will take it away from us.
+                # The group will revoke the partitions of this topic.
                 return None
             raise
         marks = {one: mark for one, mark in marks.items() if one in logs}
@@ -159,7 +158,7 @@ class Preparation:
         return Prepared(batch, lag - batch.plan.offsets, time.monotonic() - began, turn)
 
     def _validate(self, marks: Mapping[Partition, Mark], logs: Mapping[Partition, Log]) -> None:
-        """Check that logs with another leader hold what was read of them, and use nothing that was fetched before."""
+        """Check that logs with a new leader still hold the records read so far, and discard what was fetched ahead."""
         validation = self._share.validation
         if elected := validation.elected(marks, logs):
             self._expected = Plan()
@@ -167,7 +166,7 @@ class Preparation:
             try:
                 validation.check(marks, logs)
             except PositionRefused:
-                # That the topic was replaced meanwhile would be the better explanation.
+                # If the topic was recreated, that is the better explanation.
                 self._share.check_identity()
                 raise
 
@@ -177,19 +176,19 @@ class Preparation:
 
     def _plan(self, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
         skips = {}
-        # A look at nothing, before partitions are assigned, would count as one.
+        # ``due`` would count a check without partitions, before they are assigned, as a check.
         if cursor and self._job.catch_up and self._lookout and self._lookout.due(time.monotonic()):
             now = datetime.now(timezone.utc)
             skips = jumps(self._job.catch_up, cursor, logs, self._brokers.offsets_at, now)
         try:
             return plan(cursor, logs, self._limit, self._job.on_loss, skips)
         except PositionRefused:
-            # That the topic was replaced meanwhile would be the better explanation.
+            # If the topic was recreated, that is the better explanation.
             self._share.check_identity()
             raise
 
     def _expected_or(self, planned: Plan, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
-        """The batch that was expected, if it begins where the cursor is, is all there, and nothing is passed over."""
+        """The expected batch if it begins at the cursor, is complete, and ``planned`` passes over no offsets."""
         expected, passing = self._expected, any(move.read < move.stop - move.start for move in planned.moves)
         fits = all(
             cursor.get(move.partition) == move.start and move.stop <= logs[move.partition].stop
@@ -198,13 +197,13 @@ class Preparation:
         return expected if expected and fits and not passing else planned
 
     def _following(self, planned: Plan, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
-        """The batch after this one, if there is enough for one by now. What comes later may still change it."""
+        """The batch after this one, if more than half a batch is available now. The next plan may still differ."""
         behind = dict(cursor) | {move.partition: move.stop for move in planned.moves}
         found = plan(behind, logs, self._limit, self._job.on_loss)
         return found if 2 * found.offsets > self._limit else Plan()
 
     def _shaped(self, planned: Plan, lag: int, began: float, then: Sequence[Span] | None = None) -> Batch:
-        """Read and shape what is planned, or as much of it as fits the memory."""
+        """Read and shape the plan, or the part of it that fits in memory."""
         name = f"{self._job.owner.run}-{next(self._batches)}"
         progress = Progress(name, planned.offsets, lag - planned.offsets, since=began)
         try:
@@ -242,7 +241,7 @@ class Preparation:
     ) -> Reading:
         spans = planned.spans
         reading = self._reader.read(spans, name, without, then) if spans else Reading({}, self._no_rows(), [])
-        # Asked after the reading: if it is the same topic still, it was the same topic then.
+        # Checked after the read: a topic that is the same now was the same during the read.
         self._share.check_identity()
         check_letters(reading)
         return reading
@@ -251,6 +250,6 @@ class Preparation:
         return {name: schema.empty_table() for name, schema in self._reader.schemas().items()}
 
     def _look_again(self, planned: Plan) -> None:
-        """A jump that was not committed is due again."""
+        """Make a skip that was not committed due again."""
         if self._lookout and any(move.skipped for move in planned.moves):
             self._lookout.again()

@@ -1,33 +1,34 @@
-"""What pipelines and consumers are told alike: a group, a source, a store, and how to deal with what may happen."""
+"""Settings that pipelines and consumers share: group, source, store, delivery, membership and error handling."""
 
 from __future__ import annotations
 
 import os
 import socket
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import TypedDict, get_args
 
-from tallymark.brokers import Brokers
-from tallymark.budget import Budget
-from tallymark.commit import Delivery, Destination
+from tallymark.core.budget import Budget
+from tallymark.core.plan import Limits, OnLoss
+from tallymark.core.retry import PATIENCE
+from tallymark.core.skip_ahead import SkipAhead
+from tallymark.core.spans import Owner
+from tallymark.core.start import Start
+from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput
-from tallymark.member import Member
-from tallymark.membership import Alone, Group, Membership, Standalone
-from tallymark.patience import PATIENCE
-from tallymark.plan import OnLoss
-from tallymark.positions import Start
-from tallymark.skipahead import SkipAhead
-from tallymark.source import Kafka
-from tallymark.spans import Owner
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.member import Member
+from tallymark.kafka.membership import Alone, Group, Membership, Standalone
+from tallymark.kafka.source import Kafka
+from tallymark.run.commit import Delivery, Destination
 from tallymark.stores.opening import open_store
 
 
 class Settings(TypedDict, total=False):
-    """The settings that both take, beside group, source and store."""
+    """The settings that both accept in addition to group, source and store."""
 
     start: str | Start
     on_loss: OnLoss
@@ -45,7 +46,7 @@ class Settings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Setup:
-    """Checked as far as it can be without asking anybody."""
+    """The settings, validated as far as possible without a connection."""
 
     group: str
     source: Kafka
@@ -64,7 +65,7 @@ class Setup:
     tracing: bool = False
 
     def __post_init__(self) -> None:
-        # Some databases do not tell names apart by the spaces at their end.
+        # Some databases ignore trailing spaces when they compare names.
         if not self.group or len(self.group) > 255 or self.group != self.group.strip():
             raise BadInput("group= needs a name of 1 to 255 characters, without spaces around it")
         if self.on_loss not in get_args(OnLoss):
@@ -113,5 +114,21 @@ class Setup:
 
 
 def new_owner() -> Owner:
-    """A name for this run that no other run has."""
+    """A new owner with a unique run name."""
     return Owner(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", socket.gethostname(), datetime.now(timezone.utc))
+
+
+@dataclass(frozen=True)
+class Job:
+    """The parameters of one run, which never change during the run."""
+
+    group: str
+    topics: Sequence[str]
+    tables: Sequence[TableSpec]
+    owner: Owner
+    start: Start
+    limits: Limits = field(default_factory=Limits)
+    on_loss: OnLoss = "fail"
+    budget: Budget = field(default_factory=Budget)
+    patience: float | None = None
+    catch_up: SkipAhead | None = None

@@ -1,8 +1,9 @@
-"""Filling in what was skipped: read, shape and commit open skips while the group goes on.
+"""Backfills open skips while the group continues to run, and determines how much of a skip Kafka still holds.
 
-Every chunk is one transaction that writes its rows and takes it out of the open skip. It claims nothing and moves no
-position, so that whoever owns the partition is not disturbed; of two backfills that fill the same chunk, the second one
-is refused and looks again. Run it with a reader that stages nothing: a member that starts removes such tables.
+Every chunk is one transaction that writes its rows and removes the chunk from the open skip. A backfill claims nothing
+and moves no position, so it does not disturb the partition's owner. If two backfills fill the same chunk, the second is
+refused and looks up the open skips again. The reader must not stage anything, because a member that starts removes the
+staging tables of runs without claims.
 """
 
 from __future__ import annotations
@@ -18,22 +19,83 @@ from functools import partial
 from itertools import count
 from typing import TypeVar
 
-from tallymark.batch import Batch
-from tallymark.brokers import Brokers
-from tallymark.commit import Committer, Destination
+from tallymark.core.batch import Batch, check_letters, fetched, parted, refused
+from tallymark.core.claims import Skip, explain_loss
+from tallymark.core.plan import Move, Plan, adapt, check_identity, readable_from
+from tallymark.core.progress import OnStep, Progress, Step, ignore
+from tallymark.core.records import DeadLetter, Reader, Reading
+from tallymark.core.retry import patiently
+from tallymark.core.spans import Log, Partition, Position, Span, Tally
+from tallymark.core.tables import Refusal, TableSpec
 from tallymark.errors import BadInput, BatchTooLarge, GroupPaused, PositionMoved
-from tallymark.fence import Skip
-from tallymark.job import Job
-from tallymark.letters import check_letters, fetched, parted, refused
-from tallymark.openskips import OpenSkips
-from tallymark.patience import patiently
-from tallymark.plan import Move, Plan, adapt, readable_from
-from tallymark.read import DeadLetter, Reader, Reading
-from tallymark.shape import Refusal, TableSpec
-from tallymark.spans import Partition, Span, Tally
-from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.kafka.brokers import Brokers
+from tallymark.run.commit import Committer, Destination
+from tallymark.run.setup import Job
 
 log = logging.getLogger(__name__)
+
+
+class OpenSkips:
+    """The open skips of a group, optionally limited to one topic or partition."""
+
+    def __init__(
+        self,
+        group: str,
+        destination: Destination,
+        brokers: Brokers,
+        topic: str | None = None,
+        partition: int | None = None,
+    ) -> None:
+        if destination.delivery != "exactly-once":
+            raise BadInput(f"backfill is exactly-once only; leave out delivery={destination.delivery!r}")
+        self._group = group
+        self._ledger = destination.ledger
+        self._brokers = brokers
+        self._topic = topic
+        self._partition = partition
+        self._left: set[Span] = set()
+
+    def listed(self) -> list[Skip]:
+        """The skips that can be filled, in order."""
+        return [
+            skip
+            for skip in self._ledger.skips(self._group)
+            if self._topic in (None, skip.span.partition.topic)
+            and self._partition in (None, skip.span.partition.number)
+            and skip.span not in self._left
+        ]
+
+    def leave(self, skip: Skip) -> None:
+        """Leave a skip open because nothing of it can be read now; ``listed`` omits it from now on."""
+        log.warning("left open, its end can't be read yet group=%s span=%s", self._group, skip.span)
+        self._left.add(skip.span)
+
+    def log(self, partition: Partition) -> Log:
+        """The brokers' log of the partition; raises if the topic was recreated since the ledger recorded it."""
+        topic = self._brokers.topics([partition.topic])[partition.topic]
+        found = self._brokers.logs({topic.name: topic.only([partition])})[partition]
+        for position in self._ledger.positions(self._group).get(self._group, []):
+            if position.partition == partition:
+                check_identity(position, found.topic_id, found.cluster_id)
+                return found
+        raise explain_loss(partition, 0, None)
+
+
+def held(span: Span, log: Log | None) -> str:
+    """How much of a span is still in Kafka: all, part, or gone. ``log`` is None for a deleted or recreated topic."""
+    left = max(0, span.stop - max(span.start, log.start)) if log else 0
+    return "all" if left == len(span) else "part" if left else "gone"
+
+
+def held_logs(
+    positions: Sequence[Position], partitions: Collection[Partition], brokers: Brokers
+) -> dict[Partition, Log]:
+    """The brokers' logs of these partitions, except those whose topic or cluster id differs from the position's."""
+    topics = brokers.topics(sorted({one.topic for one in partitions}), existing_only=True)
+    logs = brokers.logs({name: topic.only(partitions) for name, topic in topics.items()})
+    meant = {one.partition: (one.topic_id, one.cluster_id) for one in positions}
+    return {one: log for one, log in logs.items() if meant.get(one) == (log.topic_id, log.cluster_id)}
+
 
 T = TypeVar("T")
 
@@ -50,10 +112,10 @@ def backfill(
     partition: int | None = None,
     overwrite: bool = False,
 ) -> Tally:
-    """Fill all open skips of the group, or those of one topic or partition; returns what became of their offsets.
+    """Fill all open skips of the group, or those of one topic or partition; returns the tally of their offsets.
 
-    What Kafka has deleted since is lost, as ``on_loss`` says. ``overwrite`` allows tables in which the older records
-    that are filled in now can replace what newer ones have written.
+    ``on_loss`` applies to records that Kafka has deleted since. ``overwrite`` allows tables in which the older records
+    that are filled in can replace rows of newer records.
     """
     skips = OpenSkips(job.group, destination, brokers, topic, partition)
     check_order(job.tables, overwrite=overwrite)
@@ -61,7 +123,7 @@ def backfill(
 
 
 def check_order(tables: Sequence[TableSpec], *, overwrite: bool, allow: str = "pass overwrite=True") -> None:
-    """Refuse tables whose rows depend on the order in which records come. ``allow`` is how to say that it is fine."""
+    """Refuse tables whose rows depend on the order of records. ``allow`` tells the user how to override the check."""
     for spec in tables:
         if overwrite or spec.write != "upsert":
             continue
@@ -77,7 +139,7 @@ def check_order(tables: Sequence[TableSpec], *, overwrite: bool, allow: str = "p
 
 
 class Filler:
-    """One backfill, chunk after chunk."""
+    """Runs one backfill, chunk after chunk."""
 
     def __init__(
         self,
@@ -146,7 +208,7 @@ class Filler:
         return tally
 
     def _prepared(self, skip: Skip, left: int) -> Batch | None:
-        """Read and shape the first chunk; None if nothing of it can be read now."""
+        """Read and shape the first chunk; None if nothing can be read now."""
         name, started = f"{self._job.owner.run}-fill-{next(self._batches)}", datetime.now(timezone.utc)
         move = self._first_move(skip.span)
         if move.stop == move.start:
@@ -168,7 +230,7 @@ class Filler:
 
     def _reading(self, move: Move, name: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
         reading = self._reader.read([move.read_span], name, without) if move.read else self._nothing()
-        # Asked after the reading: if it is the same topic still, it was the same topic then.
+        # Checked after the read: a topic that is the same now was the same during the read.
         self._skips.log(move.partition)
         check_letters(reading)
         return reading

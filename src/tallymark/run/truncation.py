@@ -1,8 +1,8 @@
-"""Logs that were cut: records that were read are gone from them, and others have taken their offsets, or will.
+"""Detects truncated logs: records that were read are gone, and other records have taken or will take their offsets.
 
-An unclean leader election does that, and a broker that comes back without its last records. Either way the partition
-gets a leader with a higher epoch. So the epoch stands beside every position, and only where the leader that answers has
-a higher one, the log is asked whether it still holds what was read of it.
+An unclean leader election truncates a log, as does a broker that restarts without its last records. In both cases the
+partition gets a leader with a higher epoch. Therefore every position is stored with the leader epoch, and a log is
+checked only if its current leader has a higher epoch.
 """
 
 from __future__ import annotations
@@ -10,37 +10,21 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timezone
 
-from tallymark.brokers import Brokers
+from tallymark.core.claims import Claim, Restart, Wish, check_held
+from tallymark.core.retry import patiently
+from tallymark.core.spans import Log, Mark, Owner, Partition, Position, Truncation
 from tallymark.errors import LogTruncated
-from tallymark.fence import Claim, Restart, Wish, check_held
-from tallymark.patience import patiently
-from tallymark.spans import Log, Mark, Owner, Partition, Position
-from tallymark.stores.store import Store
+from tallymark.kafka.brokers import Brokers
+from tallymark.stores.contract import Store
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Truncation:
-    """A log that was cut ``at`` an offset before the position; ``leader_epoch`` is that of its leader now."""
-
-    partition: Partition
-    position: int
-    at: int
-    leader_epoch: int | None = None
-
-    def __str__(self) -> str:
-        return (
-            f"{self.partition}: the log was truncated at {self.at} by an unclean leader election or by a broker that "
-            f"lost records; what was applied of {self.at}..{self.position} is gone from it"
-        )
-
-
 def refusal(found: Sequence[Truncation]) -> LogTruncated:
-    """Why reading does not go on there, and the ways out."""
+    """The error for truncated logs, with the possible remedies."""
     first, others = found[0], f" ({len(found) - 1} more partitions are truncated)" if len(found) > 1 else ""
     return LogTruncated(
         f"{first}, and other records take these offsets{others}; on_loss='record' writes that down and reads on "
@@ -51,7 +35,7 @@ def refusal(found: Sequence[Truncation]) -> LogTruncated:
 
 
 def may_be_truncated(mark: Mark, log: Log) -> bool:
-    """Whether there was an election since the mark was known to be right, and there is something before it to lose."""
+    """Whether a leader was elected since the mark was valid, and the log has offsets before the mark."""
     if mark.leader_epoch is None or log.leader_epoch is None:
         return False
     return log.leader_epoch > mark.leader_epoch and mark.offset > log.start
@@ -60,7 +44,7 @@ def may_be_truncated(mark: Mark, log: Log) -> bool:
 def cut_back(
     ledger: Store, group: str, owner: Owner, claims: Mapping[Partition, Claim], found: Iterable[Truncation]
 ) -> dict[Partition, Claim]:
-    """Send positions that are ours to where their logs were truncated. Those that have moved meanwhile stay."""
+    """Move claimed positions back to where their logs were truncated. Positions that have moved since stay."""
     restarts = {
         one.partition: Restart(one.at, str(one), leader_epoch=one.leader_epoch, truncated_from=one.position)
         for one in found
@@ -78,19 +62,19 @@ def cut_back(
 
 
 class Validation:
-    """Asks logs whether they hold what was read of them, once for each election."""
+    """Checks once for each leader election whether a log still holds the records that were read."""
 
     def __init__(self, brokers: Brokers, stop: threading.Event, patience: float | None) -> None:
         self._brokers, self._stop, self._patience = brokers, stop, patience
         self._holding: dict[Partition, tuple[Mark, Mark]] = {}
-        """Marks that hold under a newer leader, too: as they were given, and with its epoch."""
+        """Marks that are valid under a newer leader: the original mark, and the mark with the newer epoch."""
 
     def elected(self, marks: Mapping[Partition, Mark], logs: Mapping[Partition, Log]) -> set[Partition]:
-        """Those that have another leader since their logs were known to hold what is before these marks."""
+        """The partitions with a new leader since their logs were known to hold all records before these marks."""
         return {one for one, mark in marks.items() if may_be_truncated(self._newest(one, mark), logs[one])}
 
     def check(self, marks: Mapping[Partition, Mark], logs: Mapping[Partition, Log]) -> None:
-        """Raise if a log does not hold any more what was read of it."""
+        """Raise ``LogTruncated`` if a log no longer holds the records that were read."""
         doubtful = {one: marks[one] for one in self.elected(marks, logs)}
         if not doubtful:
             return

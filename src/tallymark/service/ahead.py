@@ -1,7 +1,7 @@
-"""The next records, fetched and decoded in a thread of their own while the handler works on the last ones, if asked to.
+"""Fetches and decodes the next batch in a separate thread while the handler works, on request.
 
-Whoever changes what is fetched waits for that thread first, and what it has brought of the partitions in question is
-thrown away: it is fetched again.
+A change to the fetched partitions first waits for that thread, and discards what it fetched from the changed
+partitions; those records are fetched again.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from itertools import chain
 
 from confluent_kafka import KafkaException
 
-from tallymark.background import Background
+from tallymark.core.records import DeadLetter
+from tallymark.core.retry import Background
+from tallymark.core.spans import Partition
 from tallymark.errors import TallymarkError
-from tallymark.fetch import Fetched, Fetcher
-from tallymark.formats import Decoder
-from tallymark.read import DeadLetter
-from tallymark.records import Records, decoded
-from tallymark.spans import Partition
+from tallymark.formats.json import Decoder
+from tallymark.kafka.fetch import Fetched, Fetcher
+from tallymark.service.batch import Records, decoded
 
 Answer = Callable[[], None]
 
 
 @dataclass(frozen=True)
 class Taken:
-    """What was fetched, and its records decoded.
+    """Fetched messages, with their decoded records.
 
-    ``same_topics`` raises if they are of topics that others have replaced; None if that was not asked yet.
+    ``same_topics`` raises if a topic was recreated; it is None if this was not requested yet.
     """
 
     fetched: Mapping[Partition, Fetched]
@@ -39,7 +39,11 @@ class Taken:
 
 
 class Ahead:
-    """A fetcher that works ahead by one batch. ``ask`` is called after each fetch, and answers when it is needed."""
+    """A fetcher that can fetch one batch ahead.
+
+    ``ask`` is called after each fetch to request the identity of the topics; the function that it returns waits for the
+    answer.
+    """
 
     def __init__(self, fetcher: Fetcher, decode: Decoder, ask: Callable[[], Answer]) -> None:
         self._fetcher = fetcher
@@ -48,22 +52,22 @@ class Ahead:
         self._thread = Background("tallymark-fetch")
         self._pending: Future[Taken] | None = None
         self.current: dict[Partition, int] = {}
-        """The next offset of each partition to be handed out."""
+        """The next offset of each partition to be delivered."""
 
     def start(self, most: int, wait: float) -> None:
-        """Fetch up to so many records, unless that is being done."""
+        """Start to fetch up to ``most`` records, unless a fetch is in progress."""
         if self._pending is None:
             self._pending = self._thread.submit(lambda: self._taken(self._fetcher.fetch(most, wait)))
 
     def take(self, most: int, wait: float) -> Taken:
-        """The next records, and the ends of partitions that were reached: those fetched ahead, or else fetched now."""
+        """Return the next records and the offsets reached: those fetched ahead, or else from a fetch now."""
         pending, self._pending = self._pending, None
         taken = pending.result() if pending else self._taken(self._fetcher.fetch(most, wait))
         self.current |= {partition: got.stop for partition, got in taken.fetched.items()}
         return taken
 
     def add(self, offsets: Mapping[Partition, int], epochs: Mapping[Partition, int | None] | None = None) -> None:
-        """Fetch these too, or go on elsewhere in them."""
+        """Start to fetch these partitions, or continue at other offsets in them."""
         self._drop(offsets)
         self._fetcher.add(offsets, epochs)
         self.current |= offsets
@@ -81,11 +85,11 @@ class Ahead:
         self._thread.close()
 
     def _drop(self, partitions: Iterable[Partition]) -> None:
-        """Wait for what is being fetched, and keep what is not of these partitions."""
+        """Wait for the fetch in progress, and discard what it fetched from these partitions."""
         if self._pending is None:
             return
         wait_for, gone = self._pending, set(partitions)
-        # Whoever takes next is told.
+        # The next take() raises the error.
         with suppress(TallymarkError):
             taken = wait_for.result()
             kept = {partition: got for partition, got in taken.fetched.items() if partition not in gone}
@@ -95,7 +99,7 @@ class Ahead:
 
     def _taken(self, fetched: Mapping[Partition, Fetched]) -> Taken:
         same_topics = None
-        # What was fetched must not be lost with the question.
+        # A failed request must not lose the fetched records.
         with suppress(TallymarkError, KafkaException):
             same_topics = self._ask() if fetched else None
         messages = list(chain.from_iterable(got.messages for got in fetched.values()))

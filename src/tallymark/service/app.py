@@ -1,4 +1,4 @@
-"""Framework style: a few settings and one decorated function make a listener; a template sends."""
+"""The framework-style API: an app whose decorated functions are listeners, and whose templates send records."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from tallymark.background import Background
-from tallymark.books import LetterQuery
-from tallymark.cluster import Cluster, Sasl, Tls
+from tallymark.core.journal import LetterQuery
+from tallymark.core.progress import OnStep, ignore
+from tallymark.core.retry import Background
+from tallymark.core.spans import Tally
 from tallymark.errors import BadInput
-from tallymark.handler import Handler
-from tallymark.listener import Listener, Listening
-from tallymark.loop import Until
-from tallymark.observe import serving
-from tallymark.producer import Producer
-from tallymark.setup import Setup
-from tallymark.signals import leaving_on_signals
-from tallymark.source import Bytes, Json, Kafka
-from tallymark.spans import Tally
-from tallymark.steps import OnStep, ignore
-from tallymark.template import Lazy, Template
-from tallymark.workers import Order
+from tallymark.formats.value import Bytes, Json
+from tallymark.kafka.cluster import Cluster, Sasl, Tls
+from tallymark.kafka.source import Kafka
+from tallymark.produce.producer import Producer
+from tallymark.produce.template import Lazy, Template
+from tallymark.run.loop import Until
+from tallymark.run.observe import serving
+from tallymark.run.setup import Setup
+from tallymark.run.until import leaving_on_signals
+from tallymark.service.handler import Handler
+from tallymark.service.listener import Listener, Listening
+from tallymark.service.workers import Order
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from tallymark.setup import Settings
+    from tallymark.run.setup import Settings
 
 BYTES = Bytes()
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -45,8 +46,8 @@ class App:
     ...     db.execute("INSERT INTO log (line) VALUES (:line)", {"line": record.value.decode()})
     >>> app.run()
 
-    ``kafka`` holds settings of librdkafka by its own names. All others are those of ``Pipeline``, for every listener;
-    each may have its own.
+    ``kafka`` holds librdkafka settings by their own names. All other settings are those of ``Pipeline``; they apply to
+    every listener, and a listener can override them.
     """
 
     def __init__(
@@ -88,13 +89,13 @@ class App:
     ) -> Callable[[Function], Function]:
         """Call the decorated function for every record of these topics, with the open transaction.
 
-        ``threads`` is the number of consumers, each a member of the group. ``workers`` run behind each of them, and
-        ``order`` says what stays in order: the records of a "partition", those of a "key", or "none". ``batch=True``
-        hands over all records of a transaction at once. The function may be async. It gets the transaction if it has a
-        second positional parameter without a default.
+        ``threads`` is the number of consumers, each a member of the group. ``workers`` is the number of threads that
+        handle the records of each consumer, and ``order`` is what they keep in order: the records of a "partition",
+        those of a "key", or "none". ``batch=True`` passes all records of a transaction in one call. The function may be
+        async. It receives the transaction if it has a second positional parameter without a default.
 
-        A function that raises ``Retry``, ``ConnectionError`` or ``TimeoutError`` is tried again, with the whole batch.
-        A record that it raises anything else for becomes a dead letter, and the others are applied.
+        If the function raises ``Retry``, ``ConnectionError`` or ``TimeoutError``, the whole batch is tried again. If it
+        raises anything else, the record becomes a dead letter, and the other records are applied.
         """
 
         def register(function: Function) -> Function:
@@ -109,11 +110,11 @@ class App:
         return register
 
     def template(self, topic: str, **settings: Any) -> Template:
-        """A way to send to one topic: ``orders = app.template("orders"); orders.send({"id": 42}, key="42")``.
+        """Return a sender for one topic: ``orders = app.template("orders"); orders.send({"id": 42}, key="42")``.
 
-        All templates share one producer, unless they have settings of ``Producer`` of their own. It is flushed and
-        closed when ``run`` ends. What a handler sends is not part of its transaction: after a retry it is sent again,
-        and a crash after the commit can lose what was not acknowledged yet, unless the handler waits for ``result()``.
+        All templates share one producer, except those with their own ``Producer`` settings. Producers are flushed and
+        closed when ``run`` ends. Records that a handler sends are not part of its transaction: a retry sends them
+        again, and a crash after the commit can lose unacknowledged records, unless the handler waits for ``result()``.
         """
         if settings:
             self._producers.append(Lazy(partial(self._producer, **settings)))
@@ -123,25 +124,25 @@ class App:
         return Producer(self._cluster.brokers, security=self._cluster.security, tls=self._cluster.tls, **settings)
 
     def change(self, **settings: Unpack[Settings]) -> None:
-        """Give all listeners these settings instead of their own."""
+        """Override these settings in all listeners."""
         self._listeners = [replace(one, setup=replace(one.setup, **settings)) for one in self._listeners]
 
     def run(self, until: Until = "stopped", *, on_step: OnStep = ignore) -> Tally:
-        """Run all listeners until stopped, or ``until="caught-up"``. Returns what they did.
+        """Run all listeners until stopped, or ``until="caught-up"``. Returns their total tally.
 
-        Ctrl-C and SIGTERM finish the batches in flight and leave; a second one leaves at once. If one listener fails,
-        all stop, and its error is raised.
+        Ctrl-C and SIGTERM stop after the batches in flight; a second signal ends the process at once. If a listener
+        fails, all listeners stop, and its error is raised.
         """
         if until not in get_args(Until):
             raise BadInput(f"until={until!r} is not known; write {' or '.join(get_args(Until))}")
         return self._run(lambda running: running.run(until), on_step, threads=True)
 
     def backfill(self, *, topic: str | None = None, partition: int | None = None, on_step: OnStep = ignore) -> Tally:
-        """Fill in what was skipped: the functions get records that are older than what they have applied since."""
+        """Fill open skips: the functions get records that are older than those applied since."""
         return self._run(lambda running: running.backfill(topic, partition), on_step, threads=False)
 
     def replay(self, letters: LetterQuery | None = None, *, on_step: OnStep = ignore) -> Tally:
-        """Give the functions the open dead letters of their groups, all or those chosen, and settle what they apply.
+        """Replay the open dead letters that ``letters`` selects (default: all), and settle those that are applied.
 
         Returns how many were applied, and how many died again.
         """
@@ -162,20 +163,20 @@ class App:
             for producer in self._producers:
                 stack.enter_context(producer)
             stack.enter_context(leaving_on_signals(self.stop))
-            # What only fills in runs beside the service, which has the port.
+            # A backfill or replay runs beside the service, which already uses the port.
             for listener in self._listeners if threads else ():
                 stack.enter_context(serving(listener.setup))
             self._wait([_start(partial(work, running)) for running in self._running])
         return Tally.sum(running.total for running in self._running)
 
     def stop(self) -> None:
-        """Finish the batches in flight, and leave."""
+        """Stop after the batches in flight."""
         self._stop.set()
 
     def _wait(self, futures: Sequence[Future[None]]) -> None:
         left = set(futures)
         while left:
-            # In short steps: a signal is only noticed between two of them.
+            # The timeout is short because signals are handled only between two waits.
             done, left = wait(left, timeout=0.1, return_when=FIRST_EXCEPTION)
             if self._stop.is_set() or any(one.exception() for one in done):
                 for running in self._running:

@@ -1,26 +1,148 @@
-"""A batch as its handler sees it."""
+"""The batch that a handler receives: its records, as Python objects or Arrow, and the transaction that commits them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from datetime import datetime, timezone
-from typing import Any
+from datetime import datetime, timedelta, timezone
+from functools import cached_property
+from typing import Any, NamedTuple, overload
 
 import pyarrow as pa
 
-from tallymark.batch import Batch as Accounts
-from tallymark.batch import Tried
+from tallymark.core import raw
+from tallymark.core.batch import Batch as Accounts
+from tallymark.core.batch import Tried
+from tallymark.core.claims import Skip
+from tallymark.core.plan import Move, Plan
+from tallymark.core.records import DeadLetter, Reading, Seen
+from tallymark.core.spans import Partition, Span
+from tallymark.core.times import EPOCH, headers, timestamp
 from tallymark.errors import BadInput, TallymarkError, described
-from tallymark.fence import Skip
-from tallymark.plan import Move, Plan
-from tallymark.read import DeadLetter, Reading, Seen
-from tallymark.records import Record, Records, letter
-from tallymark.spans import Partition, Span
+from tallymark.formats.json import Decoder
 from tallymark.stores.transaction import Transaction
-from tallymark.times import timestamp
+
+
+class Record(NamedTuple):
+    """One record. ``value`` is decoded: a dict for Json, bytes for Bytes, None for a tombstone."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: datetime | None
+    key: bytes | None
+    value: Any
+    headers: Sequence[tuple[str, bytes | None]]
+
+    @property
+    def place(self) -> tuple[Partition, int]:
+        return Partition(self.topic, self.partition), self.offset
+
+
+class Records(Sequence[Record]):
+    """The decoded records of a batch, in order within each partition.
+
+    Python objects are created on first access only; ``to_arrow`` creates none for the values.
+    """
+
+    def __init__(self, messages: Sequence[Any], values: pa.Array) -> None:
+        self._messages = messages
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self._listed)
+
+    @overload
+    def __getitem__(self, at: int) -> Record: ...
+    @overload
+    def __getitem__(self, at: slice) -> Records: ...
+    def __getitem__(self, at: int | slice) -> Record | Records:
+        if isinstance(at, int):
+            return self._listed[at]
+        start, stop, step = at.indices(len(self))
+        if step != 1:
+            raise ValueError("records can be sliced without a step only")
+        return Records(self._messages[start:stop], self._values[start:stop])
+
+    def without(self, places: Collection[tuple[Partition, int]]) -> Records:
+        """Return the records that are not at these places."""
+        return self._some([at for at, record in enumerate(self) if record.place not in places]) if places else self
+
+    def _some(self, numbers: list[int]) -> Records:
+        return Records([self._messages[at] for at in numbers], self._values.take(pa.array(numbers, pa.int64())))
+
+    def to_arrow(self) -> pa.Table:
+        """Return topic, partition, offset, timestamp, key, value and headers, as in a pipeline's DataFrame."""
+        found = raw.of_messages(self._messages, ["topic", "partition", "offset", "timestamp", "key", "headers"])
+        return found.add_column(found.num_columns - 1, "value", self._values)
+
+    def values_to_arrow(self) -> pa.Table:
+        """Return only the values, with one column for each field: usually the rows to write to a table."""
+        return pa.Table.from_struct_array(self._values)
+
+    def values(self) -> list[Any]:
+        """Return only the decoded values, as Python objects: a dict or bytes for each record."""
+        return _python_values(self._values)
+
+    @cached_property
+    def _listed(self) -> list[Record]:
+        return [
+            Record(
+                message.topic(),
+                message.partition(),
+                message.offset(),
+                timestamp(message),
+                message.key(),
+                value,
+                headers(message),
+            )
+            for message, value in zip(self._messages, _python_values(self._values), strict=True)
+        ]
+
+
+def decoded(decode: Decoder, messages: Sequence[Any]) -> tuple[Records, list[DeadLetter]]:
+    """Return the messages that can be decoded, and dead letters for the others."""
+    found = decode([message.value() for message in messages])
+    if not found.errors:
+        return Records(messages, found.values), []
+    records = Records(messages, found.values)._some([at for at in range(len(messages)) if at not in found.errors])
+    return records, [letter(messages[at], error) for at, error in found.errors.items()]
+
+
+def letter(message: Any, error: str, table: str | None = None) -> DeadLetter:
+    """Return the dead letter of a message."""
+    return DeadLetter(
+        Partition(message.topic(), message.partition()),
+        message.offset(),
+        timestamp(message),
+        message.key(),
+        message.value(),
+        headers(message),
+        table,
+        error,
+    )
+
+
+def _python_values(values: pa.Array) -> list[Any]:
+    """Return the same as ``to_pylist``, which spends most of its time on looking up each timestamp's time zone."""
+    zoned = (
+        [field.name for field in values.type if field.type == raw.TIMESTAMP] if pa.types.is_struct(values.type) else []
+    )
+    if not zoned:
+        return list(values.to_pylist())
+    plain = pa.struct([field.with_type(pa.int64()) if field.name in zoned else field for field in values.type])
+    rows: list[Any] = values.cast(plain).to_pylist()
+    for name in zoned:
+        for row in rows:
+            if row is not None and (micros := row[name]) is not None:
+                row[name] = EPOCH + timedelta(0, 0, micros)
+    return rows
+
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +150,7 @@ Commit = Callable[["Batch"], AbstractContextManager[Transaction]]
 
 
 class Batch:
-    """Records of claimed partitions, to be committed together with what their handler writes.
+    """Records of claimed partitions, committed together with the rows that their handler writes.
 
     >>> with batch.transaction() as db:
     ...     db.write("orders", batch.records.values_to_arrow(), key="id", write="upsert")
@@ -47,17 +169,17 @@ class Batch:
     ) -> None:
         self.name = name
         self.records = records
-        """The decoded records. Those that could not be decoded are dead letters already."""
+        """The decoded records. Records that could not be decoded are already dead letters."""
         self.committed = False
         self.abandoned = False
-        """Whether it can't be committed any more, because its partitions are gone."""
+        """Whether the batch can no longer be committed, for example because its partitions moved to another member."""
         self.moves = tuple(moves)
         self._messages = messages
         self._letters = {(one.partition, one.offset): one for one in letters}
         self._commit = commit
         self._skip = skip
         self.tried = tried or {}
-        """The dead letters that are tried again, by their records. Those that die again keep their letters."""
+        """In a replay, the dead letters by partition and offset. A record that dies again keeps its dead letter."""
         self._accounted = False
         self._started = datetime.now(timezone.utc)
 
@@ -65,15 +187,15 @@ class Batch:
         return len(self.records)
 
     def to_arrow(self) -> pa.Table:
-        """The decoded records as an Arrow table: topic, partition, offset, timestamp, key, value, headers."""
+        """Return the decoded records as an Arrow table: topic, partition, offset, timestamp, key, value, headers."""
         return self.records.to_arrow()
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """The open transaction: what is written in the block commits with the positions, or not at all.
+        """Open a transaction that commits the writes of the block and the positions together.
 
-        If the block raises, nothing has happened, and it may be tried again. ``Fenced`` means that partitions of this
-        batch went to another member meanwhile: nothing was written, and the next batch is right.
+        If the block raises, everything is rolled back, and the batch can be tried again. ``Fenced`` means that another
+        member has claimed partitions of this batch: nothing was written; continue with the next batch.
         """
         if self.committed or self.abandoned:
             words = "committed already" if self.committed else "gone: its partitions went to others"
@@ -90,10 +212,10 @@ class Batch:
         self.committed = True
 
     def dead(self, record: Record, error: BaseException | str, table: str | None = None) -> None:
-        """Set a record aside: it is written to the dead letters in this transaction, and counts as dead.
+        """Write a record to the dead letters in this batch's transaction, and count it as dead.
 
-        Where positions move first (``at-most-once``), that has to be known before the transaction: inside it the record
-        is lost, which is only logged.
+        With ``at-most-once``, positions move first, so this must be called before the transaction begins. Inside the
+        transaction the record is lost, and the loss is only logged.
         """
         if record.place in self._letters:
             return
@@ -110,11 +232,15 @@ class Batch:
 
     @property
     def stops(self) -> dict[Partition, int]:
-        """Where each partition goes on behind this batch."""
+        """The position of each partition after this batch."""
         return {move.partition: move.stop for move in self.moves}
 
     def shorten(self, unfinished: Mapping[Partition, int], error: TallymarkError | None) -> None:
-        """Commit only what comes before these offsets; the rest is handed out again, unless the ledger is past it."""
+        """Commit only the records before these offsets.
+
+        The other records are delivered again. If the ledger has already moved past them (``at-most-once``), they are
+        lost.
+        """
         if self._accounted:
             for partition, offset in unfinished.items():
                 self._lose(Span(partition, offset, self.stops[partition]), error)
@@ -132,10 +258,10 @@ class Batch:
         self.tried = {place: found for place, found in self.tried.items() if finished(*place)}
 
     def accounts(self) -> Accounts:
-        """What is to be written to the ledger for it. From then on it is too late for ``dead`` and ``shorten``."""
+        """Return the ledger entry to write for this batch. Afterwards, ``dead`` and ``shorten`` only log losses."""
         self._accounted = True
         seen = {
-            partition: Seen(len(messages), 0, timestamp(messages[-1]), messages[-1].leader_epoch())
+            partition: Seen(len(messages), 0, timestamp(messages[-1]))
             for partition, messages in self._messages.items()
             if messages
         }

@@ -1,4 +1,4 @@
-"""The consumer a service writes: batches of records, each with a transaction in hand."""
+"""The consumer for services: batches of records, each with a transaction."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from collections.abc import Generator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, get_args
 
-from tallymark.batches import Batch
-from tallymark.books import LetterQuery
-from tallymark.consume import Consuming
+from tallymark.core.journal import LetterQuery
+from tallymark.core.progress import OnStep, ignore
+from tallymark.core.spans import Owner
 from tallymark.errors import BadInput
-from tallymark.filling import Filling
-from tallymark.loop import Until
-from tallymark.observe import observed
-from tallymark.places import Place
-from tallymark.replaying import Replaying
-from tallymark.setup import Setup, new_owner
-from tallymark.signals import leaving_on_signals
-from tallymark.source import Kafka
-from tallymark.spans import Owner
-from tallymark.steps import OnStep, ignore
+from tallymark.kafka.source import Kafka
+from tallymark.run.loop import Until
+from tallymark.run.observe import observed
+from tallymark.run.setup import Setup, new_owner
+from tallymark.run.until import leaving_on_signals
+from tallymark.service.batch import Batch
+from tallymark.service.delivery import Consuming
+from tallymark.service.filling import Filling
+from tallymark.service.places import Place
+from tallymark.service.replaying import Replaying
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from tallymark.setup import Settings
+    from tallymark.run.setup import Settings
 
 
 class Consumer:
@@ -48,7 +48,7 @@ class Consumer:
 
     @classmethod
     def of(cls, setup: Setup) -> Consumer:
-        """A consumer for settings that were checked before."""
+        """Create a consumer from settings that are already checked."""
         made = cls.__new__(cls)
         made.setup, made._stop, made._run = setup, threading.Event(), None
         return made
@@ -60,10 +60,10 @@ class Consumer:
     def batches(
         self, max_records: int = 500, *, until: Until = "stopped", on_step: OnStep = ignore
     ) -> Generator[Batch, None, None]:
-        """Batch after batch, until stopped or ``until="caught-up"``: all that is in the topics now was handed out.
+        """Yield batches until stopped, or with ``until="caught-up"`` until the present ends of the topics are reached.
 
-        Each has to be committed before the next one is taken. A slow block does not get this member thrown out. Ctrl-C
-        and SIGTERM end the loop after the batch in hand; a second one ends the process.
+        Commit each batch before taking the next. A slow block does not remove this member from the group. Ctrl-C and
+        SIGTERM end the loop after the current batch; a second signal ends the process.
         """
         if max_records < 1:
             raise BadInput(f"max_records={max_records} must be positive")
@@ -92,10 +92,10 @@ class Consumer:
         partition: int | None = None,
         on_step: OnStep = ignore,
     ) -> Generator[Batch, None, None]:
-        """What was skipped and is still open, batch after batch, until all of it is filled in.
+        """Yield the records of open skips in batches, until all skips are filled.
 
-        It is for a process of its own: the group goes on undisturbed. These records are older than what the group has
-        applied since. A batch that somebody else has filled meanwhile raises ``CommitRefused`` and writes nothing.
+        Run this in a separate process: it does not disturb the group. These records are older than those that the group
+        has applied since. A batch that another process has already filled raises ``CommitRefused`` and writes nothing.
         """
         with self.setup.destination() as destination, leaving_on_signals(self.stop):
             try:
@@ -106,11 +106,11 @@ class Consumer:
     def replay(
         self, max_records: int = 500, *, letters: LetterQuery | None = None, on_step: OnStep = ignore
     ) -> Generator[Batch, None, None]:
-        """Dead letters that are open, as records, batch after batch, until each was tried once; all, or those chosen.
+        """Yield the open dead letters that ``letters`` selects (default: all) as records, in batches, each letter once.
 
-        What is applied in a batch's transaction is settled with it; what ``batch.dead`` sets aside stays dead, with its
-        new words. A batch of which somebody else has settled a letter raises ``CommitRefused`` and writes nothing; what
-        is left of it comes again.
+        Letters whose records are applied are settled in the batch's transaction. Records passed to ``batch.dead`` stay
+        dead, with the new error. If another process has settled a letter of the batch, the batch raises
+        ``CommitRefused`` and writes nothing; its remaining letters are delivered again.
         """
         with self.setup.destination() as destination, leaving_on_signals(self.stop):
             try:
@@ -120,14 +120,14 @@ class Consumer:
                 self._stop.clear()
 
     def positions(self) -> list[Place]:
-        """Where this consumer is in each partition that it holds now: committed, current, the ends of the log, lag."""
+        """Return the committed and current offsets, log ends and lag of each partition that this consumer holds."""
         return self._run.places() if self._run is not None else []
 
     @property
     def owner(self) -> Owner | None:
-        """Who this consumer is in the ledger, while it runs."""
+        """The owner that the ledger records for this consumer, while it runs."""
         return self._run.owner if self._run is not None else None
 
     def stop(self) -> None:
-        """End the loop after the batch in hand."""
+        """End the loop after the current batch."""
         self._stop.set()

@@ -1,7 +1,7 @@
-"""One run of a consumer: from the assignment to batches that their handler commits, or does not.
+"""Runs a consumer: follows the group's assignment, fetches batches and commits them.
 
-Everything here happens on the thread that takes the batches. Between two of them partitions come and go; what was
-handed out and not committed is fetched again.
+Everything here runs on the thread that iterates over the batches. The assignment can change between two batches;
+records that were delivered but not committed are fetched again.
 """
 
 from __future__ import annotations
@@ -19,29 +19,26 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from tallymark.ahead import Ahead, Answer
-from tallymark.batch import Batch as Accounts
-from tallymark.batches import Batch
-from tallymark.brokers import Brokers, Topic
-from tallymark.commit import Committer, Destination
+from tallymark.core.batch import Batch as Accounts
+from tallymark.core.claims import Entry
+from tallymark.core.plan import Move
+from tallymark.core.progress import OnStep, Progress, Step, ignore
+from tallymark.core.retry import patiently
+from tallymark.core.skip_ahead import Lookout, jumps
+from tallymark.core.spans import Owner, Partition
 from tallymark.errors import Fenced, LogTruncated, UnknownTopic, Unreachable
-from tallymark.fence import Entry
-from tallymark.fetch import Fetcher, OutOfRange
-from tallymark.formats import Decoder
-from tallymark.goals import Goals
-from tallymark.handled import Handled, HandledCommitter
-from tallymark.loop import Until
-from tallymark.patience import patiently
-from tallymark.pause import may_go_on
-from tallymark.places import Place, place
-from tallymark.plan import Move
-from tallymark.records import Records
-from tallymark.setup import Setup, new_owner
-from tallymark.share import Settled, Share
-from tallymark.skipahead import Lookout, jumps
-from tallymark.source import is_pattern
-from tallymark.spans import Owner, Partition
-from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.formats.json import Decoder
+from tallymark.kafka.brokers import Brokers, Topic
+from tallymark.kafka.fetch import Fetcher, OutOfRange
+from tallymark.kafka.source import is_pattern
+from tallymark.run.commit import Committer, Destination, Handled, HandledCommitter
+from tallymark.run.loop import Until
+from tallymark.run.ownership import Settled, Share
+from tallymark.run.setup import Setup, new_owner
+from tallymark.run.until import Goals, may_go_on
+from tallymark.service.ahead import Ahead, Answer
+from tallymark.service.batch import Batch, Records
+from tallymark.service.places import Place, place
 from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
@@ -49,16 +46,16 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FETCH_SECONDS = 0.1
-"""How long to wait for records before looking whether partitions come or go."""
+"""How long to wait for records before checking for a new assignment."""
 STATE_SECONDS = 1.0
-"""How often to look whether the group is meant to pause."""
+"""How often to check whether the group is paused."""
 WORTH_WORKING_AHEAD = 50
-"""Records of a batch from which on the next one is fetched and decoded while the handler works."""
+"""Minimum number of records in a batch for the next batch to be fetched and decoded while the handler works."""
 NO_RECORDS = Records([], pa.nulls(0, pa.binary()))
 
 
 class Consuming:
-    """One run, from joining to leaving."""
+    """One run of a consumer, from joining the group to leaving it."""
 
     def __init__(
         self,
@@ -92,15 +89,15 @@ class Consuming:
         fetcher = Fetcher(setup.source, self._brokers)
         self._ahead = Ahead(fetcher, Decoder(setup.source.value), self.share.ask_identity)
         self._same_topics: Answer | None = None
-        """Asked after the last batch was fetched, and good for one answer."""
+        """The check that topics were not recreated. It was requested after the last fetch and is used only once."""
         self._next: dict[Partition, Move] = {}
-        """How the next move of each partition begins: what is lost and skipped before the first record of it."""
+        """The beginning of each partition's next move: what is lost and skipped before its first record."""
         self._lookout = Lookout(setup.catch_up) if setup.catch_up else None
         self._looked_at_state = -STATE_SECONDS
         self._batches = count(1)
 
     def batches(self, most: int, until: Until = "stopped") -> Iterator[Batch]:
-        """Batch after batch, until stopped or at the end of what is there now."""
+        """Yield batches until stopped, or until the present ends of the partitions are reached."""
         try:
             topics = self._patiently(self._check)
             goals = self.share.goals(topics) if until == "caught-up" else None
@@ -112,11 +109,13 @@ class Consuming:
                 self._skip_ahead()
                 batch = self._fetch(min(most, self._most or most))
                 if batch is not None:
-                    # Of a few records the next are as quickly there, and whoever looks for them now is in the way.
+                    # Fetching ahead does not pay for small batches.
                     if len(batch) >= WORTH_WORKING_AHEAD:
                         self._ahead.start(min(most, self._most or most), FETCH_SECONDS)
                     yield batch
                     batch.check_taken()
+                elif goals is not None:
+                    goals.lower(self._positions)
         except Unreachable as error:
             if not self._stop.is_set():
                 raise
@@ -126,7 +125,7 @@ class Consuming:
             self.share.leave()
 
     def places(self) -> list[Place]:
-        """Where we are in every partition that is ours."""
+        """Return where this run is in each partition that it holds."""
         logs = self._brokers.logs(self.share.held_topics())
         current = dict(self._ahead.current)
         saved = {one.partition: one for one in self._ledger.positions(self._setup.group).get(self._setup.group, [])}
@@ -134,7 +133,7 @@ class Consuming:
 
     @contextmanager
     def transaction(self, batch: Batch) -> Iterator[Transaction]:
-        """Commit the batch with what is done in the block, and go on behind it."""
+        """Commit the batch together with the writes of the block, and continue after it."""
         with self._committing(batch) as (handled, on_step):
             accounts = partial(self._accounts, batch, self._identity())
             with self._committer.transaction(accounts, handled, on_step) as db:
@@ -149,14 +148,14 @@ class Consuming:
         except Fenced as refused:
             self._on_step(Step.DROPPED, replace(progress, error=refused))
             self._follow(self.share.recover(refused))
-            # Only now: if we could not go back to the saved positions, going on would pass the records over.
+            # Set only after recovery: without a return to the saved positions, the next batch would skip records.
             batch.abandoned = True
             raise
         except BaseException as error:
             self.share.failed(error)
             self.share.claims = handled.claims
             if handled.moved:
-                # At most once: what was not done by now never will be.
+                # At most once: the position has moved, so unfinished records are not tried again.
                 batch.abandoned = True
                 self._advance(batch, handled)
             self._on_step(Step.DROPPED, replace(progress, error=error))
@@ -171,12 +170,12 @@ class Consuming:
         self._on_step(Step.DONE, progress)
 
     def _identity(self) -> Answer:
-        """Tells whether the topics are the same still; a batch that is tried again asks again."""
+        """Return a check that the topics are still the same. A batch that is tried again requests a new check."""
         asked, self._same_topics = self._same_topics, None
         return asked or self.share.ask_identity()
 
     def _accounts(self, batch: Batch, same_topics: Answer) -> Accounts:
-        # Asked after the fetching: if it is the same topic still, it was the same topic then.
+        # This runs after the fetch: if the topic is still the same now, the records came from it.
         same_topics()
         return batch.accounts()
 
@@ -194,7 +193,7 @@ class Consuming:
         return handled.entry
 
     def _check(self) -> dict[str, Topic]:
-        """Everything that can be wrong, before we join and claim. Returns the topics that there are."""
+        """Check topics and ledger before joining and claiming. Returns the topics found."""
         topics = self._brokers.find(self._setup.source.topic_names)
         self._ledger.create_ledger()
         return topics
@@ -216,14 +215,17 @@ class Consuming:
     def _finished(self, goals: Goals | None) -> bool:
         if self._stop.is_set():
             return True
-        ours = {partition: move.start for partition, move in self._next.items()}
-        return goals is not None and self.share.assigned and goals.reached(ours)
+        return goals is not None and self.share.assigned and goals.reached(self._positions)
+
+    @property
+    def _positions(self) -> dict[Partition, int]:
+        return {partition: move.start for partition, move in self._next.items()}
 
     def _settle(self) -> None:
         self._follow(self.share.settle())
 
     def _follow(self, settled: Settled) -> None:
-        # Also what an attempt to recover had dropped before the store was out of reach.
+        # Includes partitions dropped by a recovery that failed because the store became unreachable.
         gone = settled.gone.union(self._next.keys() - self.share.claims.keys())
         self._ahead.remove(gone)
         for partition in gone:
@@ -237,7 +239,7 @@ class Consuming:
                 self.share.forget(settled.gained)
 
     def _begin(self, partitions: Collection[Partition]) -> None:
-        """Fetch these from their positions on, or from where the log begins if what is before it is lost."""
+        """Fetch partitions from their positions, or from the start of the log if earlier records are lost."""
         try:
             starts = self.share.readable(partitions, self._setup.on_loss)
         except LogTruncated as cut:
@@ -273,7 +275,7 @@ class Consuming:
                 self._ahead.add({partition: to}, {partition: epoch})
 
     def _fetch(self, most: int) -> Batch | None:
-        """The next batch, if there is one. What holds no records for a handler is committed on the way."""
+        """Return the next batch, or None. Moves without records for a handler are committed here."""
         if not self._next:
             self._stop.wait(FETCH_SECONDS)
             return None
@@ -287,11 +289,13 @@ class Consuming:
         except UnknownTopic:
             if not self.share.tolerant:
                 raise
-            # The group will take it away from us.
+            # The topic was deleted; the next assignment will not include it.
             return None
         fetched, self._same_topics = taken.fetched, taken.same_topics
         moves = [
-            replace(move, read=fetched[one].stop - move.stop if one in fetched else 0)
+            replace(move, read=fetched[one].stop - move.stop, leader_epoch=fetched[one].leader_epoch)
+            if one in fetched
+            else move
             for one, move in sorted(self._next.items())
             if one in fetched or move.stop > move.start
         ]
@@ -306,9 +310,9 @@ class Consuming:
         return None
 
     def _pass_over(self, moves: Sequence[Move]) -> None:
-        """Move positions over offsets that hold no records: markers of transactions, losses, skips."""
+        """Move positions past offsets without records: transaction markers, losses, skips."""
         batch = Batch(f"{self.owner.run}-{next(self._batches)}", moves, {}, NO_RECORDS, (), self.transaction)
-        # Before the transaction: that must not wait for brokers.
+        # Checked before the transaction, which must not wait for brokers.
         self._patiently(lambda: self._identity()())
         try:
             with self._committing(batch) as (handled, on_step):

@@ -1,7 +1,7 @@
-"""A consumer's handler on what was skipped: open skips, batch after batch, while the group goes on.
+"""Backfills open skips through a consumer's handler, in batches, while the group continues.
 
-No partition is claimed and no position moves. Each batch is the first part of an open skip, which its transaction takes
-away from it; if somebody else was quicker, it is refused whole.
+No partition is claimed and no position moves. Each batch is the first part of an open skip, and its transaction removes
+that part from the skip. If another process has filled it first, the whole batch is refused.
 """
 
 from __future__ import annotations
@@ -16,22 +16,20 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
-from tallymark.batch import Batch as Accounts
-from tallymark.batches import Batch
-from tallymark.brokers import Brokers
-from tallymark.commit import Committer, Destination
+from tallymark.core.batch import Batch as Accounts
+from tallymark.core.claims import Skip
+from tallymark.core.plan import Move, readable_from
+from tallymark.core.progress import OnStep, Progress, Step, ignore
+from tallymark.core.retry import patiently
+from tallymark.core.spans import Span, Tally
 from tallymark.errors import CommitRefused, Unreachable
-from tallymark.fence import Skip
-from tallymark.fetch import Fetcher, OutOfRange
-from tallymark.formats import Decoder
-from tallymark.handled import Handled, HandledCommitter
-from tallymark.openskips import OpenSkips
-from tallymark.patience import patiently
-from tallymark.plan import Move, readable_from
-from tallymark.records import decoded
-from tallymark.setup import Setup, new_owner
-from tallymark.spans import Span, Tally
-from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.formats.json import Decoder
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.fetch import Fetcher, OutOfRange
+from tallymark.run.commit import Committer, Destination, Handled, HandledCommitter
+from tallymark.run.setup import Setup, new_owner
+from tallymark.run.skips import OpenSkips
+from tallymark.service.batch import Batch, decoded
 from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
@@ -56,7 +54,7 @@ class Filling:
         self._batches = count(1)
 
     def batches(self, most: int, topic: str | None, partition: int | None) -> Iterator[Batch]:
-        """The open skips of the group, or of one topic or partition."""
+        """Yield batches of the open skips of the group, or of one topic or partition."""
         skips = OpenSkips(self._setup.group, self._destination, self._brokers, topic, partition)
         self._patiently(self._destination.ledger.create_ledger)
         while not self._stop.is_set():
@@ -72,7 +70,7 @@ class Filling:
 
     @contextmanager
     def transaction(self, skips: OpenSkips, batch: Batch) -> Iterator[Transaction]:
-        """Fill the part of the skip with what is done in the block."""
+        """Fill this part of the skip together with the writes of the block."""
         handled, progress = Handled({}), Progress(batch.name, batch.offsets, 0)
         accounts = partial(self._accounts, skips, batch)
         try:
@@ -88,12 +86,12 @@ class Filling:
         self._on_step(Step.DONE, progress)
 
     def _accounts(self, skips: OpenSkips, batch: Batch) -> Accounts:
-        # Asked after the fetching: if it is the same topic still, it was the same topic then.
+        # This runs after the fetch: if the topic is still the same now, the records came from it.
         skips.log(batch.moves[0].partition)
         return batch.accounts()
 
     def _batch(self, skips: OpenSkips, skip: Skip, most: int) -> Batch | None:
-        """The first part of a skip; None if nothing of it can be read now."""
+        """Return a batch of the first part of a skip, or None if nothing of it can be read now."""
         partition, found = skip.span.partition, skips.log(skip.span.partition)
         start = min(readable_from(skip.span.start, found, self._setup.on_loss), skip.span.stop)
         stop = max(start, min(skip.span.stop, found.stop))
@@ -106,7 +104,7 @@ class Filling:
         return Batch(name, [move], {partition: messages}, records, letters, partial(self.transaction, skips), skip)
 
     def _fetched(self, span: Span, most: int) -> tuple[int, list[Any]]:
-        """Up to so many messages of a span, and the offset behind them."""
+        """Return up to ``most`` messages of a span, and the offset after them."""
         fetcher = Fetcher(self._setup.source, self._brokers)
         try:
             fetcher.add({span.partition: span.start})
@@ -115,7 +113,7 @@ class Filling:
                 try:
                     got = fetcher.fetch(most, FETCH_SECONDS).get(span.partition)
                 except OutOfRange as error:
-                    # The log moved under us: planning again tells whether records are lost.
+                    # The start or end of the log has moved: a new plan determines whether records are lost.
                     raise Unreachable(str(error)) from error
                 if got is not None:
                     messages = [message for message in got.messages if message.offset() < span.stop]

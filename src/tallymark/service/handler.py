@@ -1,7 +1,7 @@
-"""Calling the function that a user wrote: plain or async, for a record or for a batch, with or without the transaction.
+"""Calls the user's function: plain or async, for a record or for a batch, with or without the transaction.
 
-What it raises is one of three things. It may pass: the batch is tried again, and nothing has happened. It is about our
-own rules: the run ends. Anything else is about the record, which becomes a dead letter.
+Its exceptions fall into three classes. A transient error rolls the batch back, and the batch is tried again. An error
+of tallymark itself, such as wrong use of the library, ends the run. Any other error makes the record a dead letter.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
-from tallymark.errors import BadInput, DataRefused, Retry, TallymarkError, described
-from tallymark.records import Record, Records
-from tallymark.stores.failures import translated
+from tallymark.errors import BadInput, DataRefused, Retry, TallymarkError, TransactionUndone, described
+from tallymark.service.batch import Record, Records
+from tallymark.stores.sql.errors import translated
 
 NOT_DONE = (GeneratorType, AsyncGeneratorType, map, filter)
-"""What does its work when it is iterated over. A function that returns one of these has done nothing yet."""
+"""Lazy types. A function that returns an object of these types has not done its work yet."""
 
 FRAMES = 3
-"""Places in the code that a dead letter names."""
+"""Number of source lines that a dead letter names."""
 INSTALLED = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-OTHERS_CODE = (str(Path(__file__).parent), *INSTALLED, "<")
+OTHERS_CODE = (str(Path(__file__).parents[1]), *INSTALLED, "<")
 
 
 class RecordFailed(Exception):
-    """A handler could not do its work on a record, and never will."""
+    """A handler failed on a record, permanently."""
 
 
 class Handler:
-    """A user's function, called the same way whatever it looks like."""
+    """Gives every kind of user function the same interface."""
 
     def __init__(self, function: Callable[..., Any], *, takes_batches: bool) -> None:
         self.name = getattr(function, "__name__", str(function))
@@ -53,7 +53,7 @@ class Handler:
             )
 
     def __call__(self, records: Records, db: Any) -> None:
-        """Hand over these records, one by one or together."""
+        """Call the function with these records, one by one or as a batch."""
         if self.takes_batches:
             self._call(records, db)
             return
@@ -66,7 +66,7 @@ class Handler:
     def _call(self, given: Record | Records, db: Any) -> None:
         with told_apart():
             returned = self._function(given, db) if self._takes_db else self._function(given)
-            # Only what was returned tells whether there is more to do: a decorator hides what a function is.
+            # Check the result, not the function: a decorator can hide that a function is async.
             if inspect.isawaitable(returned):
                 self._loop().run_until_complete(returned)
             elif isinstance(returned, Future):
@@ -78,7 +78,7 @@ class Handler:
                 )
 
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """Each thread has one of its own: while it waits for the database, the others go on."""
+        """Return this thread's own event loop, so that no thread waits for another."""
         if not hasattr(self._loops, "loop"):
             self._loops.loop = asyncio.new_event_loop()
         loop: asyncio.AbstractEventLoop = self._loops.loop
@@ -87,7 +87,7 @@ class Handler:
 
 @contextmanager
 def told_apart() -> Iterator[None]:
-    """What a handler raises, as ``Retry``, one of our own errors, or ``RecordFailed``."""
+    """Translate exceptions of a handler to ``Retry``, another ``TallymarkError`` or ``RecordFailed``."""
     try:
         yield
     except BaseException as error:
@@ -100,7 +100,7 @@ def told_apart() -> Iterator[None]:
 
 
 def _where(error: BaseException) -> str:
-    """The last places in the user's own code that the error came through: `` (orders.py:14 in receive)``."""
+    """Return the innermost traceback lines of the user's own code: `` (orders.py:14 in receive)``."""
     found = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OTHERS_CODE)]
     places = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in found[-FRAMES:]]
     return f" ({', '.join(places)})" if places else ""
@@ -112,24 +112,27 @@ def _meaning(error: BaseException) -> BaseException:
     try:
         with translated("the store"):
             raise error
+    except TransactionUndone as ours:
+        # The transaction is gone: the other records have to be handled again, too.
+        return ours
     except DataRefused as refused:
         return RecordFailed(str(refused))
     except TallymarkError as ours:
-        # What SQLAlchemy itself complains of, as of a row that is not there, is about the record.
+        # An error of SQLAlchemy itself, such as a missing row, is about the record.
         mine = ours is error or ours.transient or isinstance(error, DBAPIError)
         return ours if mine else RecordFailed(described(error))
     except (ConnectionError, TimeoutError, asyncio.TimeoutError, FutureTimeout):
         return Retry(described(error))
     except RecordFailed:
         return error
-    except (Exception, asyncio.CancelledError):  # noqa: BLE001 - it is told in a dead letter
+    except (Exception, asyncio.CancelledError):  # noqa: BLE001 - the dead letter records it
         return RecordFailed(described(error))
     except BaseException:  # noqa: BLE001 - the caller raises it
         return error
 
 
 def _meaning_of_several(found: list[BaseException]) -> BaseException:
-    """The one that decides: what ends the process or the run, else what may pass, else all that failed."""
+    """Return the most severe error: what ends the process or the run, else a transient error, else all failures."""
     failed = [one for one in found if isinstance(one, RecordFailed)]
     others = [one for one in found if not isinstance(one, RecordFailed)]
     if not others:
@@ -142,7 +145,7 @@ def _is_generator(function: Any) -> bool:
 
 
 def _takes_transaction(function: Callable[..., Any], name: str) -> bool:
-    """Whether it has a second parameter that has to be given. One with a default is an option of its author's."""
+    """Whether the function has a second required parameter. A parameter with a default is for the user's own use."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except ValueError:

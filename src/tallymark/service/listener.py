@@ -1,41 +1,49 @@
-"""A decorated function at work: batches in, one transaction for each, and what to do when the function raises."""
+"""Runs a listener: calls its function for each batch in one transaction, and isolates records that it fails on."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import get_args
 
-from tallymark.batches import Batch
-from tallymark.books import LetterQuery
-from tallymark.consumer import Consumer
-from tallymark.errors import BadInput, DataRefused, TallymarkError, TooManyDead
-from tallymark.handler import Handler, RecordFailed, told_apart
-from tallymark.loop import Until
-from tallymark.membership import Group
-from tallymark.patience import patiently
-from tallymark.records import Records
-from tallymark.setup import Setup
-from tallymark.spans import Tally
-from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.core.halving import Undoing, in_any_order, in_new_transactions, in_order, one_by_one
+from tallymark.core.journal import LetterQuery
+from tallymark.core.progress import OnStep, Progress, Step, ignore
+from tallymark.core.retry import patiently
+from tallymark.core.spans import Partition, Tally
+from tallymark.errors import BadInput, DataRefused, TallymarkError, TooManyDead, TransactionUndone
+from tallymark.kafka.membership import Group
+from tallymark.run.loop import Until
+from tallymark.run.setup import Setup
+from tallymark.service.batch import Batch, Records
+from tallymark.service.consumer import Consumer
+from tallymark.service.handler import Handler, RecordFailed, told_apart
+from tallymark.service.workers import Order, Outcome, Workers
 from tallymark.stores.transaction import Transaction
-from tallymark.workers import Order, Outcome, Workers
 
 log = logging.getLogger(__name__)
 
 MOST_FAILED = 100
-"""Records of one batch that a handler may fail on, before it is taken for broken."""
+"""Maximum number of failed records in a batch. With more, the handler counts as broken."""
 FEW = 10
-"""The same for a handler that fails on every record of a batch."""
+"""A handler that fails on every record of a batch counts as broken from this number of records on."""
+
+
+Failed = tuple[Records, RecordFailed]
+"""A single record that the handler fails on, and why."""
+
+
+class _Undo(Exception):
+    """Rolls back to a savepoint."""
 
 
 @dataclass(frozen=True)
 class Listener:
-    """A function, and how its records come to it."""
+    """A decorated function with its settings."""
 
     setup: Setup
     handler: Handler
@@ -63,7 +71,7 @@ class Listener:
 
 
 class Listening:
-    """One thread of a listener: a consumer of its own, and workers behind it."""
+    """One thread of a listener, with its own consumer and workers."""
 
     def __init__(self, listener: Listener, on_step: OnStep = ignore, thread: int = 0) -> None:
         self.consumer = listener.consumer(thread)
@@ -82,19 +90,19 @@ class Listening:
         self._work_through(self.consumer.batches(self._listener.max_records, until=until, on_step=self._count))
 
     def backfill(self, topic: str | None, partition: int | None) -> None:
-        """The same work on what was skipped."""
+        """Handle the records of open skips."""
         self._work_through(
             self.consumer.backfill(self._listener.max_records, topic=topic, partition=partition, on_step=self._count)
         )
 
     def replay(self, letters: LetterQuery) -> None:
-        """The same work on the dead letters of its group."""
+        """Handle the dead letters of the listener's group."""
         if letters.group not in (None, self.consumer.group):
             return
         self._work_through(self.consumer.replay(self._listener.max_records, letters=letters, on_step=self._count))
 
     def _work_through(self, batches: Generator[Batch, None, None]) -> None:
-        # Left by an error, the consumer would stay in the group until somebody has forgotten the error.
+        # Without closing(), the error's traceback would keep the generator alive, and the consumer in its group.
         with self._working() as workers, closing(batches):
             for batch in batches:
                 patiently(partial(self._handle, batch, workers), self._stop, self._listener.setup.patience)
@@ -123,32 +131,59 @@ class Listening:
                 if batch.abandoned:
                     raise
                 log.info("looking for the records at fault batch=%s error=%s", batch.name, failed)
-                with batch.transaction() as db:
-                    self._check_failures(batch, Outcome(len(batch), self._blame(batch, batch.records, db)))
+                in_new_transactions(partial(self._handle_others, batch))
         except (TallymarkError, RecordFailed) as error:
-            # It went to others; or, where positions move first, it was not to be tried a second time.
+            # Its partitions moved to another member, or the delivery is at most once and does not allow a second try.
             if not batch.abandoned:
                 raise
             log.warning("abandoned a batch group=%s batch=%s: %s", self.consumer.group, batch.name, error)
 
-    def _blame(self, batch: Batch, records: Records, db: Transaction) -> list[RecordFailed]:
-        """Work on the records in ever smaller parts, until those are alone that the handler fails on: why it does."""
+    def _handle_others(self, batch: Batch, undoing: Sequence[Failed], singly: bool) -> None:
+        """Apply all records except those that the handler fails on, which become dead letters."""
+        with batch.transaction() as db:
+            failed = [*undoing, *self._blame(batch.records.without(_places(undoing)), db, singly)]
+            for records, error in failed:
+                batch.dead(records[0], str(error))
+            self._check_failures(batch, Outcome(len(batch), [error for _, error in failed]))
+
+    def _blame(self, records: Records, db: Transaction, singly: bool) -> list[Failed]:
+        """Apply the records in ever smaller parts to isolate those that the handler fails on. Returns them with errors.
+
+        With deferred constraints, a record may depend on a later record. So records that fail only in the check are
+        searched for in any order and rolled back; then all good records are applied again in order.
+        """
+        checked = partial(self._try, db, check=True)
+        parts = one_by_one(records) if singly else [records]
+        if not db.defers:
+            return list(in_order(parts, checked))
+        failed: list[Failed] = []
+        with suppress(RecordFailed), db.savepoint():
+            failed += in_order(parts, partial(self._try, db, check=False))
+            with told_apart():
+                db.check()
+            return failed
+        with suppress(_Undo), db.savepoint():
+            failed += in_any_order([records.without(_places(failed))], checked)
+            raise _Undo
+        return failed + list(in_order([records.without(_places(failed))], checked))
+
+    def _try(self, db: Transaction, records: Records, *, check: bool) -> RecordFailed | None:
+        """Apply these records, or roll them back and return why the handler or the store refuses them."""
         try:
             with db.savepoint():
                 self._listener.handler(records, db)
-                with told_apart():
-                    db.check()
+                if check:
+                    with told_apart():
+                        db.check()
+        except TransactionUndone as undone:
+            raise Undoing(records, RecordFailed(str(undone))) from undone
         except RecordFailed as error:
-            if len(records) == 1:
-                batch.dead(records[0], str(error))
-                return [error]
-            middle = len(records) // 2
-            return self._blame(batch, records[:middle], db) + self._blame(batch, records[middle:], db)
-        return []
+            return error
+        return None
 
     def _check_failures(self, batch: Batch, outcome: Outcome) -> None:
         if batch.tried:
-            # They were dead before, and are no sign of a function that broke now.
+            # Letters that die again do not show that the function is broken.
             return
         failed = len(outcome.failed)
         if failed > MOST_FAILED or (failed == outcome.finished and failed >= FEW):
@@ -161,3 +196,7 @@ class Listening:
         if step is Step.DONE:
             self.total += progress.tally
         self._on_step(step, progress)
+
+
+def _places(failed: Iterable[Failed]) -> set[tuple[Partition, int]]:
+    return {records[0].place for records, _ in failed}

@@ -1,20 +1,20 @@
-"""Where a consumer is, as it tells its user."""
+"""The offsets and the lag of a consumer, for its user."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime, timezone
 
-from tallymark.spans import Log, Partition, Position
+from tallymark.core.spans import Log, Partition, Position
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a consumer is in a partition.
+    """The offsets of a consumer in a partition.
 
-    ``committed`` is in the ledger, ``current`` is the next record to be handed out. ``last_stable`` is the end of what
-    can be read; the ``high_watermark`` counts records of open transactions, too. ``lag_seconds`` is the age of the last
-    record that was committed, while there are others behind it.
+    ``committed`` is the position in the ledger, ``current`` the next offset to be delivered. ``last_stable`` is the end
+    of what can be read; ``high_watermark`` includes records of open transactions. ``lag_seconds`` is the age of the
+    last committed record, or 0 if no record follows it.
     """
 
     partition: Partition
@@ -26,7 +26,7 @@ class Place:
 
     @property
     def log_end(self) -> int:
-        """What tools call LOG-END-OFFSET: of a log the brokers show nothing beyond the high watermark."""
+        """LOG-END-OFFSET of Kafka's tools: brokers report no offset above the high watermark."""
         return self.high_watermark
 
     @property

@@ -1,7 +1,7 @@
-"""A consumer's handler on dead letters: records as they came, batch after batch, while the group goes on.
+"""Replays dead letters through a consumer's handler, in batches, while the group continues.
 
-No partition is claimed and no position moves. Each batch settles its letters in the handler's transaction; if somebody
-else was quicker with one of them, it is refused whole.
+No partition is claimed and no position moves. Each batch settles its letters in the handler's transaction. If another
+process has settled a letter of the batch first, the whole batch is refused.
 """
 
 from __future__ import annotations
@@ -17,21 +17,18 @@ from typing import Any, TypeVar
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
 
-from tallymark.batches import Batch
-from tallymark.books import Letter, LetterQuery
-from tallymark.brokers import Brokers
-from tallymark.commit import Committer, Destination
+from tallymark.core.journal import Letter, LetterQuery
+from tallymark.core.progress import OnStep, Progress, Step, ignore
+from tallymark.core.records import DeadLetter
+from tallymark.core.retry import patiently
+from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, CommitRefused
-from tallymark.formats import Decoder
-from tallymark.handled import Handled, HandledCommitter
-from tallymark.openletters import MOST, OpenLetters, completed, outcome, place
-from tallymark.patience import patiently
-from tallymark.read import DeadLetter
-from tallymark.records import decoded
-from tallymark.replay import UNLIMITED, check_delivery
-from tallymark.setup import Setup, new_owner
-from tallymark.spans import Partition
-from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.formats.json import Decoder
+from tallymark.kafka.brokers import Brokers
+from tallymark.run.commit import Committer, Destination, Handled, HandledCommitter
+from tallymark.run.letters import MOST, UNLIMITED, OpenLetters, check_delivery, completed, outcome, place
+from tallymark.run.setup import Setup, new_owner
+from tallymark.service.batch import Batch, decoded
 from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
@@ -41,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Message:
-    """A record that was kept, as the client of Kafka would have it."""
+    """A dead letter's record with the interface of confluent_kafka's ``Message``."""
 
     letter: DeadLetter
 
@@ -61,7 +58,7 @@ class Message:
         return TIMESTAMP_CREATE_TIME, round(when.timestamp() * 1000)
 
     def leader_epoch(self) -> None:
-        """Nobody has kept it."""
+        """Dead letters do not store it."""
 
     def key(self) -> bytes | None:
         return self.letter.key
@@ -90,7 +87,7 @@ class Replaying:
         self._batches = count(1)
 
     def batches(self, most: int, query: LetterQuery) -> Iterator[Batch]:
-        """The open letters of the group that the query finds."""
+        """Yield batches of the group's open dead letters that match the query."""
         if most < 1:
             raise BadInput(f"max_records={most} must be positive")
         topics = self._setup.source.topic_names
@@ -111,7 +108,7 @@ class Replaying:
 
     @contextmanager
     def transaction(self, letters: OpenLetters, batch: Batch) -> Iterator[Transaction]:
-        """Settle the letters with what is done in the block."""
+        """Settle the letters together with the writes of the block."""
         handled, progress = Handled({}), Progress(batch.name, len(batch.tried), len(letters) - len(batch.tried))
         try:
             with self._committer.transaction(batch.accounts, handled, lambda step: self._on_step(step, progress)) as db:
@@ -127,7 +124,7 @@ class Replaying:
         self._on_step(Step.DONE, progress)
 
     def _settle(self, batch: Batch) -> None:
-        """Nothing of it is for a handler: all died again."""
+        """Commit a batch without records for the handler: all of its letters died again."""
         with suppress(CommitRefused), batch.transaction():
             pass
 

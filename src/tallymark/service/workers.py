@@ -1,8 +1,8 @@
-"""Several workers behind one consumer, with the order kept and the positions right.
+"""Runs the handler of one consumer in several threads, with correct order and positions.
 
-Handlers run side by side, as far as the order allows. From its first use of the transaction on, a handler has it to
-itself, and only after every earlier record of its partition is finished: so what is in the transaction is always the
-finished beginning of each partition, whoever was quicker.
+Handlers run concurrently as far as the order allows. A handler's first use of the transaction waits until every
+earlier record of its partition is finished; from then on the handler has exclusive use of the transaction. So the
+transaction always holds a finished prefix of each partition.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from typing import Any, Literal, NamedTuple
 
-from tallymark.batches import Batch
+from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, Retry, TallymarkError, described
-from tallymark.handler import Handler, RecordFailed, told_apart
-from tallymark.records import Record
-from tallymark.spans import Partition
+from tallymark.service.batch import Batch, Record
+from tallymark.service.handler import Handler, RecordFailed, told_apart
 from tallymark.stores.transaction import OVER, Transaction
 
 Order = Literal["partition", "key", "none"]
 
 
 class GivenUp(BaseException):
-    """An earlier record could not be finished, so this one can't be either. No handler should catch it."""
+    """An earlier record could not be finished, so this record can't be either.
+
+    A ``BaseException``, because handlers should not catch it.
+    """
 
 
 class Outcome(NamedTuple):
-    """What came of a batch: how many records are finished, and why some of them are dead."""
+    """The result of a batch: how many records are finished, and why some of them are dead."""
 
     finished: int
     failed: Sequence[RecordFailed]
@@ -48,7 +50,7 @@ class Workers:
         self._pool.shutdown()
 
     def work(self, batch: Batch, db: Transaction) -> Outcome:
-        """All records of the batch, or the finished beginning of each partition, if one has to be tried again."""
+        """Handle all records of the batch, or a prefix of each partition if a record has to be tried again."""
         lanes = Lanes(batch.records, self._order)
         futures = [self._pool.submit(self._serve, lanes, batch, db) for _ in range(self._count)]
         for future in futures:
@@ -71,14 +73,17 @@ class Workers:
                 lanes.give_up(at, error)
             except GivenUp:
                 lanes.give_up(at)
-            except BaseException as error:  # noqa: BLE001 - it is raised by the thread that waits for the batch
+            except BaseException as error:  # noqa: BLE001 - the thread that waits for the batch raises it
                 lanes.give_up(at, TallymarkError(f"a worker ended with {described(error)}"))
             else:
                 lanes.done(at)
 
 
 class Lanes:
-    """Which record may be worked on, and which may write. The earliest unfinished one of a partition always may."""
+    """Decides which record a worker may handle and which may write.
+
+    The earliest unfinished record of a partition may always do both, so there is no deadlock.
+    """
 
     def __init__(self, records: Sequence[Record], order: Order) -> None:
         self.records = records
@@ -96,7 +101,7 @@ class Lanes:
         self._writing = threading.Lock()
 
     def take(self) -> int | None:
-        """The first record whose lane is free. None when there is nothing left to do."""
+        """Return the first record whose lane is free, or None when no work is left."""
         with self._change:
             while self._waiting and self.error is None:
                 for at in self._waiting:
@@ -127,7 +132,7 @@ class Lanes:
 
     @contextmanager
     def turn(self, at: int, db: Transaction) -> Iterator[Any]:
-        """The transaction for one handler: it is waited for at its first use, and undone if the handler raises."""
+        """Yield the transaction for one handler. Its first use waits; it is rolled back if the handler raises."""
         with ExitStack() as stack:
 
             def begin() -> Transaction:
@@ -143,7 +148,7 @@ class Lanes:
 
     @contextmanager
     def waiting_for(self, at: int) -> Iterator[None]:
-        """After all earlier records of the partition, and alone."""
+        """Wait for all earlier records of the partition, then for exclusive use of the transaction."""
         with self._change:
             self._change.wait_for(lambda: self._is_next(at) or self.error is not None)
             if not self._is_next(at):
@@ -153,17 +158,17 @@ class Lanes:
 
     @property
     def progressed(self) -> bool:
-        """Whether any partition has come further."""
+        """Whether the first record of any partition is finished."""
         return any(first in self._finished for first in self._begun.values())
 
     def outcome(self) -> Outcome:
-        """What the beginnings that are saved came to."""
+        """Return the result of the finished prefixes."""
         left = {at for waiting in self._left.values() for at in waiting}
         failed = [error for at, error in sorted(self._failed.items()) if at not in left]
         return Outcome(len(self.records) - len(left), failed)
 
     def unfinished(self) -> dict[Partition, int]:
-        """The first record of each partition that is not finished."""
+        """Return the first unfinished offset of each partition."""
         return {Partition(*place): self.records[left[0]].offset for place, left in self._left.items() if left}
 
     def _is_next(self, at: int) -> bool:
@@ -175,7 +180,7 @@ class Lanes:
 
 
 class Turn:
-    """The transaction for one handler: waits for its turn at the first use, and is over when the handler returns."""
+    """The transaction for one handler: the first use waits for its turn, and use after the handler's end raises."""
 
     def __init__(self, begin: Callable[[], Transaction]) -> None:
         self._begin = begin
@@ -184,7 +189,7 @@ class Turn:
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Any:
-        # A thread that outlives its handler must not begin a turn that nobody ends.
+        # A thread that outlives its handler must not begin a turn, which would never end.
         with self._lock:
             if self._over:
                 raise BadInput(OVER)

@@ -1,1 +1,1 @@
-"""The Spark engine: reads spans of Kafka as DataFrames, decodes and shapes them, and hands them over as Arrow."""
+"""The Spark engine: reads spans from Kafka as DataFrames, decodes and shapes them, and returns Arrow tables."""

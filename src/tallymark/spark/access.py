@@ -1,6 +1,6 @@
-"""How Spark's Kafka client gets into a cluster: the same description, as the JVM has it.
+"""Converts the description of a Kafka cluster to the options of Spark's Kafka client.
 
-Certificates and the key travel in the options themselves, so that executors need no file.
+The options contain certificates and the key themselves, so that executors need no files.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from tallymark.cluster import OAUTHBEARER, Cluster, Sasl, Tls
 from tallymark.errors import BadInput
+from tallymark.kafka.cluster import OAUTHBEARER, Cluster, Sasl, Tls
 
 _MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",
@@ -19,18 +19,18 @@ _MODULES = {
 }
 _TOKEN_HANDLER = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginCallbackHandler"
 REDACTED = "(?i)secret|password|token|jaas|keystore|truststore"
-"""The options whose values Spark must not show, beside those that it hides by itself."""
+"""Options whose values Spark must redact, in addition to those that it redacts by default."""
 
 
 def keep_quiet() -> None:
-    """py4j logs at DEBUG whatever goes to the JVM, secrets and all."""
+    """Raise py4j's log level, because at DEBUG it logs everything sent to the JVM, including secrets."""
     logger = logging.getLogger("py4j")
     if logger.getEffectiveLevel() < logging.INFO:
         logger.setLevel(logging.INFO)
 
 
 def options(cluster: Cluster) -> dict[str, str]:
-    """What Spark's Kafka source needs to get in."""
+    """The connection options for Spark's Kafka source."""
     settings = {
         "bootstrap.servers": cluster.brokers,
         "security.protocol": cluster.protocol,
@@ -77,6 +77,6 @@ def _jaas(sasl: Sasl, **entries: str) -> str:
 
 
 def _quoted(value: str) -> str:
-    """Inside quotes: what ends them, or a line, is escaped."""
+    """Escape quotes, backslashes and control characters for a quoted JAAS value."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
     return "".join(f"\\{ord(one):03o}" if ord(one) < 32 else one for one in escaped)

@@ -1,8 +1,8 @@
-"""Decoding values: what fits the format becomes ``value``, what does not becomes a dead letter, never an exception."""
+"""Decodes values with Spark: a value that does not fit the format becomes a dead letter, never an exception."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, reduce
 from operator import or_
 
@@ -11,30 +11,26 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from tallymark import fields
+from tallymark.core.records import Seen
+from tallymark.core.spans import Partition
 from tallymark.errors import BadInput
-from tallymark.formats import DEEPEST
-from tallymark.read import Seen
-from tallymark.source import Bytes, Json
-from tallymark.spans import Partition
+from tallymark.formats import fields
+from tallymark.formats.json import DEEPEST
+from tallymark.formats.value import Bytes, Json
+from tallymark.spark import numbers
 
 RAW = "_tallymark_raw"
-"""The undecodable value, and NULL for every record that is fine."""
+"""The undecodable value; NULL for records that could be decoded."""
 CORRUPT = "_tallymark_corrupt"
 PARSED = "_tallymark_parsed"
 FIELDS = "_tallymark_fields"
 FITS = "_tallymark_fits"
 VALUES = "_tallymark_values"
 END = "_tallymark_end"
-JSON_OPTIONS = {
-    "columnNameOfCorruptRecord": CORRUPT,
-    "allowSingleQuotes": "false",
-    # NaN and Infinity are no JSON, and not every database can hold them.
-    "allowNonNumericNumbers": "false",
-}
+JSON_OPTIONS = {**numbers.STRICT, "columnNameOfCorruptRecord": CORRUPT}
 EPOCH = "1970-01-01 00:00:00"
 FIRST_MOMENT, LAST_MOMENT = "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"
-"""What both databases and Python can hold of Spark's 300,000 years."""
+"""The part of Spark's range of 300,000 years that the databases and Python can represent."""
 
 TIMES = (T.DateType, T.TimestampType, T.TimestampNTZType)
 
@@ -56,17 +52,17 @@ def parse_schema(source: Json) -> T.StructType:
 
 
 class Decoder:
-    """Turns Kafka's columns into RECORD, and RAW beside it where a value could not be decoded.
+    """Converts Kafka's columns to RECORD, and adds RAW for values that could not be decoded.
 
-    The columns are put together once: building them costs more than decoding a small batch. Where Arrow does it all,
-    they never are.
+    The column expressions are built once, because building them costs more than decoding a small batch, and only on
+    first use, because they are not needed if Arrow decodes all batches.
     """
 
     def __init__(self, source: Json | Bytes) -> None:
         self._schema = parse_schema(source) if isinstance(source, Json) else None
 
     def records(self, raw: DataFrame) -> DataFrame:
-        """The columns that RECORD has, for what a function makes of them; values are not decoded as they have to be."""
+        """The columns of RECORD, to derive the schemas of tables; values are decoded without the strict checks."""
         if self._schema is None:
             return raw.select(*RECORD)
         return raw.withColumn("value", F.from_json(F.col("value").cast("string"), self._schema)).select(*RECORD)
@@ -81,7 +77,7 @@ class Decoder:
         others = [F.col(name) for name in RECORD if name != "value"]
         casts = [_found(field).try_cast(field.dataType).alias(_cast_name(field)) for field in schema if _is_cast(field)]
         value = F.struct(*(_field(field).alias(field.name) for field in schema))
-        # One projection after the other, so that nothing that costs is computed for every mention of it.
+        # Separate projections, because Spark would compute an expensive expression once for each reference.
         return [
             [*came, _parsed_json(schema)],
             [*passed, F.col(PARSED), *casts],
@@ -101,7 +97,7 @@ class Decoder:
 
 
 def _time() -> Column:
-    """When the record was made, or NULL where a producer wrote what no calendar has, or that it does not know."""
+    """The record's timestamp; NULL if the producer wrote an unknown time or a time outside the calendar."""
     time = F.col("timestamp")
     return F.when(_in_years(time, T.TimestampType(), EPOCH), time).alias("timestamp")
 
@@ -111,27 +107,39 @@ def _size() -> Column:
 
 
 def _parsed_json(schema: T.StructType) -> Column:
-    """By itself Spark stops reading at the end of the first object, takes an array's first element for the whole, and
-    replaces bytes that are not UTF-8. Between brackets and before an end mark the value has to be exactly one object.
+    """The value, parsed as the element of an array that is followed by an end mark.
+
+    Without that, Spark stops reading at the end of the first object, takes the first element of an array for the whole,
+    and replaces bytes that are not UTF-8. Inside the array the value must be exactly one object.
     """
-    text = F.col("value").cast("string")
-    wrapped = F.concat(F.lit(f'{{"{VALUES}":['), text, F.lit(f'],"{END}":true}}'))
-    return F.when(F.is_valid_utf8(text), F.from_json(wrapped, _wrapper(schema), JSON_OPTIONS)).alias(PARSED)
+    fit = F.is_valid_utf8(F.col("value").cast("string"))
+    if (decimals := numbers.only(T.DecimalType, _wrapped(schema))) is not None:
+        fit = fit & ~numbers.has_odd_decimals(_wrapped_value(), decimals)
+    return F.when(fit, F.from_json(_wrapped_value(), _wrapper(schema), JSON_OPTIONS)).alias(PARSED)
+
+
+def _wrapped_value() -> Column:
+    return F.concat(F.lit(f'{{"{VALUES}":['), F.col("value").cast("string"), F.lit(f'],"{END}":true}}'))
 
 
 def _fits(schema: T.StructType) -> Column:
-    """Whether the value is one object that fits the schema; NULL for a record without a value."""
+    """Whether the value is a single object that fits the schema; NULL for tombstones."""
     parsed = F.col(PARSED)
     fits = (F.size(parsed[VALUES]) == 1) & parsed[END] & parsed[CORRUPT].isNull() & _object().isNotNull()
     for field in schema:
         cast = _field(field) if isinstance(field.dataType, TIMES) else None
         if (unfit := _unfit(_found(field), field.dataType, cast)) is not None:
             fits = fits & ~unfit
+    if (strings := numbers.only(T.StringType, schema)) is not None:
+        infinite = _unfit(_object(), strings, rules={T.StringType: lambda text: text.contains('Infinity"')})
+        assert infinite is not None
+        overflow = numbers.has_overflow(_wrapped_value(), _wrapped(strings))
+        fits = fits & ~F.when(infinite, overflow).otherwise(F.lit(False))
     return F.when(F.col("value").isNotNull(), F.coalesce(fits & ~_is_deep(), F.lit(False)))
 
 
 def _is_deep() -> Column:
-    """Whether objects and arrays are within each other more often than Python can follow."""
+    """Whether objects and arrays are nested more deeply than Python can parse."""
     text = F.col("value").cast("string")
     opened = F.length(text) - F.length(F.replace(F.replace(text, F.lit("["), F.lit("")), F.lit("{"), F.lit("")))
     unescaped = F.replace(F.replace(text, F.lit("\\\\"), F.lit("")), F.lit('\\"'), F.lit(""))
@@ -145,19 +153,19 @@ def _is_deep() -> Column:
         ),
         lambda found: found.most,
     )
-    # Hardly a value is long enough to be counted.
+    # Counting is expensive; few values are long enough to need it.
     return F.when(
         F.length("value") > 2 * DEEPEST, F.when(opened > DEEPEST, depths > DEEPEST).otherwise(F.lit(False))
     ).otherwise(F.lit(False))
 
 
 def column(name: str) -> Column:
-    """The column of this very name, whatever is in it."""
+    """The column with exactly this name, whatever characters it contains."""
     return F.col(quoted(name))
 
 
 def quoted(name: str) -> str:
-    """As Spark takes a name: otherwise a dot would lead to a field within a column."""
+    """Quote a name, because Spark takes a dot as access to a field within a column."""
     return f"`{name.replace('`', '``')}`"
 
 
@@ -165,21 +173,20 @@ def first_line(error: BaseException) -> str:
     return " ".join(str(error).split("\n\n")[0].split("JVM stacktrace")[0].split())[:300].rstrip(".")
 
 
+def _wrapped(kind: T.DataType) -> T.StructType:
+    return T.StructType([T.StructField(VALUES, T.ArrayType(kind))])
+
+
 def _wrapper(schema: T.StructType) -> T.StructType:
     """The schema to parse with."""
-    return T.StructType(
-        [
-            T.StructField(VALUES, T.ArrayType(_loose(schema))),
-            T.StructField(END, T.BooleanType()),
-            T.StructField(CORRUPT, T.StringType()),
-        ]
-    )
+    return _wrapped(_loose(schema)).add(END, T.BooleanType()).add(CORRUPT, T.StringType())
 
 
 def _loose(kind: T.DataType) -> T.DataType:
-    """What to parse a type as. Spark's parser takes a byte as unsigned, and times in many forms, by itself.
+    """The type to parse a field as, before it is checked and cast.
 
-    It also takes much longer to parse a timestamp than to cast its text.
+    Spark's parser reads a byte as unsigned and accepts many formats of times. It also takes much longer to parse a
+    timestamp than to cast its text.
     """
     if isinstance(kind, T.StructType):
         return T.StructType([T.StructField(field.name, _loose(field.dataType)) for field in kind])
@@ -201,7 +208,7 @@ def _object() -> Column:
 
 
 def _found(field: T.StructField) -> Column:
-    """The field as it was parsed, which for a timestamp is its text."""
+    """The field as parsed; dates and timestamps are text."""
     return _object()[field.name]
 
 
@@ -213,40 +220,41 @@ def _field(field: T.StructField) -> Column:
     return column(_cast_name(field)) if _is_cast(field) else _found(field)
 
 
-def _unfit(found: Column, kind: T.DataType, cast: Column | None = None) -> Column | None:
-    """Whether Spark has parsed something that the value does not say or no database can hold. Never NULL.
+Rules = Mapping[type[T.DataType], Callable[[Column], Column]]
+RULES: Rules = {
+    T.ByteType: lambda number: ~number.between(-128, 127),
+    T.DoubleType: lambda number: F.abs(number) == float("inf"),
+    T.FloatType: lambda number: F.abs(number) == float("inf"),
+}
 
-    ``cast`` is what has become of a time already, where it has.
+
+def _unfit(found: Column, kind: T.DataType, cast: Column | None = None, rules: Rules = RULES) -> Column | None:
+    """Whether the parsed value differs from its text, or no database can hold it. Never NULL.
+
+    ``cast`` is the time that ``found`` was cast to, if it has been cast already.
     """
     if isinstance(kind, TIMES):
         time = found.try_cast(kind) if cast is None else cast
         return found.isNotNull() & ~F.coalesce(found.rlike(_form(kind)) & _in_years(time, kind), F.lit(False))
     if isinstance(kind, T.StructType):
-        parts = [_unfit(found[field.name], field.dataType) for field in kind]
+        parts = [_unfit(found[field.name], field.dataType, rules=rules) for field in kind]
         known = [part for part in parts if part is not None]
         return reduce(or_, known) if known else None
     if isinstance(kind, T.ArrayType):
-        return _any(found, kind.elementType)
+        return _any(found, kind.elementType, rules)
     if isinstance(kind, T.MapType):
-        return _any(F.map_values(found), kind.valueType)
-    rules: dict[type[T.DataType], Callable[[Column], Column]] = {
-        T.ByteType: lambda number: ~number.between(-128, 127),
-        T.DoubleType: lambda number: F.abs(number) == float("inf"),
-        T.FloatType: lambda number: F.abs(number) == float("inf"),
-        # Spark writes a number as text that is too large for it, and that JSON does not have.
-        T.StringType: lambda text: text.contains('Infinity"') & ~F.col("value").cast("string").contains("Infinity"),
-    }
+        return _any(F.map_values(found), kind.valueType, rules)
     rule = rules.get(type(kind))
     return None if rule is None else F.coalesce(rule(found), F.lit(False))
 
 
-def _any(found: Column, kind: T.DataType) -> Column | None:
-    """Whether one of an array does not fit."""
-    if _unfit(F.lit(None), kind) is None:
+def _any(found: Column, kind: T.DataType, rules: Rules) -> Column | None:
+    """Whether an element of an array does not fit."""
+    if _unfit(F.lit(None), kind, rules=rules) is None:
         return None
 
     def unfit(one: Column) -> Column:
-        rule = _unfit(one, kind)
+        rule = _unfit(one, kind, rules=rules)
         assert rule is not None
         return rule
 
@@ -263,7 +271,7 @@ def _in_years(time: Column, kind: T.DataType, first: str = FIRST_MOMENT) -> Colu
 
 
 def count(batch: DataFrame) -> tuple[dict[Partition, Seen], int]:
-    """Records and dead ones of each partition, the time of the last record, and the bytes of all."""
+    """For each partition the number of records, of dead records and the last timestamp; and the bytes in total."""
     counts = batch.groupBy("topic", "partition").agg(
         F.count("*").alias("records"),
         F.count(RAW).alias("dead"),

@@ -1,4 +1,4 @@
-"""What Spark says when a job fails, as one sentence of ours: a user's function, the brokers, or Spark itself."""
+"""Translates Spark's errors to tallymark's: a failure of a user's function, of the brokers, or of Spark itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DENIED = Verdict(AccessDenied, "the brokers at {name} refused Spark's client: {w
 AWAY = Verdict(Unreachable, "Spark could not read from the brokers at {name}: {words}")
 FAILED = Verdict(ReadFailed, "Spark failed to read a batch: {words}")
 
-# Spark has no codes: the first verdict counts of which a mark is in what it says.
+# Spark has no error codes: the first verdict with a substring in the message applies.
 SPARK: Mapping[Verdict, tuple[str, ...]] = {
     TOO_MUCH: ("is bigger than spark.driver.maxResultSize", "java.lang.OutOfMemoryError"),
     DENIED: (
@@ -45,12 +45,12 @@ SPARK: Mapping[Verdict, tuple[str, ...]] = {
         "org.apache.kafka.common.errors.OffsetNotAvailableException",
         "org.apache.kafka.common.errors.ReplicaNotAvailableException",
         "org.apache.kafka.common.errors.UnknownLeaderEpochException",
-        # A broker that has just started does not know all topics yet; of one that is gone, planning again tells.
+        # A broker that has just started does not know all topics yet; the next plan detects a deleted topic.
         "org.apache.kafka.common.errors.UnknownTopicIdException",
         "org.apache.kafka.common.errors.UnknownTopicOrPartitionException",
         "Cannot fetch record for offset",
         "Failed to construct kafka consumer",
-        # The log moved under us: planning again tells whether records are lost.
+        # The log changed during the read: the next plan detects whether records are lost.
         "OffsetOutOfRangeException",
         "LogTruncationException",
         "Some data may have been lost",
@@ -72,7 +72,7 @@ class FunctionFailed(BadInput):
 
 @contextmanager
 def explained(brokers: str, table: str | None = None) -> Iterator[None]:
-    """Raise Spark's errors inside the block as ours, named after the table whose function was at work."""
+    """Raise Spark's errors inside the block as tallymark's, naming the table whose function was running."""
     try:
         yield
     except (PySparkException, Py4JError) as error:
@@ -81,7 +81,7 @@ def explained(brokers: str, table: str | None = None) -> Iterator[None]:
 
 @contextmanager
 def while_java_lives(spark: SparkSession) -> Iterator[None]:
-    """Java may end in the midst of anything, and everything that is asked of it fails then, each in its own way."""
+    """Raise ``ReadFailed`` if Java has ended: calls to it then fail with various exceptions."""
     try:
         yield
     except (PySparkException, Py4JError, OSError, EOFError) as error:
@@ -105,7 +105,7 @@ def _is_over(spark: SparkSession) -> bool:
 def _explain(error: Exception, brokers: str, table: str | None) -> TallymarkError:
     everything = f"{error}\n{_root_cause(error)}"
     if table is not None and (_TRACEBACK in everything or _BAD_VALUE in everything):
-        # Such errors quote values, and a value may say anything, the words below among them.
+        # Checked first: such errors quote values, which may contain the substrings that are searched below.
         return FunctionFailed(table, _user_words(error))
     verdict = next((one for one, marks in SPARK.items() if any(mark in everything for mark in marks)), FAILED)
     if verdict is FAILED and table is not None:

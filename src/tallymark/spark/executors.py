@@ -1,33 +1,123 @@
-"""A large batch in one pass: the tasks that read Kafka decode, pick columns and stage them, and report what they saw.
+"""Stages the rows of large batches from the executors, so that they never pass through the driver.
 
-That goes where all tables append, and all that their functions do is to pick columns. What can't be decoded comes to
-the driver as it is, for its dead letters.
+If all tables append and their functions only pick columns, tasks read, decode and stage in one pass. Records that they
+can't decode are sent to the driver undecoded, for their dead letters.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import functions as F  # noqa: N812
 
-from tallymark import raw
-from tallymark.arrived import Arrived
-from tallymark.errors import DataRefused
-from tallymark.formats import Decoder
-from tallymark.read import Seen
-from tallymark.shape import Staged, TableSpec, finish, table_schema, visible
-from tallymark.source import Bytes, Json
-from tallymark.spans import Partition
-from tallymark.spark.plain import Pick, pick
+from tallymark.core import raw
+from tallymark.core.records import Seen
+from tallymark.core.spans import Partition
+from tallymark.core.tables import (
+    HIDDEN,
+    OFFSET,
+    PARTITION,
+    PROVENANCE,
+    TIMESTAMP,
+    TOPIC,
+    Staged,
+    TableSpec,
+    finish,
+    table_schema,
+    visible,
+)
+from tallymark.errors import BatchTooLarge, DataRefused, Unreachable
+from tallymark.formats.decoded import Arrived
+from tallymark.formats.json import Decoder
+from tallymark.formats.value import Bytes, Json
+from tallymark.spark.decode import column
+from tallymark.spark.functions import Pick, pick
 from tallymark.spark.scan import complete
-from tallymark.stores.staging import Loader, Stages, new_attempt, pieces
+from tallymark.stores.sql.staging import Loader, Stages, new_attempt, pieces
+
+BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
+AGE, RANK = "_tallymark_age", "_tallymark_rank"
+STAGED = "attempt BIGINT, rows BIGINT, refused STRING"
+
+
+def can_stage() -> bool:
+    """Whether pandas is installed, which Spark requires for mapInArrow although it does not use it."""
+    return importlib.util.find_spec("pandas") is not None
+
+
+def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, batch: str) -> Staged:
+    """Write rows, given with their hidden columns, to a staging table. Only the tasks' reports return to the driver."""
+    if spec.deletes is not None:
+        raise BatchTooLarge(f"table {spec.name} deletes rows, which goes through the driver")
+    if spec.write != "append":
+        rows = one_per_key(spec, rows)
+    if spec.provenance:
+        origin = [F.col(TOPIC), F.col(PARTITION), F.col(OFFSET), F.lit(batch)]
+        rows = rows.withColumns(dict(zip(PROVENANCE, origin, strict=True)))
+    wanted = table_schema(spec, schema)
+    loader = replace(stages.open(wanted), key=spec.key)
+    reports = rows.select(*map(column, wanted.names)).mapInArrow(loader, STAGED)
+    with stages.kept([loader.name]):
+        return loader.staged(reports.toArrow().to_pylist())
+
+
+@contextmanager
+def counting_rows(spark: SparkSession) -> Iterator[None]:
+    """Limit Arrow batches for Python by their number of rows only.
+
+    To apply a limit in bytes, Spark computes the size of all columns again after every row.
+    """
+    before = spark.conf.get(BYTES_PER_BATCH, None)
+    spark.conf.set(BYTES_PER_BATCH, 2**31 - 1)
+    try:
+        yield
+    finally:
+        if before is None:
+            spark.conf.unset(BYTES_PER_BATCH)
+        else:
+            spark.conf.set(BYTES_PER_BATCH, before)
+
+
+def check_reached(error: Exception) -> None:
+    """Raise ``Unreachable`` if a task could not reach the store, which Spark reports like a failed function."""
+    _, unreachable, words = str(error).partition(f"{Unreachable.__module__}.{Unreachable.__name__}: ")
+    if unreachable:
+        raise Unreachable(f"an executor could not stage rows: {words}") from error
+
+
+def one_per_key(spec: TableSpec, rows: DataFrame) -> DataFrame:
+    """The newest row of each key, or the oldest for ``write="ignore"``: ``finish``, distributed over the executors."""
+    if OFFSET not in rows.columns:
+        raise BatchTooLarge(f"table {spec.name} merges records, whose keys are checked on the driver")
+    key = [column(name) for name in spec.key]
+    in_partition = Window.partitionBy(*key, TOPIC, PARTITION)
+    # A timestamp lower than that of an earlier offset counts as the highest before it.
+    rows = rows.withColumn(AGE, F.max(TIMESTAMP).over(in_partition.orderBy(OFFSET)))
+    others = [name for name in rows.columns if name not in (*HIDDEN, AGE, *spec.key)]
+    version = [column(spec.version).desc_nulls_last()] if spec.version else []
+    ages = [_order(spec, name, null_is_oldest=True) for name in (AGE, TOPIC, PARTITION, OFFSET)]
+    columns = [_order(spec, name, null_is_oldest=False) for name in others]
+    for window in (in_partition, Window.partitionBy(*key)):
+        newest = window.orderBy(*version, *ages, *columns)
+        rows = rows.withColumn(RANK, F.row_number().over(newest)).where(F.col(RANK) == 1)
+    return rows
+
+
+def _order(spec: TableSpec, name: str, *, null_is_oldest: bool) -> Column:
+    """Sort order with the row to keep first: the newest, or the oldest for ``write="ignore"``."""
+    if spec.write == "ignore":
+        return column(name).asc_nulls_first() if null_is_oldest else column(name).asc_nulls_last()
+    return column(name).desc_nulls_last() if null_is_oldest else column(name).desc_nulls_first()
+
 
 MOST_DOUBTFUL = 1000
-"""Undecodable records of a task that the driver takes: if there are more, Spark does better with the whole batch."""
+"""Maximum number of undecodable records from a task to the driver; with more, Spark decodes the batch faster."""
 DDL = (
     "attempt BIGINT, rows BIGINT, refused STRING, size BIGINT, slow BIGINT, given_up BOOLEAN, doubtful BINARY, "
     "seen ARRAY<STRUCT<topic: STRING, partition: INT, records: BIGINT, last: TIMESTAMP>>"
@@ -50,12 +140,12 @@ REPORT = pa.schema(
 
 
 class _GivenUp(Exception):
-    """Too much here is nothing for Arrow."""
+    """Too many records of this task can't be decoded by Arrow."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A table that only picks columns, and where its rows are staged."""
+    """A table whose function only picks columns, and the loader of its staging table."""
 
     spec: TableSpec
     picks: Mapping[str, Pick]
@@ -64,7 +154,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What all tasks together have seen and staged; ``doubtful`` are records that are in no table yet."""
+    """The combined reports of all tasks; ``doubtful`` records could not be decoded and are in no table yet."""
 
     seen: Mapping[Partition, Seen]
     staged: Mapping[str, Staged]
@@ -75,7 +165,7 @@ class Outcome:
 
 @dataclass
 class _Report:
-    """What one task has to tell."""
+    """The report of one task."""
 
     attempt: int = field(default_factory=new_attempt)
     rows: int = 0
@@ -107,7 +197,7 @@ class _Report:
 
 @dataclass(frozen=True)
 class OnePass:
-    """Goes to the executors, and does it all there."""
+    """The function that executors run: it decodes records and stages rows for all tables."""
 
     source: Json | Bytes
     topic: str | None
@@ -139,7 +229,7 @@ class OnePass:
                     target.loader.put(store.dialect, connection, rows, report.attempt)
 
     def run(self, records: DataFrame) -> Outcome | None:
-        """Have it done; None if a task has given up."""
+        """Run on the executors; None if a task has given up."""
         reports = records.mapInArrow(self, DDL).toArrow().to_pylist()
         if any(report["given_up"] for report in reports):
             return None
@@ -155,7 +245,7 @@ class OnePass:
 def targets(
     stages: Stages, tables: Iterable[tuple[TableSpec, Mapping[str, Pick]]], schemas: Mapping[str, pa.Schema]
 ) -> list[Target]:
-    """A staging table for each of the tables."""
+    """Create a staging table for each table."""
     made: list[Target] = []
     with stages.kept(target.loader.name for target in made):
         for spec, picks in tables:
@@ -164,7 +254,7 @@ def targets(
 
 
 def merged(seen: Mapping[Partition, Seen], later: Mapping[Partition, Seen]) -> dict[Partition, Seen]:
-    """Counts of both, and the time of the last record of those that came later."""
+    """The sums of both counts, with the last timestamps of ``later``."""
     found = dict(seen)
     for partition, one in later.items():
         before = found.get(partition, Seen())

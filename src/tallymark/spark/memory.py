@@ -1,4 +1,4 @@
-"""Whether a batch fits the driver: what may come there, and how large records are, by those before."""
+"""Decides whether a batch fits the driver's memory, from its limits and the size of earlier records."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 
+from tallymark.core.spans import Span
 from tallymark.errors import BatchTooLarge
-from tallymark.spans import Span
 
 HEAP_SHARE = 16
-"""Of Java's heap, for a batch that functions compute on: on the way to them and back it is there some ten times."""
+"""A batch that functions compute on may take 1/16 of Java's heap, because the heap holds about ten copies of it."""
 
 
 class Room:
-    """For one batch: ``memory`` bytes of keys and values, and a share of Java's heap where it goes through that.
+    """Room for one batch: ``memory`` bytes of keys and values, and a share of Java's heap if it passes through Java.
 
-    ``heap`` is asked once, and has None for functions that leave Java alone.
+    ``heap`` is called once, and returns None if no function uses Java.
     """
 
     def __init__(self, memory: int, heap: Callable[[], int | None]) -> None:
         self.memory = memory
         self.average: float | None = None
-        """Bytes of a record; infinite if records have grown by nobody knows how much."""
+        """Average bytes of a record; infinite if records have grown by an unknown amount."""
         self._ask = heap
 
     @cached_property
@@ -34,11 +34,11 @@ class Room:
         return self.memory if self.heap is None else min(self.memory, self.heap // HEAP_SHARE)
 
     def guess(self, spans: Sequence[Span]) -> float:
-        """The bytes of these spans, if their records are like those before."""
+        """The estimated bytes of these spans, from the average size of earlier records."""
         return sum(map(len, spans)) * (self.average or 0)
 
     def holds(self, size: float, spans: Sequence[Span]) -> bool:
-        # One record of each partition is what a batch holds at least.
+        # A batch can't be smaller than one record of each partition.
         return size <= self.most or sum(map(len, spans)) <= len(spans)
 
     def refusal(self, size: int) -> BatchTooLarge:
@@ -54,5 +54,5 @@ class Room:
             self.average = size / records
 
     def forget(self) -> None:
-        """Records have grown: whoever reads the next ones is to find out by how much."""
+        """Discard the average because records have grown; the next read measures it again."""
         self.average = math.inf

@@ -1,4 +1,4 @@
-"""A micro-batch of somebody else's streaming query: which one it is, and its rows as changes of tables."""
+"""Identifies a micro-batch of a user's streaming query, and converts its rows to changes of tables."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
+from tallymark.core.tables import DELETED, OFFSET, PARTITION, TOPIC, Changes, TableSpec, finish
 from tallymark.errors import BadInput
-from tallymark.shape import DELETED, OFFSET, PARTITION, TOPIC, Changes, TableSpec, finish
 from tallymark.spark.decode import column, first_line
-from tallymark.spark.failures import explained
-from tallymark.spark.shaping import NESTED, TableFunction, arrow_schema, as_columns, call
-from tallymark.spark.stage import stage
-from tallymark.stores.columns import JSON_MARK
-from tallymark.stores.staging import Stages
+from tallymark.spark.errors import explained
+from tallymark.spark.executors import stage
+from tallymark.spark.functions import NESTED, TableFunction, arrow_schema, as_columns, call
+from tallymark.stores.sql.columns import JSON_MARK
+from tallymark.stores.sql.staging import Stages
 
 QUERY = "sql.streaming.queryId"
 SOURCE = "the query's source"
@@ -29,10 +29,10 @@ RANK = "_tallymark_rank"
 
 @dataclass(frozen=True)
 class Microbatch:
-    """``query`` is the id that the checkpoint holds, ``run`` changes whenever the query is started.
+    """``query`` is the id in the checkpoint; ``run`` changes whenever the query is started.
 
-    ``name`` is the same whenever Spark repeats the micro-batch: it is made of the offsets that were planned for it, and
-    of the moment at which they were. One that is planned anew has another name.
+    ``name`` stays the same when Spark repeats the micro-batch, because it is derived from the planned offsets and the
+    time of planning. A micro-batch that is planned again has another name.
     """
 
     query: str
@@ -42,15 +42,15 @@ class Microbatch:
     wanted: Callable[[], bool]
     """Whether the query still runs."""
     failure: Callable[[], str | None]
-    """Why the query has ended, if that is no good reason."""
+    """The error that ended the query, if any."""
 
 
 def identify(rows: DataFrame, number: int) -> Microbatch:
-    """Which micro-batch this is. Spark tells a function only the number: the rest is asked of the running query."""
+    """Identify the micro-batch. Spark passes only the number; the rest comes from the running query."""
     try:
         execution = _execution(rows)
         planned = execution.offsetLog().get(number).get()
-        # Offsets alone do not tell: those of a source of files only count.
+        # Offsets alone do not identify the rows: those of a file source are only counters.
         when = planned.metadata().get().batchTimestampMs()
         query, run = execution.id().toString(), execution.runId().toString()
     except Exception as error:
@@ -86,7 +86,7 @@ def _execution(rows: DataFrame) -> Any:
 
 
 def table_rows(spec: TableSpec, function: TableFunction, rows: DataFrame) -> DataFrame:
-    """What the function makes of them; where the table has a version, of each key the newest."""
+    """The function's result; if the table has a version, only the newest row of each key."""
     result = call(spec, function, rows)
     if spec.delete is not None:
         try:
@@ -96,16 +96,16 @@ def table_rows(spec: TableSpec, function: TableFunction, rows: DataFrame) -> Dat
     if spec.version is None or not {spec.version, *spec.key} <= set(result.columns):
         return result
     same_key, version = Window.partitionBy(*map(column, spec.key)), column(spec.version)
-    # Of equals all stay, and are refused later: nobody knows which is the newest.
+    # Rows of equal version all stay and are refused later, because it is unknown which is the newest.
     rank = F.rank().over(same_key.orderBy(version.desc_nulls_last()))
     if spec.delete is not None:
-        # Neither does anybody know what a deletion without a version comes after.
+        # Likewise, the order of a deletion without a version is unknown.
         rank = F.when(F.max(F.col(DELETED) & version.isNull()).over(same_key), 1).otherwise(rank)
     return result.withColumn(RANK, rank).where(f"{RANK} = 1").drop(RANK)
 
 
 def schema(spec: TableSpec, result: DataFrame) -> pa.Schema:
-    """The columns of the table, those that are JSON marked."""
+    """The columns of the table; columns that hold JSON are marked."""
     result = result.drop(DELETED)
     with explained(SOURCE, spec.name):
         columns = arrow_schema(as_columns(result))
@@ -114,7 +114,7 @@ def schema(spec: TableSpec, result: DataFrame) -> pa.Schema:
 
 
 def collected(spec: TableSpec, result: DataFrame, batch: str) -> Changes:
-    """The rows on the driver, numbered, so that one which is refused can be named."""
+    """Collect the rows in the driver, numbered, so that a refused row can be identified."""
     with explained(SOURCE, spec.name):
         found = finish(spec, _in_utc(as_columns(result).toArrow()), batch)
     puts = _numbered(found.puts, batch, 0)
@@ -122,7 +122,7 @@ def collected(spec: TableSpec, result: DataFrame, batch: str) -> Changes:
 
 
 def staged(spec: TableSpec, result: DataFrame, batch: str, stages: Stages) -> Changes:
-    """The rows in a staging table, where the executors have put them."""
+    """Have the executors write the rows to a staging table."""
     columns = schema(spec, result)
     with explained(SOURCE, spec.name):
         for key in result.groupBy(*map(column, spec.key)).count().where("count > 1").take(1) if spec.key else ():
@@ -134,14 +134,14 @@ def staged(spec: TableSpec, result: DataFrame, batch: str, stages: Stages) -> Ch
 
 
 def described(changes: Changes, row: int) -> str:
-    """How to find a numbered row: by its key, if the table has one."""
+    """A description of a numbered row, with its key if the table has a key."""
     rows, at = (changes.puts, row) if row < changes.puts.num_rows else (changes.deletes, row - changes.puts.num_rows)
     key: Sequence[str] = changes.spec.key
     return "the row with " + ", ".join(f"{name} {rows[name][at].as_py()}" for name in key) if key else "a row"
 
 
 def _in_utc(rows: pa.Table) -> pa.Table:
-    """The same moments, whatever the zone of the session is in which the query runs."""
+    """Convert timestamps to UTC from the time zone of the query's session."""
     fields = [
         field.with_type(pa.timestamp(field.type.unit, "UTC")) if getattr(field.type, "tz", None) else field
         for field in rows.schema

@@ -1,4 +1,4 @@
-"""The pipeline a user writes: a source, a store, and a function for every table."""
+"""The public ``Pipeline`` class: a Kafka source, a store, and a function for every table."""
 
 from __future__ import annotations
 
@@ -8,31 +8,29 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
-from tallymark.backfill import backfill, check_order
-from tallymark.books import LetterQuery
-from tallymark.brokers import Brokers
-from tallymark.commit import Destination
+from tallymark.core.journal import LetterQuery
+from tallymark.core.plan import Limits
+from tallymark.core.progress import OnStep, ignore
+from tallymark.core.retry import patiently
+from tallymark.core.spans import Owner, Tally
+from tallymark.core.tables import TableSpec, Write
 from tallymark.errors import BadInput, TallymarkError
-from tallymark.heartbeat import Heartbeat, words
-from tallymark.job import Job
-from tallymark.loop import Loop, Until
-from tallymark.observe import observed
-from tallymark.openletters import OpenLetters
-from tallymark.patience import patiently
-from tallymark.plan import Limits
-from tallymark.replay import check_delivery, replay
-from tallymark.setup import Setup, new_owner
-from tallymark.shape import TableSpec, Write
-from tallymark.signals import leaving_on_signals, noticing_interrupts
-from tallymark.source import Kafka
-from tallymark.spans import Owner, Tally
-from tallymark.steps import OnStep, ignore
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.source import Kafka
+from tallymark.run.commit import Destination
+from tallymark.run.heartbeat import Heartbeat, words
+from tallymark.run.letters import OpenLetters, check_delivery, replay
+from tallymark.run.loop import Loop, Until
+from tallymark.run.observe import observed
+from tallymark.run.setup import Job, Setup, new_owner
+from tallymark.run.skips import backfill, check_order
+from tallymark.run.until import leaving_on_signals, repeating_interrupts
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from typing_extensions import Unpack
 
-    from tallymark.setup import Settings
+    from tallymark.run.setup import Settings
     from tallymark.spark.reader import SparkReader
 
     TableFunction = Callable[[DataFrame], DataFrame]
@@ -53,20 +51,20 @@ class Pipeline:
     ...     return records.select("value.*")
     >>> pipeline.run()
 
-    ``start`` says where a partition without a saved position begins (see ``Start``); ``limits`` how large a batch gets;
-    ``on_loss="record"`` goes on when Kafka deleted records before they were read, or a log was truncated, and writes
-    down which; ``budget`` says how many dead letters are too many; ``patience`` for how many seconds brokers and store
-    may be away; ``spark`` holds settings for the Spark session.
+    ``start`` sets where a partition without a saved position begins (see ``Start``). ``limits`` sets the maximum size
+    of a batch. ``on_loss="record"`` continues when Kafka deleted records before they were read, or a log was truncated,
+    and records the affected offsets. ``budget`` limits the number of dead letters. ``patience`` is the number of
+    seconds that brokers and store may be unreachable. ``spark`` holds settings for the Spark session.
 
-    Runs with the same group share its partitions, as members of a Kafka group: ``membership=Group(...)`` says how, and
-    ``Standalone()`` reads alone. ``catch_up=SkipAhead(...)`` jumps ahead when a partition is too far behind.
-    ``metrics_port`` serves metrics for Prometheus, at ``metrics_host`` (this machine alone unless told otherwise), and
-    ``tracing=True`` makes OpenTelemetry spans (docs/metrics.md). ``mirror=True`` writes the positions to the Kafka
-    group, too, for tools that show lag from there; nothing reads them.
+    Runs with the same group share its partitions, as members of a Kafka group. ``membership=Group(...)`` configures
+    that; ``Standalone()`` reads without other members. ``catch_up=SkipAhead(...)`` skips ahead when a partition is too
+    far behind. ``metrics_port`` serves Prometheus metrics on ``metrics_host`` (default: this machine only), and
+    ``tracing=True`` creates OpenTelemetry spans (docs/metrics.md). ``mirror=True`` also writes the positions to the
+    Kafka group, for tools that show its lag; tallymark does not read them.
 
-    ``delivery`` other than exactly-once writes rows and positions one after the other, and then ``ledger`` may name
-    another store for the positions. ``road`` is how rows get to the store: through the driver, staged by the executors,
-    or by the size of the batch (``limits.memory``).
+    ``delivery`` other than exactly-once writes rows and positions one after the other; then ``ledger`` may name another
+    store for the positions. ``road`` selects how rows get to the store: through the driver, staged by the executors, or
+    automatically by the size of the batch (``limits.memory``).
     """
 
     def __init__(
@@ -94,7 +92,7 @@ class Pipeline:
 
     @property
     def tables(self) -> list[tuple[TableSpec, TableFunction]]:
-        """What is filled, and by which functions."""
+        """The tables and their functions."""
         return list(self._tables.values())
 
     def table(
@@ -110,17 +108,17 @@ class Pipeline:
         evolve: bool = False,
         per_batch: bool = False,
     ) -> Callable[[TableFunction], TableFunction]:
-        """Fill a table with what the decorated function makes of the records.
+        """Fill a table with the rows that the decorated function returns.
 
         The function gets a DataFrame with key, value, topic, partition, offset, timestamp and headers, and returns the
-        rows. ``write="upsert"`` overwrites by ``key``, and the newest record of a key wins; ``version`` names a column
-        that decides which row is newer, also against what earlier batches wrote; ``delete="tombstone"``, or a condition
-        on the record such as ``"value.op = 'd'"``, deletes the row of the key. ``write="ignore"`` leaves a row alone
-        that is there. ``provenance`` adds columns that say which record of which batch wrote a row. ``create=False``
-        refuses a table that is absent, ``evolve=True`` adds columns that it lacks.
+        rows. ``write="upsert"`` overwrites by ``key``, and the newest record of a key wins. ``version`` names a column
+        that decides which row is newer, also compared with rows of earlier batches. ``delete="tombstone"``, or a
+        condition on the record such as ``"value.op = 'd'"``, deletes the row of the key. ``write="ignore"`` keeps an
+        existing row. ``provenance`` adds columns with the record and the batch that wrote a row. ``create=False``
+        raises an error if the table does not exist; ``evolve=True`` adds missing columns to it.
 
-        A function that merges records (an aggregate, say) sees one batch at a time. With a key it is refused, because
-        its rows would replace those of earlier batches, unless ``per_batch=True`` says that this is wanted.
+        A function that merges records (for example an aggregate) sees one batch at a time. With a key it is refused,
+        because its rows would replace those of earlier batches; ``per_batch=True`` allows that.
         """
         columns = (key,) if isinstance(key, str) else tuple(key)
         spec = TableSpec(name, columns, write, version, delete, provenance, create, evolve, per_batch)
@@ -134,10 +132,10 @@ class Pipeline:
         return register
 
     def run(self, until: Until = "stopped", *, on_step: OnStep = ignore) -> Tally:
-        """Run until stopped, or ``until="caught-up"``: all that is in the topics now is in the tables.
+        """Run until stopped, or with ``until="caught-up"`` until all records now in the topics are in the tables.
 
-        Ctrl-C and SIGTERM finish the batch that is being committed and leave; a second one leaves at once.
-        Returns what this run did. ``on_step`` is told at every named step of every batch.
+        Ctrl-C and SIGTERM finish the batch that is being committed and end the run; a second signal ends it at once.
+        Returns the tally of this run. ``on_step`` is called at every named step of every batch.
         """
         if until not in get_args(Until):
             raise BadInput(f"until={until!r} is not known; write {' or '.join(get_args(Until))}")
@@ -159,10 +157,10 @@ class Pipeline:
         overwrite: bool = False,
         on_step: OnStep = ignore,
     ) -> Tally:
-        """Fill in what was skipped, exactly once, while the group goes on in other processes.
+        """Fill open skips exactly once, while the group continues to run in other processes.
 
-        Tables with ``write="upsert"`` need ``version=``, or older records could overwrite newer rows; ``overwrite``
-        allows that.
+        Tables with ``write="upsert"`` need ``version=``, because older records could overwrite newer rows;
+        ``overwrite`` allows that.
         """
         stop = threading.Event()
         with self.setup.destination() as destination, leaving_on_signals(stop.set):
@@ -173,10 +171,11 @@ class Pipeline:
                 return filled(job, brokers, destination, reader, on_step, stop)
 
     def replay(self, letters: LetterQuery | None = None, *, overwrite: bool = False, on_step: OnStep = ignore) -> Tally:
-        """Try open dead letters again with the present functions, all or those chosen, while the group goes on.
+        """Replay all or selected open dead letters with the current functions, while the group continues to run.
 
-        What is applied is settled in the same transaction; what dies again stays dead, with its new words. Returns how
-        many became which. Tables with ``write="upsert"`` need ``version=``, or ``overwrite``, as for ``backfill``.
+        A letter is settled in the transaction that applies its record; a record that fails again stays dead, with its
+        new error. Returns how many were applied and how many failed. Tables with ``write="upsert"`` need ``version=``
+        or ``overwrite``, as for ``backfill``.
         """
         stop = threading.Event()
         with self.setup.destination() as destination, leaving_on_signals(stop.set):
@@ -195,7 +194,7 @@ class Pipeline:
 
     @contextmanager
     def _reading(self, destination: Destination, owner: Owner) -> Iterator[SparkReader]:
-        """A reader that stages nothing, for one piece of work."""
+        """A reader that stages nothing, cancelled at the end of the block."""
         reader = self._reader(destination, owner, stages=False)
         try:
             yield reader
@@ -208,7 +207,7 @@ class Pipeline:
         return Loop(job, brokers, destination, self._reader(destination, job.owner), on_step, member)
 
     def _brokers(self, destination: Destination, stop: threading.Event | None = None) -> Brokers:
-        """The cheap questions first: Spark takes seconds to start."""
+        """Connect to Kafka and the stores; fails fast, before Spark takes seconds to start."""
         brokers = Brokers(self.setup.source.cluster, stop)
         patiently(lambda: brokers.find(self.setup.source.topic_names), brokers.stop, self.setup.patience)
         destination.ping(brokers.stop, self.setup.patience)
@@ -216,7 +215,7 @@ class Pipeline:
 
     @property
     def specs(self) -> list[TableSpec]:
-        """Its tables."""
+        """The specifications of the tables."""
         return [spec for spec, _ in self._tables.values()]
 
     def _job(self, owner: Owner | None = None) -> Job:
@@ -237,9 +236,9 @@ class Pipeline:
         )
 
     def _reader(self, destination: Destination, owner: Owner, *, stages: bool = True) -> SparkReader:
+        from tallymark.spark.executors import can_stage
         from tallymark.spark.reader import SparkReader
         from tallymark.spark.session import session
-        from tallymark.spark.stage import can_stage
 
         wanted = stages and self.road != "driver" and can_stage()
         stage = destination.rows.stages(self.group, owner.run) if wanted else None
@@ -250,7 +249,6 @@ class Pipeline:
             )
         memory = 0 if self.road == "executors" and stages else self.limits.memory
         tables = list(self._tables.values())
-        with noticing_interrupts() as listen:
+        with repeating_interrupts():
             spark = session(self.spark)
-            listen()
             return SparkReader(spark, self.setup.source, tables, owner.run, memory, stage)

@@ -1,12 +1,12 @@
-"""The Reader on Spark: each batch is read from Kafka once, counted, and shaped into tables.
+"""The Reader on Spark: reads each batch from Kafka once, counts its records, and shapes them into tables.
 
-A batch that fits the driver's memory comes there as it is, read by Spark or, if it is small, by the driver itself.
-Arrow decodes it, and where a function only picks columns, Spark has no more to do with it.
+A batch that fits the driver's memory is collected there undecoded, read by Spark or, if it is small, by the driver
+itself. Arrow decodes it, and functions that only pick columns run without Spark.
 
-What is too large for that is decoded and staged by the tasks that read it, where functions only pick columns. All else,
-and what is nothing for Arrow's parser, is decoded by Spark, and cached for the moment it takes to count it, run the
-tables' functions and pick out the dead letters, so that all three see the same records. A lost executor or a
-speculative task only does its part of the same spans again.
+A larger batch is decoded and staged by the tasks that read it, if all functions only pick columns. Other large batches,
+and values that Arrow's parser does not support, are decoded by Spark. The decoded batch is cached while it is counted,
+the tables' functions run and the dead letters are extracted, so that all three see the same records. A lost executor or
+a speculative task only repeats its part of the same spans.
 """
 
 from __future__ import annotations
@@ -25,27 +25,25 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
-from tallymark import formats, raw
-from tallymark.arrived import Arrived
-from tallymark.brokers import Brokers
-from tallymark.direct import Direct
+from tallymark.core import raw
+from tallymark.core.records import DeadLetter, Reading
+from tallymark.core.spans import Partition, Span, split
+from tallymark.core.tables import Staged, TableSpec
 from tallymark.errors import BatchTooLarge, ReadFailed
-from tallymark.read import DeadLetter, Reading
-from tallymark.shape import Staged, TableSpec
-from tallymark.source import Kafka
-from tallymark.spans import Partition, Span, split
+from tallymark.formats import json as formats
+from tallymark.formats.decoded import Arrived
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.fetch import Direct
+from tallymark.kafka.source import Kafka
 from tallymark.spark import access
 from tallymark.spark.decode import RAW, RECORD, Decoder, count
-from tallymark.spark.failures import FunctionFailed, explained, while_java_lives
-from tallymark.spark.onepass import OnePass, Outcome, targets
-from tallymark.spark.room import Room
-from tallymark.spark.scan import RAW_RECORDS, Scan
-from tallymark.spark.scanning import Scanning
-from tallymark.spark.shaper import Shaper
-from tallymark.spark.shaping import TableFunction
-from tallymark.spark.spans import leave_out
-from tallymark.spark.stage import check_reached, counting_rows
-from tallymark.stores.staging import Stages
+from tallymark.spark.errors import FunctionFailed, explained, while_java_lives
+from tallymark.spark.executors import OnePass, Outcome, check_reached, counting_rows, targets
+from tallymark.spark.functions import TableFunction
+from tallymark.spark.memory import Room
+from tallymark.spark.rows import Shaper
+from tallymark.spark.scan import RAW_RECORDS, Scan, Scanning, leave_out
+from tallymark.stores.sql.staging import Stages
 
 log = logging.getLogger(__name__)
 
@@ -53,15 +51,15 @@ REDACTION = "spark.sql.redaction.options.regex"
 LOCAL_RELATION = "spark.sql.execution.arrow.localRelationThreshold"
 ROWS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 ARROW_BATCH = 4 << 20
-"""Bytes of records that travel in one Arrow batch, which a task holds in memory."""
+"""Bytes of records in one Arrow batch, which a task holds in memory."""
 PART = 64 << 20
-"""Bytes of records that are worth a scan of their own: more at once only wait in the JVM, and make it collect."""
+"""Bytes of records in one scan: more only wait in the JVM and cause garbage collections."""
 SMALL = 10_000
-"""Offsets that the driver has read before Spark has started a job."""
+"""Number of offsets that the driver reads faster than Spark starts a job."""
 SAMPLE = 10
-"""Records of a span, and spans, that are enough to guess the size of others."""
+"""Number of records for each span, and of spans, that are sampled to estimate the size of records."""
 SLOW_SHARE, SLOW_BATCHES = 0.05, 20
-"""Of a batch, values that Arrow's parser leaves to Python: if it is more, Spark decodes some batches faster."""
+"""If Arrow's parser leaves more than this share of values to Python, Spark decodes this many batches instead."""
 
 
 class SparkReader:
@@ -92,10 +90,10 @@ class SparkReader:
         self._small = SMALL
         self._rows_per_batch = 0
         self._cancelled = False
-        # Whatever the session says: JSON timestamps without a zone are UTC, and so are those in the tables.
+        # JSON timestamps without a zone are UTC, as are those in the tables, whatever the session's time zone is.
         self._spark.conf.set("spark.sql.session.timeZone", "UTC")
         access.keep_quiet()
-        # As a relation of its own a batch would be turned into rows by the driver alone.
+        # Spark would convert a local relation to rows in the driver alone.
         self._spark.conf.set(LOCAL_RELATION, 0)
         hidden = self._spark.conf.get(REDACTION, "") or ""
         if access.REDACTED not in hidden:
@@ -141,7 +139,7 @@ class SparkReader:
         arrived = Arrived.joined([Arrived.of(raw.without(one, without), self._decode_in_driver) for one in parts])
         self._room.learn(arrived.size, arrived.found.num_rows)
         if not self._room.holds(arrived.size, spans):
-            # They are larger than those before: the average has changed.
+            # Records are larger than before; read again with the new average.
             self._scanning.drop()
             return self._read(spans, batch, without, None)
         if not small:
@@ -149,7 +147,7 @@ class SparkReader:
         return self._by_arrow(arrived, spans, batch, "direct" if small else "driver")
 
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
-        """The same for records that are given, and not asked for in Kafka."""
+        """Like ``read``, for given records instead of records from Kafka."""
         spans = raw.hulls((letter.partition, letter.offset) for letter in letters)
         with while_java_lives(self._spark):
             self._scan.name_jobs(len(letters))
@@ -171,12 +169,12 @@ class SparkReader:
         self._cancelled = True
         self._direct.cancel()
         self._scanning.drop()
-        # Where Java has ended there is nothing to cancel.
+        # If Java has ended, there is nothing to cancel.
         with suppress(Py4JError, OSError):
             self._spark.sparkContext.cancelJobGroup(self._run)
 
     def _arrow_is_faster(self) -> bool:
-        """Unless many values of a batch before were nothing for its parser; it gets another try after some more."""
+        """False for ``SLOW_BATCHES`` batches after a batch with many values that Arrow's parser does not support."""
         self._by_spark_for = max(0, self._by_spark_for - 1)
         return self._decode_in_driver.in_bulk and not self._by_spark_for
 
@@ -185,7 +183,7 @@ class SparkReader:
             self._by_spark_for = SLOW_BATCHES
 
     def _sample(self, spans: Sequence[Span]) -> None:
-        """Learn about how large records are from the first ones of some spans."""
+        """Estimate the size of records from the first records of some spans."""
         first = [Span(span.partition, span.start, min(span.stop, span.start + SAMPLE)) for span in spans[:SAMPLE]]
         found = raw.of_messages(self._direct.read(first))
         self._room.learn(raw.size(found), found.num_rows)
@@ -196,7 +194,7 @@ class SparkReader:
             yield raw.of_messages(self._direct.read(spans, sys.maxsize if least else self._room.most))
 
     def _scanned(self, spans: Sequence[Span], then: Sequence[Span] | None) -> Iterator[pa.Table]:
-        """The records in parts, each while the next one is being scanned."""
+        """The records in parts; the next part is scanned while the caller processes the current part."""
         self._fit_batches(self._room.average or 1.0)
         size = 0
         if then and not self._is_worth_scanning_ahead(then):
@@ -211,7 +209,7 @@ class SparkReader:
     def _is_worth_scanning_ahead(self, spans: Sequence[Span]) -> bool:
         if sum(map(len, spans)) <= self._small or not self._room.holds(self._room.guess(spans), spans):
             return False
-        # Records that go back to Spark for a function are in its memory, too: not beside many others.
+        # Records that return to Spark for a function need its memory too, so do not scan much ahead.
         return not self._shaper.computing or len(self._parts(spans)) == 1
 
     def _scan_part(self, spans: Sequence[Span]) -> pa.Table:
@@ -220,7 +218,7 @@ class SparkReader:
         return self._scan.to_arrow(spans)
 
     def _parts(self, spans: Sequence[Span]) -> list[list[Span]]:
-        # Another thread may have found out just now that records have grown.
+        # The size may be infinite: another thread may have just found that records have grown.
         size = self._room.guess(spans)
         return split(spans, max(1, min(sum(map(len, spans)), math.ceil(min(size, sys.maxsize) / PART))))
 
@@ -230,7 +228,7 @@ class SparkReader:
 
     @contextmanager
     def _growing(self) -> Iterator[None]:
-        """Where records turn out to have grown, Spark is to find out by how much."""
+        """If a batch is too large, discard the average size, so that Spark measures the records."""
         try:
             yield
         except BatchTooLarge:
@@ -239,7 +237,7 @@ class SparkReader:
             raise
 
     def _by_arrow(self, arrived: Arrived, spans: Sequence[Span], batch: str, road: str) -> Reading:
-        """Shape records that are here."""
+        """Shape records that are in the driver's memory."""
         found, errors = arrived.found, arrived.errors
         log.info("batch=%s bytes=%d road=%s", batch, arrived.size, road)
         rows, refusals = self._shaper.shape_arrow(raw.leave_out(arrived.records, errors.keys()), spans)
@@ -247,7 +245,7 @@ class SparkReader:
         return Reading(raw.seen(found, errors.keys()), rows, letters, refusals, arrived.size)
 
     def _by_spark(self, found: DataFrame, spans: Sequence[Span], batch: str) -> Reading:
-        """Decode and shape records without having seen them."""
+        """Decode and shape records in Spark, without collecting them first."""
         decoded = self._decode(found).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with explained(self._source.brokers):
@@ -276,7 +274,7 @@ class SparkReader:
     def _in_one_pass(
         self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]]
     ) -> Reading | None:
-        """Have the tasks that read also decode and stage; None where that can't be, or is not worth it."""
+        """Read, decode and stage in the same tasks; None if that is impossible or too slow."""
         tables, stages = self._shaper.picking, self._stages
         if tables is None or stages is None or self._room.average in (None, math.inf):
             return None
@@ -300,7 +298,7 @@ class SparkReader:
         return None
 
     def _staged(self, outcome: Outcome, spans: Sequence[Span], batch: str) -> Reading:
-        """What the tasks have staged, and what they have left to us."""
+        """The reading from staged rows and from the records that the tasks returned to the driver."""
         count = sum(one.records for one in outcome.seen.values())
         self._room.learn(outcome.size, count)
         self._judge(outcome.slow, count)
@@ -313,12 +311,12 @@ class SparkReader:
         return replace(rest, seen=seen, size=outcome.size, staged=outcome.staged)
 
     def _heap(self) -> int | None:
-        """The bytes of Java's heap, if a batch goes there for functions to compute on it."""
+        """The size of Java's heap in bytes, if functions compute on batches there; else None."""
         jvm: Any = self._spark._jvm
         return int(jvm.Runtime.getRuntime().maxMemory()) if self._shaper.computing else None
 
     def _fit_batches(self, average: float) -> None:
-        """How many rows to put into an Arrow batch, by the average size of a record."""
+        """Set the number of rows in an Arrow batch from the average size of a record."""
         rows = max(1, min(32_768, int(ARROW_BATCH / max(1.0, average))))
         if rows != self._rows_per_batch:
             self._spark.conf.set(ROWS_PER_BATCH, rows)

@@ -1,8 +1,8 @@
-"""Records into rows: the functions of all tables, on Spark's DataFrames or, where they only pick columns, on Arrow."""
+"""Applies the functions of all tables to records, and finds records on which a function fails by bisecting spans."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any
@@ -11,28 +11,64 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from tallymark import raw
+from tallymark.core import raw
+from tallymark.core.spans import Partition, Span
+from tallymark.core.tables import OFFSET, TIMESTAMP, Refusal, Staged, TableSpec, check_unmerged
 from tallymark.errors import BatchTooLarge, TooManyDead
-from tallymark.shape import OFFSET, TIMESTAMP, Refusal, Staged, TableSpec, check_unmerged
-from tallymark.source import Kafka
-from tallymark.spans import Span
+from tallymark.kafka.source import Kafka
 from tallymark.spark.decode import RECORD
-from tallymark.spark.failures import FunctionFailed, explained
-from tallymark.spark.plain import Pick, over_several_records, pick, picked
-from tallymark.spark.poison import poisonous
-from tallymark.spark.provenance import collect
-from tallymark.spark.shaping import TableFunction, apply, as_columns, schema_of
-from tallymark.spark.spans import leave_out, within
-from tallymark.spark.stage import check_reached, stage
-from tallymark.stores.staging import Stages
+from tallymark.spark.errors import FunctionFailed, explained
+from tallymark.spark.executors import check_reached, stage
+from tallymark.spark.functions import (
+    Pick,
+    TableFunction,
+    apply,
+    as_columns,
+    collect,
+    over_several_records,
+    pick,
+    picked,
+    schema_of,
+)
+from tallymark.spark.scan import leave_out, within
+from tallymark.stores.sql.staging import Stages
+
+Try = Callable[[Span], str | None]
+"""Processes a single span; returns the error text, or None."""
+
+
+def poisonous(spans: Iterable[Span], attempt: Try, at_most: int) -> dict[tuple[Partition, int], str]:
+    """The records that fail individually, with their errors; the search ends after more than ``at_most``."""
+    found: dict[tuple[Partition, int], str] = {}
+
+    def halve(span: Span, *, fails: bool = False) -> bool:
+        """Whether a record in the span fails. A single record is always tried, never inferred to fail."""
+        if not len(span) or len(found) > at_most:
+            return False
+        if len(span) == 1 or not fails:
+            error = attempt(span)
+            if error is None:
+                return False
+            if len(span) == 1:
+                found[span.partition, span.start] = error
+                return True
+        middle = (span.start + span.stop) // 2
+        first = halve(Span(span.partition, span.start, middle))
+        # If the first half succeeds, the second half must fail.
+        return halve(Span(span.partition, middle, span.stop), fails=not first) or first
+
+    for span in spans:
+        halve(span)
+    return found
+
 
 MOST_POISON = 100
-"""Records of one batch that a function may fail on: each is found by some twenty jobs."""
+"""Maximum number of records in a batch that a function may fail on: finding each takes about twenty jobs."""
 Table = tuple[TableSpec, TableFunction]
 
 
 class Shaper:
-    """Applies the functions of a pipeline's tables. ``records`` are the columns that they get."""
+    """Applies the functions of a pipeline's tables. ``records`` is the schema of their input."""
 
     def __init__(self, spark: SparkSession, source: Kafka, tables: Sequence[Table], records: StructType) -> None:
         self.tables = tables
@@ -46,12 +82,12 @@ class Shaper:
         return {name: self._schema(name, rows) for name, (rows, _) in self._tried.items()}
 
     def merging(self) -> list[str]:
-        """The tables whose functions merge records, so that no row has a single one."""
+        """The tables whose functions merge records, so that a row has no single record."""
         return [name for name, (rows, _) in self._tried.items() if OFFSET not in rows.columns]
 
     @cached_property
     def _tried(self) -> dict[str, tuple[DataFrame, Mapping[str, Pick] | None]]:
-        """What the functions make of no records, and from where they take their columns if that is all they do."""
+        """The functions' results for an empty input, with their picks if they only pick columns."""
         nothing = self._spark.createDataFrame([], self._records)
         found = {}
         for spec, function in self.tables:
@@ -65,7 +101,7 @@ class Shaper:
         return found
 
     def _picks_of_one(self, spec: TableSpec, function: TableFunction) -> Mapping[str, Pick] | None:
-        """The same of a record of NULLs: a function may do something else where there is none at all."""
+        """The picks for a single record of NULLs: a function may behave differently on an empty input."""
         one = self._spark.createDataFrame([tuple(None for _ in self._records)], self._records)
         with suppress(Exception):
             return picked(apply(spec, function, one), one)
@@ -84,7 +120,7 @@ class Shaper:
     def shape(
         self, records: DataFrame, spans: Sequence[Span], tables: Sequence[Table] | None = None
     ) -> tuple[dict[str, pa.Table], list[Refusal]]:
-        """The rows of these tables, or all, and the records that a function failed on: these are in none of them."""
+        """The rows of these or all tables, and the records that a function failed on, which are in no table."""
         tables = self.tables if tables is None else tables
         refusals: list[Refusal] = []
         while True:
@@ -98,12 +134,12 @@ class Shaper:
                 refusals += poison
 
     def shape_arrow(self, records: pa.Table, spans: Sequence[Span]) -> tuple[dict[str, pa.Table], list[Refusal]]:
-        """The same for decoded records that are here; only functions that compute something are given to Spark."""
+        """Like ``shape``, for decoded records in the driver; only functions that compute something run in Spark."""
         rows: dict[str, pa.Table] = {}
         refusals: list[Refusal] = []
         if self.computing:
             with explained(self._source.brokers):
-                # pyspark can't make a frame of columns without a chunk.
+                # PySpark can't create a DataFrame from columns without chunks.
                 given: Any = records.select(RECORD).combine_chunks() if records.num_rows else []
                 frame = self._spark.createDataFrame(given, self._records)
             rows, refusals = self.shape(frame, spans, self.computing)
@@ -114,7 +150,7 @@ class Shaper:
         return rows, refusals
 
     def stage(self, stages: Stages, records: DataFrame, batch: str) -> dict[str, Staged]:
-        """The rows of every table, written by the executors to tables that nobody sees."""
+        """Have the executors write the rows of every table to staging tables."""
         staged: dict[str, Staged] = {}
         try:
             for spec, function in self.tables:
@@ -129,12 +165,12 @@ class Shaper:
 
     @cached_property
     def computing(self) -> Sequence[Table]:
-        """The tables whose functions do more than to pick columns, and get records back from the driver."""
+        """The tables whose functions do more than pick columns, so that the driver sends records back to Spark."""
         return [table for table in self.tables if self._picks(table[0]) is None]
 
     @cached_property
     def picking(self) -> Sequence[tuple[TableSpec, Mapping[str, Pick]]] | None:
-        """The tables with what they pick, if all of them do nothing else, and none has keys to look at."""
+        """The tables with their picks, if all functions only pick columns and all tables append; else None."""
         found = [(spec, self._picks(spec)) for spec, _ in self.tables if spec.write == "append"]
         picking = [(spec, picks) for spec, picks in found if picks is not None]
         return picking if len(picking) == len(self.tables) else None

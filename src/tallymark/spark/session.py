@@ -1,4 +1,4 @@
-"""The Spark session: the user's own if there is one, else a local one with what the Kafka source needs."""
+"""Provides the Spark session: the user's session if there is one, else a local session with the Kafka connector."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 DEFAULTS = {
     "spark.app.name": "tallymark",
     "spark.driver.memory": "2g",
-    "spark.driver.maxResultSize": "1g",  # what is more would end the driver: the batch is read in smaller ones
-    "spark.task.maxDirectResultSize": "100m",  # what is more takes another way, which copies it three times
-    "spark.executor.killOnFatalError.depth": "0",  # a task without memory asks for a smaller batch: Java is to live on
-    "spark.kafka.consumer.cache.capacity": "1024",  # above the number of partitions, or consumers are made anew
-    "spark.sql.adaptive.enabled": "false",  # it replans every batch anew, which costs small ones more than it gains
-    "spark.sql.inMemoryColumnarStorage.compressed": "false",  # a batch lives for a moment: packing it costs more
+    "spark.driver.maxResultSize": "1g",  # a larger result fails the job, not the driver, and is read in smaller batches
+    "spark.task.maxDirectResultSize": "100m",  # larger results take an indirect path, with three copies
+    "spark.executor.killOnFatalError.depth": "0",  # a task out of memory leads to a smaller batch: Java must survive
+    "spark.kafka.consumer.cache.capacity": "1024",  # above the number of partitions, else consumers are recreated
+    "spark.sql.adaptive.enabled": "false",  # replanning costs small batches more than it gains
+    "spark.sql.inMemoryColumnarStorage.compressed": "false",  # a batch is cached too briefly for compression to pay
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
@@ -32,7 +32,7 @@ CONNECTOR = "spark-sql-kafka-0-10_"
 PACKAGE = "org.apache.spark:spark-sql-kafka-0-10"
 PROVIDER = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 COLLECTOR = "-XX:+UseParallelGC"
-"""Java's default collector keeps pauses short, which nobody waits for here, and takes a tenth of the throughput."""
+"""Java's default collector costs a tenth of the throughput for short pauses, which a batch job does not need."""
 JAVA = "spark.driver.extraJavaOptions"
 ADDED = {JAVA: " ", "spark.jars": ","}
 LOCAL = {
@@ -44,7 +44,7 @@ LOCAL = {
 
 
 def session(settings: Mapping[str, str]) -> SparkSession:
-    """The running session, or a new one. Under spark-submit the cluster's own settings hold."""
+    """The active session, or a new session. Under spark-submit the cluster's settings apply."""
     try:
         import pyspark
         from pyspark.errors import PySparkException
@@ -68,12 +68,12 @@ def session(settings: Mapping[str, str]) -> SparkSession:
 
 
 def series(version: str) -> str:
-    """``4.0`` of ``4.0.5``: releases of a series fit each other's connectors."""
+    """``4.0`` for ``4.0.5``: connectors are compatible within a series."""
     return ".".join(version.split(".")[:2])
 
 
 def _with_connector(running: SparkSession) -> SparkSession:
-    """Refuse a session without Spark's Kafka connector, or with that of another series."""
+    """Refuse a session without Spark's Kafka connector, or with a connector of another series."""
     from py4j.protocol import Py4JError
 
     jvm = getattr(running, "_jvm", None)
@@ -96,7 +96,7 @@ def _with_connector(running: SparkSession) -> SparkSession:
 
 
 def _end_java(error: BaseException) -> None:
-    """End the Java that was about to start. It would live on, since it looks for our end only when it is up."""
+    """Kill a JVM that is still starting: it would outlive this process, whose exit it detects only once it is up."""
     from pyspark import SparkContext
 
     found = [frame.f_locals.get("proc") for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -107,25 +107,25 @@ def _end_java(error: BaseException) -> None:
 
 
 def _merged(defaults: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-    """The user's settings over ours; Java options and jars add up."""
+    """The defaults overridden by the user's settings; Java options and jars are concatenated."""
     added = {
         name: f"{defaults[name]}{glue}{settings[name]}"
         for name, glue in ADDED.items()
         if {name} <= settings.keys() & defaults.keys()
     }
     merged = {**defaults, **settings, **added}
-    # Two collectors would keep Java from starting. Where we add nothing, the cluster's own settings stand.
+    # Java does not start with two collectors. Without defaults (spark-submit) the cluster's settings apply.
     if JAVA in defaults and not re.search(r"-XX:\+Use\w+GC\b", merged[JAVA]):
         merged[JAVA] += f" {COLLECTOR}"
     return merged
 
 
 def _defaults(version: str, settings: Mapping[str, str]) -> dict[str, str]:
-    """What we add for a process that was not started by spark-submit."""
+    """The default settings; empty for a process that was started by spark-submit."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return {}
-    from tallymark.jars import fetch
-    from tallymark.java import java_home_for_spark
+    from tallymark.local.jars import fetch
+    from tallymark.local.java import java_home_for_spark
 
     os.environ["JAVA_HOME"] = str(java_home_for_spark())
     log4j = files("tallymark.spark") / "log4j2.properties"
@@ -137,15 +137,15 @@ def _defaults(version: str, settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def locked_connector() -> tuple[str, str]:
-    """Version and Scala version of the Kafka connector that a local session gets."""
-    from tallymark.jars import artifacts
+    """Version and Scala version of the Kafka connector for local sessions."""
+    from tallymark.local.jars import artifacts
 
     jar = next(one for one in artifacts("spark-kafka") if one.name.startswith(CONNECTOR))
     return jar.version, jar.name.removeprefix(CONNECTOR)
 
 
 def check_version(version: str) -> None:
-    """Refuse a Spark of another series than the Kafka connector is of, before Java starts."""
+    """Refuse a Spark version of another series than the Kafka connector, before Java starts."""
     connector, _ = locked_connector()
     if series(version) != series(connector):
         raise BadInput(

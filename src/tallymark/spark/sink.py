@@ -1,8 +1,8 @@
-"""A sink for streaming queries of the user's own: the rows of a micro-batch commit together with its number.
+"""A sink for Spark streaming queries that commits the rows of a micro-batch together with its number.
 
-The ledger keeps a query as it keeps a group. Its topic is the query, which has one partition; its offsets are the
-numbers of the micro-batches; the topic's id is the query's, which lives in the checkpoint. So claims, epochs and
-settling hold for it as they are: a repeated micro-batch is behind the position, and a second driver fences the first.
+The ledger stores a query like a group. The topic is the query, with a single partition; the offsets are the numbers of
+the micro-batches; the topic id is the query id, which the checkpoint holds. So claims, epochs and the handling of
+unknown outcomes apply unchanged: a repeated micro-batch is before the position, and a second driver fences the first.
 """
 
 from __future__ import annotations
@@ -16,9 +16,15 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
-from tallymark.batch import Batch
-from tallymark.budget import Budget
-from tallymark.commit import Committer, Destination
+from tallymark.core.batch import Batch
+from tallymark.core.budget import Budget
+from tallymark.core.claims import Claim, FirstClaim, Wish
+from tallymark.core.plan import Move, Plan
+from tallymark.core.progress import OnStep, Progress, Step, ignore
+from tallymark.core.records import Reading, Seen
+from tallymark.core.retry import PATIENCE, patiently
+from tallymark.core.spans import STREAMING, Partition, Position
+from tallymark.core.tables import Changes, Refusal, TableSpec, Write
 from tallymark.errors import (
     BadInput,
     BatchTooLarge,
@@ -28,16 +34,10 @@ from tallymark.errors import (
     TallymarkError,
     TopicRecreated,
 )
-from tallymark.fence import Claim, FirstClaim, Wish
-from tallymark.heartbeat import Heartbeat, words
-from tallymark.patience import PATIENCE, patiently
-from tallymark.pause import may_go_on
-from tallymark.plan import Move, Plan
-from tallymark.read import Reading, Seen
-from tallymark.setup import new_owner
-from tallymark.shape import Changes, Refusal, TableSpec, Write
-from tallymark.spans import STREAMING, Partition, Position
-from tallymark.steps import OnStep, Progress, Step, ignore
+from tallymark.run.commit import Committer, Destination
+from tallymark.run.heartbeat import Heartbeat, words
+from tallymark.run.setup import new_owner
+from tallymark.run.until import may_go_on
 from tallymark.stores.opening import open_store
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ log = logging.getLogger(__name__)
 Road = Literal["driver", "executors"]
 
 CLUSTER = STREAMING
-"""What the ledger has as the cluster of a query."""
+"""The cluster id of queries in the ledger."""
 LAST = 20
-"""Commits among which the last one is looked for: clocks may differ about their order."""
+"""Number of recent commits that are searched for the last, because clocks may disagree about their order."""
 NOTHING_DEAD = Budget(max_dead_per_batch=0)
-"""A row has no record that could be set aside."""
+"""A row of a query has no record that could become a dead letter."""
 
 
 class Sink:
@@ -68,9 +68,9 @@ class Sink:
     ...     return rows.select("hour", "shop", "amount")
     >>> df.writeStream.foreachBatch(sink.foreach_batch).option("checkpointLocation", "/checkpoints/totals").start()
 
-    ``name`` is the query's in the ledger; every query needs its own. ``road="executors"`` stages rows from the
-    executors, for micro-batches that are too large for the driver. ``patience`` is for how many seconds the store may
-    be away. ``on_step`` is told at every named step of every micro-batch.
+    ``name`` identifies the query in the ledger; every query needs its own. ``road="executors"`` stages rows from the
+    executors, for micro-batches that are too large for the driver. ``patience`` is the number of seconds that the store
+    may be unreachable. ``on_step`` is called at every named step of every micro-batch.
     """
 
     def __init__(
@@ -105,12 +105,12 @@ class Sink:
         create: bool = True,
         evolve: bool = False,
     ) -> Callable[[TableFunction], TableFunction]:
-        """Fill a table with the rows of every micro-batch, or with what the decorated function makes of them.
+        """Fill a table with the rows of every micro-batch, or with the result of the decorated function.
 
         The arguments are those of ``Pipeline.table``; ``delete`` is a condition on the row, such as ``"op = 'd'"``.
         """
         columns = (key,) if isinstance(key, str) else tuple(key)
-        # The query knows what a row adds up to over its micro-batches.
+        # A streaming query aggregates across micro-batches itself, so its rows may replace earlier rows.
         keyed = write != "append"
         spec = TableSpec(name, columns, write, version, delete, create=create, evolve=evolve, per_batch=keyed)
         if name in self._tables:
@@ -128,14 +128,14 @@ class Sink:
         return register
 
     def foreach_batch(self, rows: DataFrame, batch: int) -> None:
-        """Write one micro-batch: give this to ``writeStream.foreachBatch``. A repeated one does nothing."""
+        """Write one micro-batch; pass this method to ``writeStream.foreachBatch``. Ignores repeated micro-batches."""
         from tallymark.spark.microbatch import identify, table_rows
 
         if not self._tables:
             raise BadInput(f"sink {self.name} has no table; write sink.table('name') before the query starts")
         micro = identify(rows, batch)
         if len(self._tables) > 1:
-            # All tables have to see the same rows, however often Spark would compute them.
+            # All tables must see the same rows, and Spark would compute them again for each table.
             rows = rows.persist()
         try:
             results = {spec.name: table_rows(spec, function, rows) for spec, function in self._tables.values()}
@@ -161,14 +161,14 @@ class Sink:
         self._heartbeat = self._run = None
 
     def _at_exit(self) -> None:
-        """A program need not close its sinks: the query ended as its program did, and not as one that was killed."""
+        """Close a sink that the program did not close, so that the run is not recorded as killed."""
         failed = self._failure()
         self._end_run(TallymarkError(failed) if failed else None)
         with suppress(TallymarkError):
             self.close()
 
     def close(self) -> None:
-        """Give the claim back and let go of the store, when the query has ended."""
+        """Release the claim and close the store. Call this when the query has ended."""
         atexit.unregister(self._at_exit)
         self._end_run()
         if self._claims:
@@ -181,7 +181,7 @@ class Sink:
         return [spec for spec, _ in self._tables.values()]
 
     def _begin(self, micro: Microbatch, results: Mapping[str, DataFrame]) -> None:
-        """Claim the query for this run of it, so that a driver that is left over can't commit any more."""
+        """Claim the query for this run, so that an old driver can't commit any more."""
         from tallymark.spark.microbatch import schema
 
         schemas = {spec.name: schema(spec, results[spec.name]) for spec in self._specs}
@@ -202,7 +202,7 @@ class Sink:
 
     def _claim(self, micro: Microbatch) -> dict[Partition, Claim]:
         def decide(saved: Sequence[Position]) -> Wish:
-            # Before the claim: who is refused must not fence the right one.
+            # Checked before the claim, because a refused query must not fence the valid owner.
             for position in saved:
                 self._check(micro, position)
                 self._check_repeated(micro, position)
@@ -212,7 +212,7 @@ class Sink:
         return self._store.claim(self.name, self._owner, [self._partition], decide, {})
 
     def _check(self, micro: Microbatch, position: Position) -> None:
-        """Refuse what is not the query whose micro-batches were written, as it was left."""
+        """Refuse another query, or a checkpoint that does not continue at the position."""
         if position.partition != self._partition or position.cluster_id != CLUSTER:
             raise BadInput(f"{self.name} is a group in {self._store.name} that reads Kafka; choose another name")
         if position.topic_id != micro.query:
@@ -230,7 +230,7 @@ class Sink:
             raise self._older(micro, position)
 
     def _check_repeated(self, micro: Microbatch, position: Position) -> None:
-        """Spark repeats at most the last one, and with the same offsets: with others they are other rows."""
+        """Spark repeats at most the last micro-batch, with the same offsets; other offsets mean other rows."""
         if micro.number != position.next_offset - 1:
             return
         commits = self._store.books().history(self.name, most=LAST)
@@ -291,8 +291,8 @@ class Sink:
         return Committer(self.name, destination, NOTHING_DEAD, partial(self._refuse, changes), self._patience)
 
     def _changes(self, micro: Microbatch, results: Mapping[str, DataFrame]) -> list[Changes]:
+        from tallymark.spark.executors import can_stage
         from tallymark.spark.microbatch import collected, staged
-        from tallymark.spark.stage import can_stage
 
         if self._road == "driver":
             return [collected(spec, results[spec.name], micro.name) for spec in self._specs]

@@ -1,1 +1,1 @@
-"""Databases that take rows and offsets in one transaction."""
+"""Stores: databases that commit rows and offsets in one transaction."""

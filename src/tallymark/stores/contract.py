@@ -1,8 +1,8 @@
-"""What the loop knows of a destination: a contract that databases with SQL and Redis keep alike.
+"""The interface that every store implements, SQL databases and Redis alike.
 
-A store holds the user's tables, the ledger, or both. ``apply`` is the one call that writes: what it is given becomes
-visible at once, or not at all. Errors are ours (``errors.py``): ``Unreachable`` means that the same call may succeed
-later, and that its outcome is unknown.
+A store holds the user's tables, the ledger, or both. Rows are written only by ``apply`` and in the
+transaction of ``begin``; both are atomic. Errors are those of ``errors.py``: ``Unreachable`` means that the outcome of
+the call is unknown and that the same call may succeed later.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from tallymark.books import Books, Run
+from tallymark.core.claims import Claim, Decide, Entry, Rebalance, Skip
+from tallymark.core.journal import Books, Run
+from tallymark.core.progress import Step
+from tallymark.core.spans import GroupState, Owner, Partition, Position, Tally
+from tallymark.core.tables import Changes, Refusal, TableSpec
 from tallymark.errors import TallymarkError
-from tallymark.fence import Claim, Decide, Entry, Rebalance, Skip
-from tallymark.shape import Changes, Refusal, TableSpec
-from tallymark.spans import GroupState, Owner, Partition, Position, Tally
-from tallymark.steps import Step
-from tallymark.stores.staging import Stages
-from tallymark.stores.still import Still
+from tallymark.stores.snapshot import Still
+from tallymark.stores.sql.staging import Stages
 from tallymark.stores.transaction import Transaction
 
 
 class RowsRefused(TallymarkError):
-    """Nothing was written: these records are why. Without them the same call may succeed."""
+    """Nothing was written because of these records. Without them the same call may succeed."""
 
     def __init__(self, refusals: Sequence[Refusal]) -> None:
         super().__init__(f"{len(refusals)} records were refused, the first by table {refusals[0].table}")
@@ -35,74 +35,74 @@ class RowsRefused(TallymarkError):
 
 
 class Store(ABC):
-    """One destination, named by a URL."""
+    """A database that holds tables, the ledger, or both. A URL identifies it."""
 
     name: str
     """The URL without secrets, for messages."""
     most_records: int | None = None
-    """The most records that one commit can take, if there is such a limit."""
+    """The maximum number of records in one commit; None means no limit."""
 
     @abstractmethod
     def ping(self) -> None:
-        """Raise what keeps us from using it, if anything does."""
+        """Raise the error that prevents using the store, if any."""
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
 
     @abstractmethod
     def has_ledger(self) -> bool: ...
 
     @abstractmethod
     def create_ledger(self) -> None:
-        """Make the ledger if there is none. Two processes may do this at once."""
+        """Create the ledger if it does not exist. Safe to call from several processes at once."""
 
     @abstractmethod
     def positions(self, group: str | None = None) -> dict[str, list[Position]]:
-        """All positions, of one group or of every group, in order."""
+        """Return the positions of one group or of all groups, in order."""
 
     @abstractmethod
     def state(self, group: str) -> GroupState | None:
-        """What the group is meant to do; None if nobody has heard of it."""
+        """Return the desired state of the group; None if the group is unknown."""
 
     @abstractmethod
     def set_state(self, group: str, state: GroupState) -> None: ...
 
     @abstractmethod
     def books(self) -> Books:
-        """The operator's side of the ledger."""
+        """Return the part of the ledger that operators read and change."""
 
     @abstractmethod
     def still(self) -> AbstractContextManager[Still]:
-        """The store at one moment, for whoever compares what it holds."""
+        """Return a consistent snapshot of the store, for audits."""
 
     @abstractmethod
     def write_run(self, group: str, run: Run, *, new: bool = False) -> None:
-        """Say what is known of a run now, if it is a new one or known; the newest 100 of a group are kept."""
+        """Update the run unless it has ended; insert it if it is ``new``. The newest 100 runs of a group are kept."""
 
     @abstractmethod
     def recent(self, group: str, since: datetime) -> Tally:
-        """What became of the records of all batches since then."""
+        """Return the tally of all batches since then."""
 
     @abstractmethod
     def skips(self, group: str) -> list[Skip]:
-        """The spans that were skipped and that nobody has filled yet, in order."""
+        """Return the skipped spans that are not filled yet, in order."""
 
     @abstractmethod
     def filled(self, group: str, batch: str) -> bool:
-        """Whether what this batch fills or replays was committed, for whoever has not got the answer."""
+        """Whether this backfill or replay batch was committed. Settles a commit whose answer was lost."""
 
     @abstractmethod
     def record_rebalances(self, group: str, rebalances: Sequence[Rebalance]) -> None:
-        """Write them down; the newest 1,000 of a group are kept."""
+        """Record rebalances. The newest 1,000 of a group are kept."""
 
     @abstractmethod
     def rebalances(self, group: str, most: int = 100) -> list[Rebalance]:
-        """The last ones, the newest first."""
+        """Return the latest rebalances, newest first."""
 
     @abstractmethod
     def prune(self, group: str, before: datetime) -> None:
-        """Forget older history. Positions, tallies, exceptions and dead letters stay."""
+        """Delete older history. Positions, tallies, exceptions and dead letters are kept."""
 
     @abstractmethod
     def claim(
@@ -113,52 +113,52 @@ class Store(ABC):
         decide: Decide,
         held: Mapping[Partition, Claim],
     ) -> dict[Partition, Claim]:
-        """Take over these partitions, atomically: raise their epochs, name the owner, and do what ``decide`` wishes.
+        """Claim these partitions atomically: raise their epochs, record the owner, and apply what ``decide`` returns.
 
-        Whoever held them is fenced. Raises if any of ``held``, what the caller has already, was taken away from it.
+        Previous owners are fenced. Raises if the caller has lost any of the claims in ``held``.
         """
 
     @abstractmethod
     def reclaim(self, group: str, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
-        """Raise the epoch of what is still ours and read where it stands; raise if any of it is not ours any more.
+        """Raise the epochs of claims that are still held and read their positions; raise if any claim is lost.
 
-        Settles what became of a commit whose answer was lost: it happened, or it never will.
+        This settles a commit whose answer was lost: either it has happened, or it never will.
         """
 
     @abstractmethod
     def release(self, group: str, claims: Iterable[Claim]) -> None:
-        """Let go of partitions that are still ours: they have no owner, and their positions stay."""
+        """Give up the claims that are still held. The partitions have no owner then; their positions stay."""
 
     @abstractmethod
     def check_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
-        """Refuse tables that exist and do not fit. Nothing is created."""
+        """Refuse existing tables that do not match their specs. Creates nothing."""
 
     @abstractmethod
     def create_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
-        """Create and evolve tables as their specs allow, and check the others."""
+        """Create and evolve tables if their specs allow it; check the other tables."""
 
     @abstractmethod
     def try_out(self, changes: Sequence[Changes], refusals: int = sys.maxsize) -> None:
-        """Raise what ``apply`` would have to say about these rows, and write nothing."""
+        """Raise the errors that ``apply`` would raise for these rows, without writing them."""
 
     def stages(self, group: str, run: str) -> Stages | None:  # noqa: ARG002
-        """Where executors can stage rows for this run, if the store can do that."""
+        """Where executors stage rows for this run; None if the store has no staging."""
         return None
 
     def clear_stages(  # noqa: B027
         self, group: str, *, of: str | None = None, keep: Collection[str] = ()
     ) -> None:
-        """Remove what runs of the group have staged and not committed: this one, or all but those to keep."""
+        """Delete staged rows that are not committed: those of the run ``of``, or of all runs except ``keep``."""
 
     @abstractmethod
     def begin(
         self, entry: Callable[[], Entry | None], on_step: Callable[[Step], None] = lambda _: None
     ) -> AbstractContextManager[Transaction]:
-        """An open transaction.
+        """Open a transaction.
 
-        When the block ends, what ``entry`` says then is written to the ledger, so that the block can still decide what
-        is dead; the positions move last, and all of it commits. If anything raises, nothing of it happens. Without an
-        entry the rows commit alone.
+        When the block ends, ``entry`` is called and its result is written to the ledger, so that the block can still
+        decide which records are dead. The positions move last, and then everything commits. If anything raises,
+        everything is rolled back. Without an entry only the rows commit.
         """
 
     @abstractmethod
@@ -171,7 +171,7 @@ class Store(ABC):
     ) -> None:
         """Write rows, ledger or both in one transaction, and move the positions last.
 
-        Raises ``RowsRefused`` with the records that a table can't take, ``CommitRefused`` when a position or an open
-        skip is not where ``entry`` has it, and writes nothing in either case. Looking for the records ends after so
-        many ``refusals``.
+        Raises ``RowsRefused`` with the records that a table refuses, and ``CommitRefused`` when a position or an open
+        skip differs from what ``entry`` expects. Nothing is written in either case. The search for refused records
+        stops after ``refusals`` of them.
         """

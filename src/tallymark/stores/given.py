@@ -1,4 +1,4 @@
-"""Rows as a handler gives them, dicts or Arrow, as the Arrow that the bulk roads take."""
+"""Convert the rows that a handler writes, dicts or Arrow, to the Arrow tables that bulk loading takes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,20 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallymark.core.tables import (
+    OFFSET,
+    PARTITION,
+    TIMESTAMP,
+    TOPIC,
+    Changes,
+    TableSpec,
+    finish,
+    no_key,
+    null_keys,
+    visible,
+)
 from tallymark.errors import BadInput, DataRefused, TableMismatch
-from tallymark.shape import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, TableSpec, finish, no_key, null_keys, visible
-from tallymark.stores.columns import JSON_MARK, is_json
+from tallymark.stores.sql.columns import JSON_MARK, is_json
 
 Rows: TypeAlias = Mapping[str, Any] | Iterable[Mapping[str, Any]] | pa.Table | pa.RecordBatch
 
@@ -30,14 +41,14 @@ _PLAIN = {
     pa.string_view(): pa.string(),
     pa.binary_view(): pa.binary(),
 }
-"""Types that Spark does not have, and what they become."""
+"""Types that Spark does not have, and the types that replace them."""
 _STRICT = (bytes, date, datetime)
-"""What Arrow would turn into the type of the column's first value without a word."""
+"""Types that Arrow would silently convert to the type of the column's first value."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """The rows. ``inferred`` says that their types were guessed from the values, so that nobody insists on them."""
+    """The rows. ``inferred``: their types are inferred from the values, so columns of other types are acceptable."""
 
     rows: pa.Table
     inferred: bool
@@ -53,18 +64,18 @@ class Given:
 
     @property
     def shape(self) -> tuple[Any, ...]:
-        """What rows have in common that the same table can take in the same way."""
+        """Rows of equal shape can be written to a table in the same way."""
         json_columns = tuple(field.name for field in self.rows.schema if is_json(field))
         return self.rows.schema.remove_metadata(), json_columns, self.inferred
 
 
 def changes(spec: TableSpec, rows: pa.Table) -> Changes:
-    """One row for each key, in the order of the keys."""
+    """Return one row for each key, sorted by key."""
     return finish(spec, _numbered(rows), "")
 
 
 def check_keys(spec: TableSpec, given: Given) -> None:
-    """Refuse rows without what tells them apart, whatever table they are for."""
+    """Refuse rows without the key or version columns, or with NULL or NaN in a key."""
     for name in [*spec.key, *([spec.version] if spec.version else [])]:
         if name not in given.rows.column_names:
             error = DataRefused if given.inferred else TableMismatch
@@ -75,7 +86,7 @@ def check_keys(spec: TableSpec, given: Given) -> None:
 
 
 def _numbered(rows: pa.Table) -> pa.Table:
-    """The rows, each with its number for the offset that it does not have: of two rows the second is newer."""
+    """Add the row's number as its offset, so that the later of two rows is the newer version."""
     count = rows.num_rows
     hidden = {
         TOPIC: pa.repeat("", count),
@@ -89,7 +100,7 @@ def _numbered(rows: pa.Table) -> pa.Table:
 
 
 def cast(table: str, rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of the schema, as its types, if no value is lost by that."""
+    """Cast the rows to the columns and types of the schema. Raises if a value would be lost."""
     columns = [_cast(table, field.name, rows[field.name], field.type) for field in schema]
     return pa.Table.from_arrays(columns, schema=schema)
 

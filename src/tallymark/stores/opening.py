@@ -1,4 +1,4 @@
-"""From a URL to its store."""
+"""Open the store that a URL names."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from tallymark.errors import BadInput
-from tallymark.stores.sql import DIALECTS, SqlStore
-from tallymark.stores.store import Store
+from tallymark.stores.contract import Store
+from tallymark.stores.sql.store import DIALECTS, SqlStore
 from tallymark.stores.tls import OPTIONS
 from tallymark.stores.url import CONNECT_TIMEOUT, PASSWORD_FILE, READ_TIMEOUT, shown
 
@@ -19,7 +19,7 @@ REDIS = ("redis", "rediss", "redis+cluster", "valkey")
 
 
 def open_store(url: str) -> Store:
-    """The store behind a URL. Nothing is connected yet."""
+    """Return the store for a URL, without connecting."""
     parsed = _parse(url)
     if parsed.drivername in REDIS:
         from tallymark.stores.redis.store import RedisStore
@@ -32,7 +32,7 @@ def open_store(url: str) -> Store:
 
 
 def open_existing(url: str) -> Store:
-    """The store behind a URL that is only looked at: SQLite would make a file of it."""
+    """Return the store for a URL that is only read: SQLite would create a missing file."""
     file = sqlite_file(url)
     if file is not None and not file.exists():
         raise BadInput(f"{shown(_parse(url))} has no ledger: there is no such file; check the path")
@@ -40,14 +40,14 @@ def open_existing(url: str) -> Store:
 
 
 def sqlite_file(url: str) -> Path | None:
-    """The file of a SQLite store; None for other stores, and where SQLite itself is to make sense of the name."""
+    """Return the file of a SQLite store; None for other stores and for names that only SQLite interprets."""
     parsed = _parse(url)
     named = parsed.get_backend_name() == "sqlite" and parsed.database and not parsed.database.startswith(("file:", ":"))
     return Path(parsed.database or "") if named else None
 
 
 def open_sql(url: str) -> SqlStore:
-    """The same for whoever needs SQL."""
+    """Return the store for a URL; refuse stores without SQL."""
     store = open_store(url)
     if not isinstance(store, SqlStore):
         raise BadInput(f"{store.name}: this needs a database with SQL, such as sqlite:///name.db")
@@ -55,14 +55,14 @@ def open_sql(url: str) -> SqlStore:
 
 
 def _parse(url: str) -> URL:
-    # Parsing drops an option without a value, and with it the proof that was asked for.
+    # Parsing drops an option without a value, and would thereby silently disable TLS verification.
     if empty := re.search(rf"[?&]({'|'.join(NEED_VALUES)})=?(&|$)", url):
         raise BadInput(f"the store URL has {empty[1]}= without a value; give it one or leave it out")
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
         raise BadInput("the store URL can't be read; write it like postgresql://user@host/database") from None
-    # The rest of a password would be shown wherever the store is named.
+    # The part of the password after the @ would appear in messages.
     if not url.startswith("sqlite") and "@" in f"{parsed.host}{parsed.database}":
         raise BadInput("the store URL has an @ too many; inside of a user or a password write it as %40, and / as %2F")
     return parsed

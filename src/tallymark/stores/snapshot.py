@@ -1,6 +1,6 @@
-"""A store that holds still: all that the ledger says of a group, and where the rows of tables come from, at one moment.
+"""A consistent snapshot of a store, for audits: a group's ledger, and the origins of the rows of tables.
 
-Who audits a group that runs would else find rows of a commit whose position it has not seen yet.
+Without a snapshot, the audit of a running group could find rows of a commit whose position it has not read.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from tallymark.books import BatchLine
-from tallymark.fence import BACK, Note
-from tallymark.shape import PROVENANCE
-from tallymark.spans import Partition, Position, Span
+from tallymark.core.claims import BACK, Note
+from tallymark.core.journal import BatchLine
+from tallymark.core.spans import Partition, Position, Span
+from tallymark.core.tables import PROVENANCE
 
 NOTES = ("loss", *BACK, "backfill", "replay")
 HISTORY = 100_000
-"""The most commits that are looked at."""
+"""The maximum number of commits that are read."""
 ORIGIN = pa.schema(
     [(name, PROVENANCE[name]) for name in ("tallymark_topic", "tallymark_partition", "tallymark_offset")]
 )
@@ -27,7 +27,7 @@ ORIGIN = pa.schema(
 
 @dataclass(frozen=True)
 class Mark:
-    """A dead letter of a record that is not in the tables: where it is from, its state, and when it was written."""
+    """A dead letter whose record is not in the tables."""
 
     partition: Partition
     offset: int
@@ -37,7 +37,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Moment:
-    """What the ledger says of a group. Notes are in the order in which they were written, commits the newest first."""
+    """The ledger of a group. Notes are in the order in which they were written, commits newest first."""
 
     positions: Sequence[Position]
     skips: Sequence[Span]
@@ -47,12 +47,12 @@ class Moment:
 
 
 class Still(ABC):
-    """The store as it was when it was first asked."""
+    """The store at the time of the first read."""
 
     @abstractmethod
     def moment(self, group: str) -> Moment:
-        """All of the ledger that an audit compares."""
+        """Return the part of the group's ledger that an audit compares."""
 
     @abstractmethod
     def origins(self, table: str) -> Iterator[pa.Table] | None:
-        """Topic, partition and offset of every row, piece by piece; None if the table does not have these columns."""
+        """Yield topic, partition and offset of every row, in pieces; None if the table does not have these columns."""

@@ -1,8 +1,8 @@
-"""TLS to the databases, said in one way for all of them: ``?tls=verify&tls_ca=/path/ca.pem``.
+"""TLS options, the same for all stores: ``?tls=verify&tls_ca=/path/ca.pem``.
 
-Drivers disagree on what an encrypted connection proves. Some verify nothing unless they are told where the authorities
-are, and one trusts the system's besides those it is told. Here there is always a file of authorities, and nothing else
-is trusted; the host name is verified unless ``tls=verify-ca`` says otherwise.
+Drivers differ in what an encrypted connection verifies. Some verify nothing unless they are given a CA file, and
+redis-py trusts the system's CAs in addition to the given file. tallymark always sets a CA file, and nothing else is
+trusted. The host name is verified unless ``tls=verify-ca`` is set.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _UNWELCOME = (
 
 @dataclass(frozen=True)
 class Tls:
-    """How to prove who the server is, and who we are. All files are there and have been read."""
+    """Certificates that authenticate the server and the client. All files exist and were readable."""
 
     store: str
     ca: str
@@ -55,12 +55,12 @@ class Tls:
         return context
 
     def _refuse_to_ask(self) -> str:
-        # OpenSSL would ask on the terminal, and a service would wait there for ever.
+        # OpenSSL would prompt for it on the terminal, and a service would wait forever.
         raise BadInput(f"{self.store}: the key in {self.key} is encrypted; name one that is not by tls_key=")
 
 
 def take_tls(url: URL, *, implied: bool = False) -> tuple[URL, Tls | None]:
-    """The URL without its ``tls`` options, and what they say."""
+    """Split the URL into the URL without its ``tls`` options and the parsed options."""
     mode, ca, cert, key = (option(url, name) for name in OPTIONS)
     if not (implied or mode or ca or cert or key):
         return url, None
@@ -90,7 +90,7 @@ def take_tls(url: URL, *, implied: bool = False) -> tuple[URL, Tls | None]:
 
 @cache
 def warn(store: str, said: str) -> None:
-    """Once for a store: an encrypted connection to nobody in particular looks as good as a safe one."""
+    """Warn once for each store: TLS without verification looks like a secure connection and is not."""
     log.warning(
         "TLS that does not prove who the server is store=%s option=%s; anybody could pose as it, write tls=verify",
         store,
@@ -99,14 +99,14 @@ def warn(store: str, said: str) -> None:
 
 
 def check_file(url: URL, name: str) -> None:
-    """Refuse a driver's own option that names a file which is not there: not every driver says which one it misses."""
+    """Refuse a driver option that names a missing file: not every driver reports which file is missing."""
     path = option(url, name)
     if path is not None and path != "system":
         _file(shown(url), name, path)
 
 
 def tls_failure(store: str, words: str) -> TallymarkError | None:
-    """Our error, if these are the words of a handshake that fails the same way every time."""
+    """Return the error for a TLS handshake that fails permanently; None if the message is not such a failure."""
     lowered = words.lower()
 
     def said(marks: tuple[str, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""The open transaction that a handler gets: what it writes commits together with the positions, or not at all."""
+"""The transaction that a handler gets: its writes and the positions commit together or not at all."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from tallymark.core.tables import TableSpec, Write
 from tallymark.errors import BadInput
-from tallymark.shape import TableSpec, Write
 from tallymark.stores.given import Rows
 
 OVER = "this transaction is over: use it inside its block, and only there"
@@ -16,14 +16,16 @@ ENDS_ITSELF = "the batch commits when the block ends; raise to roll back"
 
 
 class Transaction(ABC):
-    """One batch's transaction, for one thread at a time. Beside this, each kind of store offers commands of its own."""
+    """The transaction of one batch, for one thread at a time. Each kind of store adds its own commands."""
 
     if TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any: ...
 
     written: dict[str, int]
-    """How many rows ``write`` has put into each table, without those that a savepoint has undone."""
+    """The number of rows that ``write`` has written to each table, without those that a savepoint rolled back."""
+    defers = False
+    """Whether the store has deferred constraints, so that ``check`` may refuse what a later statement would correct."""
     _over = False
 
     @abstractmethod
@@ -38,19 +40,20 @@ class Transaction(ABC):
         create: bool = True,
         evolve: bool = False,
     ) -> None:
-        """Write dicts or an Arrow table over the store's bulk road, all of them or none.
+        """Bulk-load dicts or an Arrow table, all rows or none.
 
-        A key that a dict lacks is NULL. Of several rows for a key the last one counts: with ``version`` the one with
-        the highest version, with ``write="ignore"`` the first. The other options are those of a pipeline's table.
+        A key that is missing in a dict is NULL. If several rows have the same key, the last row counts; with
+        ``version`` the row with the highest version, with ``write="ignore"`` the first row. The other options are
+        those of a pipeline's table.
         """
 
     @abstractmethod
     def savepoint(self) -> AbstractContextManager[None]:
-        """Undo what the block did if it raises, and let the error pass. Savepoints nest."""
+        """Roll back the block if it raises, and re-raise the error. Savepoints nest."""
 
     @abstractmethod
     def check(self) -> None:
-        """Have the store look now at what it would look at only in the commit: ``DataRefused`` if that would fail."""
+        """Run now the checks that the store would defer to the commit. Raises ``DataRefused`` if they fail."""
 
     def _check_open(self) -> None:
         if self._over:

@@ -1,21 +1,21 @@
-"""What a store's URL says besides the address: what it is called in messages, and where its password is."""
+"""Parts of a store's URL other than the address: the name for messages, the password, and time limits."""
 
 from __future__ import annotations
 
 from sqlalchemy.engine import URL
 
+from tallymark.core.credentials import from_environment, read_secret
 from tallymark.errors import BadInput
-from tallymark.secrets import from_environment, read_secret
 
 PASSWORD_FILE = "password_file"
 PASSWORD = "STORE_PASSWORD"
 CONNECT_TIMEOUT, READ_TIMEOUT = "connect_timeout", "read_timeout"
-"""For how many seconds a server may be silent when we connect, and while a statement waits for its answer."""
+"""Time limits in seconds, for connecting and for the answer to a statement."""
 CONNECT_SECONDS = 10
 
 
 def shown(url: URL) -> str:
-    """The URL for messages: no password, and no query, which may hold one too."""
+    """Return the URL for messages: without the password and without the query, which may contain a password too."""
     return url.set(query={}).render_as_string(hide_password=True)
 
 
@@ -27,7 +27,7 @@ def option(url: URL, name: str) -> str | None:
 
 
 def seconds(url: URL, name: str, default: int) -> int:
-    """A time limit that the URL sets."""
+    """Return the time limit that the URL sets, or the default."""
     given = option(url, name)
     if given is not None and not (given.isascii() and given.isdecimal() and 0 < int(given) < 10**6):
         raise BadInput(f"{shown(url)}: {name}={given} is not a number of seconds; write a whole number above 0")
@@ -35,7 +35,7 @@ def seconds(url: URL, name: str, default: int) -> int:
 
 
 def with_password(url: URL, *, needs_user: bool = True) -> URL:
-    """The URL with its password: its own, that of ``password_file=``, or for a user without one the environment's."""
+    """Add the password: the URL's own, that of ``password_file=``, or for a user without one the environment's."""
     url = _in_its_place(url)
     path, has_one = option(url, PASSWORD_FILE), url.password is not None
     if path is None:
@@ -50,7 +50,7 @@ def with_password(url: URL, *, needs_user: bool = True) -> URL:
 
 
 def _in_its_place(url: URL) -> URL:
-    """A password among the options, by the drivers' names for it, goes where SQLAlchemy hides it."""
+    """Move a password from the query to the password field, which SQLAlchemy hides."""
     for name in ("password", "passwd"):
         if (secret := option(url, name)) is not None:
             return url.difference_update_query([name]).set(password=secret)

@@ -5,21 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tallymark.cluster import Cluster
-from tallymark.declared.complaints import validated
-from tallymark.declared.document import Document, read
-from tallymark.declared.model import Format, PipelineFile, Source, Table
+from tallymark.cli.toml.complaints import validated
+from tallymark.cli.toml.document import Document, read
+from tallymark.cli.toml.model import Format, PipelineFile, Source, Table
+from tallymark.core.start import Start
 from tallymark.errors import BadInput
-from tallymark.membership import Group, Standalone
-from tallymark.pipeline import Pipeline
-from tallymark.positions import Start
-from tallymark.setup import Setup
-from tallymark.source import Bytes, Json, Kafka
+from tallymark.formats.value import Bytes, Json
+from tallymark.kafka.cluster import Cluster
+from tallymark.kafka.membership import Group, Standalone
+from tallymark.kafka.source import Kafka
+from tallymark.run.setup import Setup
+from tallymark.spark.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from tallymark.pipeline import TableFunction
+    from tallymark.spark.pipeline import TableFunction
 
 
 def load_pipeline(path: Path) -> Pipeline:
@@ -107,7 +108,7 @@ def _add(pipeline: Pipeline, document: Document, name: str, said: Table) -> None
 
 def _function(document: Document, name: str, sql: str) -> TableFunction:
     def rows(records: DataFrame) -> DataFrame:
-        from tallymark.declared.query import select
+        from tallymark.cli.toml.query import select
 
         with document.blamed("tables", name, "sql"):
             return select(sql, records, f"tables.{name}.sql")

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from tallymark.declared.document import Document, Keys
-from tallymark.declared.model import SECTIONS
+from tallymark.cli.toml.document import Document, Keys
+from tallymark.cli.toml.model import SECTIONS
 from tallymark.errors import BadInput
 
 M = TypeVar("M", bound=BaseModel)

@@ -17,17 +17,17 @@ from pydantic_core import PydanticCustomError
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from tallymark.budget import Budget
-from tallymark.cluster import Sasl, Tls
-from tallymark.commit import Delivery
+from tallymark.core.budget import Budget
+from tallymark.core.plan import Limits, OnLoss
+from tallymark.core.retry import PATIENCE
+from tallymark.core.skip_ahead import UNITS, SkipAhead
+from tallymark.core.tables import Write
 from tallymark.errors import BadInput
-from tallymark.membership import Group
-from tallymark.patience import PATIENCE
-from tallymark.pipeline import Road
-from tallymark.plan import Limits, OnLoss
-from tallymark.setup import Settings
-from tallymark.shape import Write
-from tallymark.skipahead import UNITS, SkipAhead
+from tallymark.kafka.cluster import Sasl, Tls
+from tallymark.kafka.membership import Group
+from tallymark.run.commit import Delivery
+from tallymark.run.setup import Settings
+from tallymark.spark.pipeline import Road
 
 Handler = Callable[[Any], Any]
 AS_THEY_ARE = Settings.__annotations__.keys() - {"start", "ledger", "membership"}

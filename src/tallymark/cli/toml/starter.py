@@ -10,7 +10,7 @@ from functools import cached_property
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
-from tallymark.declared.infer import infer_schema
+from tallymark.cli.toml.infer import infer_schema
 from tallymark.errors import BadInput
 
 EXAMPLE = "id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP"

@@ -1,4 +1,4 @@
-"""The sandbox: servers that start on first use and are gone with everything they wrote when the block ends."""
+"""The sandbox: servers that start on first use, and are removed with their data when the block ends."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast, overload
 
-from tallymark.sandbox.cluster import KafkaCluster
-from tallymark.sandbox.kafka import Kafka
-from tallymark.sandbox.mariadb import MariaDB
-from tallymark.sandbox.mysql import MySQL
-from tallymark.sandbox.postgresql import PostgreSQL
-from tallymark.sandbox.secure import SecureKafka
-from tallymark.sandbox.server import Server
-from tallymark.sandbox.valkey import Redis, Valkey
+from tallymark.local.sandbox.cluster import KafkaCluster
+from tallymark.local.sandbox.kafka import Kafka
+from tallymark.local.sandbox.mariadb import MariaDB
+from tallymark.local.sandbox.mysql import MySQL
+from tallymark.local.sandbox.postgresql import PostgreSQL
+from tallymark.local.sandbox.secure import SecureKafka
+from tallymark.local.sandbox.server import Server
+from tallymark.local.sandbox.valkey import Redis, Valkey
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,7 +26,7 @@ S = TypeVar("S", bound=Server | KafkaCluster)
 
 
 class Sandbox:
-    """Use as a context manager; ``directory=None`` means a temporary one that is removed at the end.
+    """Use as a context manager. Without ``directory``, data are in a temporary directory that is removed at the end.
 
     >>> with Sandbox() as box:
     ...     print(box.kafka().brokers, box.postgresql().url)
@@ -36,7 +36,7 @@ class Sandbox:
         self.temporary = directory is None
         self.directory = Path(directory or tempfile.mkdtemp(prefix="tallymark-")).absolute()
         self.directory.mkdir(parents=True, exist_ok=True)
-        # A server that refuses root runs as another user, who has to get in here.
+        # A server that refuses to run as root runs as another user, which needs access to this directory.
         self.directory.chmod(0o755)
         self.servers: dict[str, Server | KafkaCluster] = {}
         self._lock = threading.Lock()
@@ -48,7 +48,7 @@ class Sandbox:
     def kafka(self, *, secure: bool, brokers: int) -> Kafka | KafkaCluster: ...
 
     def kafka(self, *, secure: bool = False, brokers: int = 1) -> Kafka | KafkaCluster:
-        """One open broker unless told otherwise; a sandbox has one Kafka, of the kind that was asked for first."""
+        """Start a single broker without security by default. A sandbox has one Kafka: later calls return the first."""
         if brokers == 1:
             return self._started("kafka", SecureKafka if secure else Kafka)
         return self._started("kafka", partial(KafkaCluster, brokers=brokers, secure=secure))
@@ -87,7 +87,7 @@ class Sandbox:
         self.close()
 
     def _started(self, name: str, make: Callable[..., S]) -> S:
-        """The one server of that name. It is started once: a test that stopped it wants it stopped."""
+        """Return the server of that name. It is started only once, because a test may have stopped it on purpose."""
         with self._lock:
             if name not in self.servers:
                 self.servers[name] = make(self.directory / name, temporary=self.temporary).start()

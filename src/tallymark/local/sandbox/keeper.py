@@ -1,6 +1,6 @@
 """The process that owns the servers of ``tallymark sandbox up`` after that command has returned.
 
-It starts what is wanted, stops what no longer is, writes down what it sees, and takes all with it when it ends.
+It starts the wanted servers, stops the others, writes their state to a file, and stops all servers when it ends.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from datetime import datetime, timezone
 from typing import Any, NoReturn, TextIO
 
 from tallymark.errors import TallymarkError
-from tallymark.sandbox.box import Sandbox
-from tallymark.sandbox.cluster import KafkaCluster
-from tallymark.sandbox.server import Server
-from tallymark.sandbox.state import (
+from tallymark.local.sandbox.box import Sandbox
+from tallymark.local.sandbox.cluster import KafkaCluster
+from tallymark.local.sandbox.server import Server
+from tallymark.local.sandbox.state import (
     Node,
     Service,
     State,
@@ -60,7 +60,7 @@ class Keeper:
         self._written: State | None = None
 
     def look(self) -> None:
-        """One round: make what runs what is wanted."""
+        """Run one round: start and stop servers as wanted."""
         wanted = read_wanted()
         for name in [name for name in self.services if name not in wanted]:
             self._drop(name)
@@ -93,7 +93,7 @@ class Keeper:
             self.services[name] = _seen(service, server)
 
     def _obey(self, name: str, word: str) -> None:
-        """Stop or start a service, or a node of one. Its data and its address stay."""
+        """Stop or start a service or a node. Its data and its address stay the same."""
         service, server = name, self.box.servers.get(name)
         node = None
         for of, cluster in self.box.servers.items():
@@ -102,7 +102,7 @@ class Keeper:
             ):
                 service, server, node = of, cluster, found[name]
         if server is None:
-            # Its first start failed: it is made anew in the next round.
+            # Its first start failed: the next round creates it again.
             self.services.pop(name, None)
         elif word == "stop":
             (node or server).stop()
@@ -130,7 +130,7 @@ class Keeper:
 
 
 def _seen(service: Service, server: Server | KafkaCluster) -> Service:
-    """The service as it is now."""
+    """Return the service with its present state."""
     nodes = _nodes(server)
     if server.running:
         return replace(service, nodes=nodes)
@@ -147,7 +147,7 @@ def _seen_node(node: Server) -> Node:
 
 
 def _take_lock() -> TextIO | None:
-    """The lock with our pid in it. Tried for a while: whoever asks whether a keeper lives holds it for a moment."""
+    """Take the lock and write this pid to it. Retries, because ``keeper_pid()`` holds the lock for a moment."""
     file = lock_file().open("a+")
     deadline = time.monotonic() + LOCK_SECONDS
     while time.monotonic() < deadline:
@@ -165,7 +165,7 @@ def _take_lock() -> TextIO | None:
 
 
 def _leave(*_: object) -> NoReturn:
-    """Leave even from the middle of a start; what is left to do then must not be interrupted again."""
+    """Exit, even during a start. Further signals are ignored, so that they do not interrupt the cleanup."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     raise SystemExit(0)

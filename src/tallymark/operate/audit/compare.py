@@ -1,8 +1,8 @@
-"""One table against Kafka: what became of every offset that the tally accounts for. Pure, and in bulk with Arrow.
+"""Compares a table with Kafka: classifies every offset that the tally accounts for. Pure, in bulk with Arrow.
 
-``made`` is what the table's function makes of the records now, ``there`` what the table holds. Where rows have a key,
-a record whose row is absent may be superseded by another of its key; that is settled at the end, when all keys are
-known.
+``made`` are the rows that the table's function makes of the records now, ``there`` the rows that the table holds. With
+a key, a record without a row may be superseded by another record of its key; this is decided at the end, when all keys
+are known.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallymark.audit.accounts import clipped, merged, uncovered
-from tallymark.audit.keys import Keys
-from tallymark.audit.scope import Difference, Origins, Scope, in_spans
-from tallymark.shape import TableSpec
-from tallymark.spans import Partition, Span
+from tallymark.core.spans import Partition, Span
+from tallymark.core.tables import TableSpec
+from tallymark.operate.audit.accounts import clipped, merged, uncovered
+from tallymark.operate.audit.keys import Keys
+from tallymark.operate.audit.scope import Difference, Origins, Scope, in_spans
 
 GOOD = (
     *("applied", "filtered", "superseded", "dead", "skipped", "lost", "compacted", "marker", "expired", "repeated"),
@@ -28,12 +28,12 @@ GOOD = (
 )
 BAD = ("missing", "duplicated", "foreign")
 MOST_BAD = 1_000
-"""Of each table, how many bad offsets are kept; all are counted."""
+"""Maximum number of bad offsets that are kept for each table; all are counted."""
 
 
 @dataclass
 class Compared:
-    """One table, as far as it was compared."""
+    """The comparison of one table."""
 
     spec: TableSpec
     origins: Origins
@@ -53,7 +53,7 @@ class Compared:
         return sum(count[kind] for count in self.counts.values() for kind in BAD)
 
     def compare(self, span: Span, records: pa.Table, made: pa.Table) -> None:
-        """A piece: its records (offset, undecoded), and the rows made of them (offset, key, deleted, ...)."""
+        """Compare a span: its records (offset, undecoded), and the rows made of them (offset, key, deleted, ...)."""
         scope, there = self.scopes[span.partition], _counted(self.origins.within(span))
         keyed = bool(self.spec.key)
         facts = _facts(records, made, there, _between(scope.account.letters, span), keyed=keyed)
@@ -65,7 +65,7 @@ class Compared:
             self.keys.keep(scope, made, there)
 
     def settle(self) -> None:
-        """Keys are all known: what is wrong of them turns out to be neither applied nor superseded."""
+        """Reclassify records whose keys turn out to be wrong. Call this when all keys are known."""
         for one in self.keys.foreign():
             self._find(one, "applied")
         if self.unsure is None:
@@ -74,7 +74,7 @@ class Compared:
 
     @property
     def unsure(self) -> str | None:
-        """Why rows of keys are not called missing: one may be there whose record is not known."""
+        """Why rows of keys are not reported missing: the row of a key may come from an unknown record."""
         gone = 0 if self.keys.ordered else sum(one["expired"] + one["earlier"] for one in self.counts.values())
         reasons = {
             f"{self.origins.unknown} rows have no provenance": self.origins.unknown,
@@ -88,7 +88,7 @@ class Compared:
         self._show([one])
 
     def _outside(self, scope: Scope) -> None:
-        """What Kafka can't tell about: skips, losses, what expired; and rows that should not be there."""
+        """Count offsets that can't be read from Kafka (skips, losses, expired), and rows that should not exist."""
         account, partition, count = scope.account, scope.partition, self.counts[scope.partition]
         whole = account.span
         losses = merged(clipped(loss, whole) for loss in account.losses)
@@ -130,7 +130,7 @@ class Compared:
 
 
 def _facts(records: pa.Table, made: pa.Table, there: pa.Table, letters: Sequence[int], *, keyed: bool) -> pa.Table:
-    """A row for every offset of which anything is known. Of rows with the same key one is written."""
+    """Return a row for every known offset. With a key, rows of a record with the same key count once."""
     deleted = pc.fill_null(made["deleted"], False)
     how = ("key", "count") if keyed else ("rows", "sum")
     puts = made.filter(pc.invert(deleted)).group_by("offset").aggregate([how])
@@ -150,7 +150,7 @@ def _facts(records: pa.Table, made: pa.Table, there: pa.Table, letters: Sequence
 
 
 def _kinds(facts: pa.Table, scope: Scope, *, keyed: bool) -> pa.Array:
-    """The first of these that is true of an offset says what became of it."""
+    """Classify offsets by the first rule that holds."""
     there, wanted = facts["there"], facts["wanted"]
     none, fewer, same = pc.equal(there, 0), pc.less(there, wanted), pc.equal(there, wanted)
     written = pc.add(in_spans(facts["offset"], scope.account.resets), 1)
@@ -170,7 +170,7 @@ def _kinds(facts: pa.Table, scope: Scope, *, keyed: bool) -> pa.Array:
 
 
 def _counted(offsets: pa.Array) -> pa.Table:
-    """Each offset once, and how many rows it has."""
+    """Return the distinct offsets, with the number of rows of each."""
     found = offsets.value_counts()
     return pa.table({"offset": found.field("values"), "there": found.field("counts")})
 

@@ -1,4 +1,4 @@
-"""The tables of a pipeline against Kafka: every offset read again, and accounted for in every table."""
+"""Compares the tables of a pipeline with Kafka: reads every offset again, and accounts for it in every table."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka.admin import ConfigResource
 
-from tallymark.audit.accounts import accounts
-from tallymark.audit.compare import Compared
-from tallymark.audit.scope import Origins, Scope, chunks
-from tallymark.brokers import TIMEOUT, Brokers
-from tallymark.doctor.verdict import Finding, judge
+from tallymark.core.plan import check_identity
+from tallymark.core.spans import Partition, Span
 from tallymark.errors import BadInput, TallymarkError
-from tallymark.pipeline import Pipeline
-from tallymark.plan import check_identity
-from tallymark.setup import new_owner
-from tallymark.spans import Partition, Span
+from tallymark.kafka.brokers import TIMEOUT, Brokers
+from tallymark.operate.audit.accounts import accounts
+from tallymark.operate.audit.compare import Compared
+from tallymark.operate.audit.scope import Origins, Scope, chunks
+from tallymark.operate.findings import Finding, judge
+from tallymark.run.setup import new_owner
+from tallymark.spark.pipeline import Pipeline
 from tallymark.stores.opening import open_store
-from tallymark.stores.still import Moment, Still
+from tallymark.stores.snapshot import Moment, Still
 
 if TYPE_CHECKING:
-    from tallymark.audit.remake import Remaker
+    from tallymark.operate.audit.remake import Remaker
 
 AT_ONCE = 1_000_000
-"""Offsets that are read at a time."""
+"""Number of offsets that are read at a time."""
 NO_PROVENANCE = "it was declared without provenance=True"
 NO_COLUMNS = "it does not exist, or has no provenance columns yet"
 MERGES = "its function merges records, so that no row has a single one"
@@ -38,7 +38,7 @@ OnProgress = Callable[[int, int], None]
 
 @dataclass
 class Comparison:
-    """What was compared, and why other tables were not. ``checks``: do the tallies count what Kafka holds?"""
+    """The compared tables, and why others are ``left_out``. ``checks`` compare tallies with the records in Kafka."""
 
     tables: Sequence[Compared] = ()
     checks: Sequence[Finding] = ()
@@ -50,8 +50,8 @@ class Comparison:
 
 
 def compare(pipeline: Pipeline, at_once: int = AT_ONCE, on_progress: OnProgress = lambda _, __: None) -> Comparison:
-    """Read again what the group has read, run the functions as they are now, and look for the rows."""
-    from tallymark.audit.remake import Remaker
+    """Read the group's records again, run the present functions, and compare the result with the tables."""
+    from tallymark.operate.audit.remake import Remaker
     from tallymark.spark.session import session
 
     setup = pipeline.setup
@@ -111,7 +111,7 @@ def _scopes(moment: Moment, brokers: Brokers) -> dict[Partition, Scope]:
 
 
 def _compacts(brokers: Brokers, topic: str) -> bool:
-    """Whether offsets may be without a record because of a later one. Not everybody may ask."""
+    """Whether compaction may have removed records. True if permission to read the setting is missing."""
     wanted = [ConfigResource(ConfigResource.Type.TOPIC, topic)]
     try:
         (entries,) = brokers.ask(lambda admin: admin.describe_configs(wanted, request_timeout=TIMEOUT)).values()
@@ -127,7 +127,7 @@ def _read(
     at_once: int,
     on_progress: OnProgress,
 ) -> Counter[Partition]:
-    """Compare all of it; returns how many records there were."""
+    """Compare all records. Returns their number by partition."""
     held = Counter[Partition]()
     spans = [piece for scope in scopes.values() for piece in scope.pieces()]
     total, done = sum(map(len, spans)), 0
@@ -149,7 +149,7 @@ def _read(
 
 
 def _is_whole(scope: Scope) -> bool:
-    """Whether Kafka still has every record that was counted."""
+    """Whether Kafka still holds every record of the tally."""
     return not scope.compacts and scope.log.start <= scope.account.span.start
 
 
@@ -162,6 +162,6 @@ def _counted(scope: Scope, held: int) -> Finding:
 
 
 def _of(rows: pa.Table, span: Span) -> pa.Table:
-    """The rows of this partition."""
+    """Return the rows of the span's partition."""
     here = pc.and_(pc.equal(rows["topic"], span.partition.topic), pc.equal(rows["partition"], span.partition.number))
     return rows.filter(here).drop_columns(["topic", "partition"])

@@ -1,22 +1,22 @@
-"""The ledger of a group looked at as a whole, and held against Kafka."""
+"""Checks the whole ledger of a group, also against the logs in Kafka."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tallymark.audit.accounts import accounts, check, check_log
-from tallymark.brokers import Brokers
-from tallymark.doctor.verdict import Finding
+from tallymark.core.spans import Position
 from tallymark.errors import BadInput
-from tallymark.spans import Position
-from tallymark.stores.store import Store
-from tallymark.streams import CLUSTER
+from tallymark.kafka.brokers import Brokers
+from tallymark.operate.audit.accounts import accounts, check, check_log
+from tallymark.operate.findings import Finding
+from tallymark.spark.sink import CLUSTER
+from tallymark.stores.contract import Store
 
 
 def examine(store: Store, group: str, brokers: Brokers | None = None) -> list[Finding]:
-    """Every identity of every partition; of what Kafka holds only if there are brokers to ask."""
+    """Check every identity of every partition, and the logs if ``brokers`` are given."""
     found = _examined(store, group, brokers)
-    # Kafka is asked after the ledger: what looks broken may have been read or deleted in between.
+    # Kafka is read after the ledger, so a change in between can look like an error: check once more.
     return _examined(store, group, brokers) if any(one.verdict != "ok" for one in found) else found
 
 

@@ -1,7 +1,7 @@
-"""The keys of a table: which records of each must have a row, and which must not. Pure, and in bulk with Arrow.
+"""Decides for each key of a table which records must have a row, and which must not. Pure, in bulk with Arrow.
 
-Rows are known by their records alone. So of a record that makes rows of several keys it is known how many are there,
-and not which: it is wrong where no choice of them explains the number.
+Rows are identified only by their records. So if a record makes rows of several keys, the number of its rows in the
+table is known, but not their keys: the record is wrong only if no choice of keys explains the number.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallymark.audit.scope import Difference, Scope, in_spans
-from tallymark.shape import TableSpec
-from tallymark.spans import Partition, Span
+from tallymark.core.spans import Partition, Span
+from tallymark.core.tables import TableSpec
+from tallymark.operate.audit.scope import Difference, Scope, in_spans
 
 HERE = ["key", "topic", "partition"]
 RECORD = ["topic", "partition", "offset"]
@@ -27,23 +27,23 @@ KEYS = pa.schema(
         *(("deleted", pa.bool_()), ("final", pa.bool_()), ("stands", pa.bool_()), ("alone", pa.bool_())),
     ]
 )
-"""A key of a record, which puts so many ``keys``, and of which so many rows are ``there``.
+"""A row for each key of a record. ``keys``: number of keys that the record puts. ``there``: number of its table rows.
 
-``final``: it deletes the row of the key, whatever version that has. ``stands``: a row of the record is there, or it has
-deleted the row of the key. ``alone``: no other has the key.
+``final``: the record deletes the row of the key, regardless of its version. ``stands``: the table has a row of the
+record, or the record deletes the row of the key. ``alone``: no other record has the key.
 """
 FOR_EVER = 2**63 - 1
-"""An offset behind all others, so that it is never passed over for a later one."""
+"""An offset after all others, so that no record supersedes it."""
 
 
 @dataclass
 class Keys:
-    """Of each key the records that matter in the end."""
+    """The records of each key that decide whether its row is right."""
 
     spec: TableSpec
     _kept: pa.Table = field(default_factory=KEYS.empty_table)
     _passed: pa.Table = field(default_factory=KEYS.empty_table)
-    """What has rows, though its key has a later record in the partition, or where versions decide, a final one."""
+    """Records with rows, although their key has a later record in the partition; if not ordered, a final deletion."""
     _versions: Versions = field(default_factory=lambda: Versions())
 
     @property
@@ -52,9 +52,9 @@ class Keys:
         return self.spec.write == "upsert" and self.spec.version is None
 
     def keep(self, scope: Scope, made: pa.Table, there: pa.Table) -> None:
-        """Of each key and partition the last record; where order is no rule, one that stands."""
+        """Keep the last record of each key and partition, or if order does not decide, a record that stands."""
         new = _keyed(scope.partition, made, there)
-        # What was filled in or replayed came after its successors, and may have overwritten or deleted them.
+        # Backfilled and replayed records were applied after later records, and may have overwritten or deleted them.
         later = pc.and_(new["stands"], pc.greater(in_spans(new["offset"], _late(scope)), 0))
         late = _with(new.filter(later), offset=FOR_EVER, deleted=False, final=False, alone=False)
         if not self.ordered:
@@ -69,7 +69,10 @@ class Keys:
         self._passed = pa.concat_tables([self._passed, passed.filter(pc.greater(passed["there"], 0))])
 
     def _keep_any(self, rows: pa.Table) -> None:
-        """Of each key and partition one that stands since the last final deletion, which leaves no earlier row."""
+        """Keep for each key and partition a record that stands since the last final deletion.
+
+        A final deletion leaves no row of an earlier record.
+        """
         rows, starts, ends = _runs(rows, HERE, "offset")
         if not rows.num_rows:
             return
@@ -79,14 +82,14 @@ class Keys:
         deletion = deletions[np.cumsum(first) - 1]
         before = rows.filter(pa.array(numbers < deletion))
         self._passed = pa.concat_tables([self._passed, before.filter(pc.greater(before["there"], 0))])
-        # The deletion itself has nothing more to say where something came after it.
+        # The deletion itself matters only if no record follows it.
         since = (numbers > deletion) | ((numbers == deletion) & is_last)
         rows, starts, ends = _runs(rows.filter(pa.array(since)), HERE, "stands")
         alone = pc.and_(rows["alone"], pc.and_(starts, ends))
         self._kept = _with(rows, alone=alone).filter(ends)
 
     def missing(self) -> Iterator[Difference]:
-        """Records without a row where neither they nor one that supersedes them stands, or with too few rows."""
+        """Yield records with too few rows, and records without a row for a key of which no record stands."""
         rows, starts, ends = _runs(self._kept, ["key"], "stands")
         lost = _by_record(rows.filter(pc.and_(ends, pc.invert(rows["stands"]))))
         yield from _differences(lost, "missing", None)
@@ -97,7 +100,7 @@ class Keys:
         yield from self._versions.missing()
 
     def foreign(self) -> Iterator[Difference]:
-        """Records with more rows than they have keys that were not deleted after them."""
+        """Yield records that have more rows than keys that were not deleted later."""
         passed = self._passed
         if self.ordered:
             gone = self._kept.filter(self._kept["deleted"]).select(HERE)
@@ -110,9 +113,9 @@ class Keys:
 
 @dataclass
 class Versions:
-    """Of each key the record with the highest version, and which are there; where nothing is deleted, it is that one.
+    """The highest version of each key, and the versions in the table, which must be the highest if nothing was deleted.
 
-    A deletion leaves no version behind, so that any may follow it.
+    A deletion leaves no version, so that any version may follow it.
     """
 
     _highest: pa.Table | None = None
@@ -123,14 +126,14 @@ class Versions:
         rows = new.join(made.select(["offset", "key", "version"]), ["offset", "key"], join_type="inner")
         puts = rows.filter(pc.invert(rows["deleted"]))
         self._deleted = _joined(self._deleted, rows.filter(rows["deleted"]).select(["key"]))
-        # Of a record with rows of several keys it is not known which of them are there.
+        # If a record has rows of several keys, it is unknown which of them are in the table.
         known = pc.and_(pc.greater(puts["there"], 0), pc.equal(puts["keys"], 1))
         self._there = _joined(self._there, puts.filter(known).select(["key", "version"]))
         highest, _, ends = _runs(_joined(self._highest, puts.filter(pc.is_valid(puts["version"]))), ["key"], "version")
         self._highest = highest.filter(ends)
 
     def missing(self) -> Iterator[Difference]:
-        """Records with the highest version of a key, where a row of a lower one is there instead."""
+        """Yield records with the highest version of a key if the table has a lower version."""
         if self._highest is None or self._there is None or self._deleted is None:
             return
         there = self._there.rename_columns(["key", "version_there"])
@@ -170,7 +173,7 @@ def _keyed(partition: Partition, made: pa.Table, there: pa.Table) -> pa.Table:
 
 
 def _by_record(rows: pa.Table) -> pa.Table:
-    """Each record once: how many of its keys are among these (``count``), and what else is known of it."""
+    """Group by record. ``count`` is the number of the record's keys among these rows."""
     found = rows.group_by(RECORD).aggregate([("key", "count"), ("there", "max"), ("keys", "max")])
     return found.rename_columns({"key_count": "count", "there_max": "there", "keys_max": "keys"}).sort_by(
         [(name, "ascending") for name in RECORD]
@@ -184,7 +187,7 @@ def _differences(records: pa.Table, kind: str, wanted: Any) -> Iterator[Differen
 
 
 def _runs(rows: pa.Table, columns: Sequence[str], then: str) -> tuple[pa.Table, pa.Array, pa.Array]:
-    """The rows in the order of these columns, and which is the first and which the last of each run of equal ones."""
+    """Sort by these columns, and return masks of the first and the last row of each run of equal values."""
     rows = rows.sort_by([(name, "ascending") for name in [*columns, then]]).combine_chunks()
     changes = pa.repeat(False, max(0, rows.num_rows - 1))
     for name in columns:
@@ -195,7 +198,7 @@ def _runs(rows: pa.Table, columns: Sequence[str], then: str) -> tuple[pa.Table, 
 
 
 def _with(rows: pa.Table, **columns: Any) -> pa.Table:
-    """The same rows with these columns, or with the same value in all of the column."""
+    """Replace columns by arrays or by constants."""
     for name, value in columns.items():
         at = rows.schema.get_field_index(name)
         kind = rows.schema.field(at).type

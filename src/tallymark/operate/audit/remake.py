@@ -1,4 +1,4 @@
-"""What the functions of a pipeline make of records that were read before: offsets and counts alone, by Spark."""
+"""Runs the functions of a pipeline on past records with Spark, and returns only offsets, keys and counts."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from tallymark.audit.scope import MADE, RECORDS
-from tallymark.shape import DELETED, OFFSET, PARTITION, TOPIC
-from tallymark.spans import Partition, Span
+from tallymark.core.spans import Partition, Span
+from tallymark.core.tables import DELETED, OFFSET, PARTITION, TOPIC
+from tallymark.operate.audit.scope import MADE, RECORDS
 from tallymark.spark.decode import RAW, RECORD, column
-from tallymark.spark.failures import explained
+from tallymark.spark.errors import explained
+from tallymark.spark.functions import apply
 from tallymark.spark.reader import SparkReader
-from tallymark.spark.shaping import apply
 
 PLACE = ("topic", "partition", "offset")
 
 
 class Remaker(SparkReader):
-    """Reads as a run does. What is dead already is kept from the functions: it may be what they fail on."""
+    """Reads like a run, except that dead records are not passed to the functions, which might fail on them."""
 
     def merging(self) -> list[str]:
-        """The tables whose functions merge records, so that no row has a single one."""
+        """Return the tables whose functions merge records, so that a row does not come from a single record."""
         return self._shaper.merging()
 
     @contextmanager
     def records(self, spans: Sequence[Span]) -> Iterator[DataFrame]:
-        """The records of these spans, decoded; no partition may be among them twice."""
+        """Read and decode the records of these spans, which must be of different partitions."""
         self._spark.sparkContext.setJobGroup(self._run, f"tallymark audit of {sum(map(len, spans))} offsets")
         decoded = self._decode(self._scan.frame(spans)).persist(StorageLevel.MEMORY_AND_DISK)
         try:
@@ -40,11 +40,11 @@ class Remaker(SparkReader):
             decoded.unpersist()
 
     def offsets(self, decoded: DataFrame) -> pa.Table:
-        """Which offsets hold a record, and of which the value can't be decoded."""
+        """Return the offsets that hold a record, and whether its value can't be decoded."""
         return decoded.select(*PLACE, F.col(RAW).isNotNull().alias("undecoded")).toArrow().cast(RECORDS)
 
     def made(self, name: str, decoded: DataFrame, dead: Mapping[Partition, Collection[int]]) -> pa.Table:
-        """How many rows the table's function makes of each record, by their keys."""
+        """Return how many rows the table's function makes of each record, by key."""
         spec, function = next(table for table in self._shaper.tables if table[0].name == name)
         records = decoded.where(F.col(RAW).isNull()).select(*RECORD)
         places = [(one.topic, one.number, offset) for one, offsets in dead.items() for offset in offsets]

@@ -1,4 +1,4 @@
-"""What a deep audit compares: partitions, what Kafka still holds of them, and where the rows of tables come from."""
+"""The input of a deep audit: partitions, the records that Kafka still holds, and the origins of table rows."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallymark.audit.accounts import Account
-from tallymark.spans import Log, Partition, Span
-from tallymark.stores.still import ORIGIN
+from tallymark.core.spans import Log, Partition, Span
+from tallymark.operate.audit.accounts import Account
+from tallymark.stores.snapshot import ORIGIN
 
 RECORDS = pa.schema(
     [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("undecoded", pa.bool_())]
 )
-"""What Kafka holds."""
+"""The records in Kafka."""
 MADE = pa.schema(
     [
         *list(RECORDS)[:3],
@@ -27,15 +27,15 @@ MADE = pa.schema(
         pa.field("rows", pa.int64()),
     ]
 )
-"""What a function makes of it. Of rows without a key all have the same one. ``final``: it deletes every version.
+"""The rows that a function makes of records. In tables without a key, all rows have the same ``key``.
 
-Where the table has a version, there is a column ``version`` besides, of its type.
+``final``: the row deletes every version. If the table has a version, a column ``version`` of its type follows.
 """
 
 
 @dataclass(frozen=True)
 class Scope:
-    """One partition: what the ledger says of it, what Kafka holds of it, and why offsets may hold no record."""
+    """One partition: its ledger data, its log, and whether compaction may have removed records."""
 
     account: Account
     log: Log
@@ -47,11 +47,11 @@ class Scope:
 
     @property
     def empty(self) -> str:
-        """What an offset without a record is."""
+        """The kind of an offset without a record."""
         return "compacted" if self.compacts else "marker"
 
     def pieces(self) -> list[Span]:
-        """What Kafka still holds of the tally's range, between the open skips."""
+        """Return the spans of the tally that Kafka still holds, without open skips."""
         whole, found = self.account.span, list[Span]()
         at = max(whole.start, self.log.start)
         for skip in [*self.account.skips, Span(self.partition, whole.stop, whole.stop)]:
@@ -62,7 +62,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class Difference:
-    """An offset that is wrong: how many rows of it there are, and how many there should be; None: nobody knows."""
+    """A wrong offset. ``rows``: number of its rows in the table; ``wanted``: the right number, None if unknown."""
 
     partition: Partition
     offset: int
@@ -73,7 +73,10 @@ class Difference:
 
 @dataclass
 class Origins:
-    """Where the rows of a table come from: sorted offsets, with repetitions. ``unknown`` ones have no provenance."""
+    """The offsets that a table's rows come from, sorted, with repetitions.
+
+    ``unknown``: number of rows without provenance. ``others``: number of rows from other partitions.
+    """
 
     offsets: dict[Partition, pa.Array]
     unknown: int
@@ -99,7 +102,7 @@ class Origins:
 
 
 def in_spans(offsets: Any, spans: Iterable[Span]) -> Any:
-    """In how many of these spans each offset is."""
+    """Return for each offset the number of spans that contain it."""
     found = pa.repeat(0, len(offsets))
     for span in spans:
         here = pc.and_(pc.greater_equal(offsets, span.start), pc.less(offsets, span.stop))
@@ -108,7 +111,7 @@ def in_spans(offsets: Any, spans: Iterable[Span]) -> Any:
 
 
 def chunks(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:
-    """Spans of at most so many offsets together, and no partition twice among them."""
+    """Split spans into lists of at most ``most`` offsets in total, each with at most one span of a partition."""
     chunk: list[Span] = []
     for span in spans:
         for start in range(span.start, span.stop, most):

@@ -1,7 +1,7 @@
-"""The pipeline that the demonstration runs, as a process of its own so that it can be killed.
+"""The pipeline of the demo, in a separate process so that it can be killed.
 
-It reads its settings from standard input as JSON, since a URL may hold a password and a command line is for everybody
-to read. It prints a line for every step, so that whoever kills it knows what it was doing.
+It reads its settings from standard input as JSON, because a URL may hold a password, and command lines are public. It
+prints a line for every step, so that the parent process can kill it at a chosen step.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from tallymark.core.plan import Limits
+from tallymark.core.progress import Progress, Step
 from tallymark.errors import TallymarkError
-from tallymark.membership import Group
-from tallymark.pipeline import Pipeline
-from tallymark.plan import Limits
-from tallymark.source import Json, Kafka
-from tallymark.steps import Progress, Step
+from tallymark.formats.value import Json
+from tallymark.kafka.membership import Group
+from tallymark.kafka.source import Kafka
+from tallymark.spark.pipeline import Pipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -39,9 +40,9 @@ def pipeline(settings: Settings) -> Pipeline:
         source=Kafka(settings.brokers, settings.topic, value=Json(schema), tls=False),
         store=settings.store,
         limits=Limits(records=settings.batch),
-        # The same member comes back after every kill: the group need not wait until it has missed the old one.
+        # With static membership, a restarted member rejoins at once instead of after the session timeout.
         membership=Group(instance="demonstration"),
-        # A session that lives for seconds never gets the good of the slower compiler and the greater collector.
+        # The optimizing compiler and the default garbage collector do not pay in a session of a few seconds.
         spark={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
     )
 
@@ -56,7 +57,7 @@ def main() -> None:
     settings = Settings(**json.load(sys.stdin))
 
     def tell(step: Step, progress: Progress) -> None:
-        # In one piece, which print would not: the reading thread has steps of its own.
+        # One write for the whole line, unlike print(): another thread reports steps, too.
         line = json.dumps({"step": step.value, "batch": progress.batch, **asdict(progress.tally)})
         sys.stdout.write(f"{line}\n")
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The play: produce, run, kill, run again, until all is done; then judge."""
+"""Runs the demo: produces orders, runs and kills the pipeline until all is done, then verifies the result."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from typing import Protocol
 
 from sqlalchemy import text
 
-from tallymark.demo.orders import Settings
-from tallymark.demo.produce import create_topic, produce_orders
-from tallymark.demo.verdict import Verdict, judge
+from tallymark.core.progress import Step
+from tallymark.core.spans import OUTCOMES, Tally
 from tallymark.errors import TallymarkError
-from tallymark.jars import fetch
-from tallymark.ledger.tables import metadata
-from tallymark.sandbox import Sandbox
-from tallymark.spans import OUTCOMES, Tally
-from tallymark.steps import Step
+from tallymark.local.jars import fetch
+from tallymark.local.sandbox import Sandbox
+from tallymark.operate.demo.orders import Settings
+from tallymark.operate.demo.produce import create_topic, produce_orders
+from tallymark.operate.demo.verdict import Verdict, judge
 from tallymark.stores.opening import open_sql
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql.ledger.tables import metadata
+from tallymark.stores.sql.store import SqlStore
 
 KILLS = (Step.STAGED, Step.WRITTEN, Step.COMMITTED)
-"""What the run is doing when it is killed: with rows in memory, inside the transaction, right after the commit."""
+"""The steps at which runs are killed: with rows in memory, inside the transaction, and right after the commit."""
 BATCHES = 8
 
 
 class Stage(Protocol):
-    """Where the play is shown."""
+    """Displays the progress of the demo."""
 
     def note(self, said: str) -> None: ...
 
@@ -75,7 +75,7 @@ class Play:
 
     @contextlib.contextmanager
     def _removed_after(self, store_url: str, settings: Settings) -> Iterator[SqlStore]:
-        """The store, as it was before when all is over, unless the table is to be kept: with it stays its ledger."""
+        """Open the store, and restore its former state at the end, unless table and ledger are to be kept."""
         with contextlib.closing(open_sql(store_url)) as store:
             store.ping()
             had_ledger = store.has_ledger()
@@ -108,7 +108,7 @@ class Play:
                 yield f"sqlite:///{Path(directory) / 'demo.db'}"
 
     def _run_until_done(self, settings: Settings, stage: Stage) -> int:
-        """Run the pipeline; kill it as often as planned; the last run is left alone."""
+        """Run the pipeline and kill it as often as planned; the last run is not killed."""
         kills, total = 0, Tally()
         for kill_at in (*KILLS[: self.kills], None):
             stage.note(f"run {kills + 1}: starting Spark")
@@ -126,9 +126,9 @@ class Run:
     """One process that runs the pipeline."""
 
     def __init__(self, settings: Settings) -> None:
-        command = [sys.executable, "-m", "tallymark.demo.orders"]
+        command = [sys.executable, "-m", "tallymark.operate.demo.orders"]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when the run ends
-        # A process group of its own: the JVM is killed with it.
+        # In its own process group, so that the JVM is killed with it.
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -143,7 +143,7 @@ class Run:
         self.committed = Tally()
 
     def watch(self, stage: Stage, before: Tally, kill_at: Step | None) -> str | None:
-        """Follow its steps to the end; or kill it at a step of its third batch, and say what it was doing."""
+        """Follow the run to its end, or kill it at ``kill_at`` from its third batch on, and return where it was."""
         batches = 0
         try:
             for line in self._process.stdout or ():

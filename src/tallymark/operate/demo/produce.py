@@ -1,4 +1,4 @@
-"""Orders for the demonstration, with everything in them that makes counting hard."""
+"""Produces the orders of the demo, with undecodable records and aborted transactions among them."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from datetime import datetime, timedelta, timezone
 
-from tallymark.brokers import Brokers
-from tallymark.cluster import Cluster
-from tallymark.producer import Producer
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.cluster import Cluster
+from tallymark.produce.producer import Producer
 
 PARTITIONS = 4
 ABORTED = 500
-"""Records of each of the two transactions that are taken back."""
+"""Number of records in each of the two aborted transactions."""
 BROKEN = [b"", b"not json", b'{"id": 17', b'{"id": "seventeen"}', b'[{"id": 1}, {"id": 2}]', b"\xff\xfe{}"]
 
 Tell = Callable[[int], None]
 
 
 class _TakenBack(Exception):
-    """Ends a transaction without a commit."""
+    """Aborts a transaction."""
 
 
 def create_topic(brokers: str, topic: str) -> None:
@@ -29,7 +29,7 @@ def create_topic(brokers: str, topic: str) -> None:
 
 
 def produce_orders(brokers: str, topic: str, records: int, tell: Tell) -> None:
-    """Write the orders, one in a hundred undecodable, and in the middle two transactions that are aborted."""
+    """Write the orders, 1% of them undecodable, and among them two aborted transactions."""
     with Producer(brokers, tls=False, settings={"linger.ms": 20}) as producer:
         for number, value in enumerate(_orders(records)):
             if number == records // 3:
@@ -57,7 +57,7 @@ def _orders(records: int) -> Iterator[bytes]:
 
 
 def _take_back(brokers: str, topic: str, beside: Producer) -> None:
-    """Both transactions write to all partitions, among the other records, and then abort."""
+    """Write two transactions to all partitions, among the other records, and abort them."""
     names = [f"{topic}-taken-back-{number}" for number in range(2)]
     with ExitStack() as stack:
         producers = [stack.enter_context(Producer(brokers, tls=False, transactional_id=name)) for name in names]

@@ -1,4 +1,4 @@
-"""The verdict: what Kafka holds and what the database holds, each counted on its own, and compared record by record."""
+"""Verifies the demo: counts the records in Kafka and in the database independently, and compares each record."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from confluent_kafka import Consumer, TopicPartition
 from sqlalchemy import text
 
+from tallymark.core.spans import Position, Tally
 from tallymark.errors import TallymarkError
-from tallymark.ledger.read import read_group
-from tallymark.spans import Position, Tally
-from tallymark.stores.sql import SqlStore
+from tallymark.stores.sql.ledger.read import read_group
+from tallymark.stores.sql.store import SqlStore
 
 PATIENCE = 120
 Record = tuple[int, int]
@@ -22,7 +22,7 @@ Record = tuple[int, int]
 
 @dataclass(frozen=True)
 class PartitionVerdict:
-    """One partition, from three sides: the ledger, the plain consumer, and the tables."""
+    """One partition as counted by the ledger, by a plain consumer and in the tables."""
 
     position: Position
     records: int
@@ -76,7 +76,7 @@ def judge(brokers: str, topic: str, store: SqlStore, group: str, table: str, kil
                 rows=sum(1 for record in rows if record[0] == number),
                 letters=sum(1 for record in letters if record[0] == number),
                 missing=len(mine - copies.keys()),
-                # What is there once too often, or should not be there at all.
+                # Extra copies, and rows that should not exist.
                 duplicated=sum(count - (record in mine) for record, count in copies.items()),
             )
         )
@@ -84,7 +84,7 @@ def judge(brokers: str, topic: str, store: SqlStore, group: str, table: str, kil
 
 
 def committed_records(brokers: str, topic: str) -> set[Record]:
-    """Every committed record of the topic, by a consumer that has nothing to do with the pipeline."""
+    """Read every committed record of the topic, with a consumer that is independent of the pipeline."""
     consumer = Consumer(
         {
             "bootstrap.servers": brokers,

@@ -1,4 +1,4 @@
-"""How long unread records will still be there."""
+"""Judges how soon unread records expire."""
 
 from __future__ import annotations
 
@@ -6,21 +6,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 
-from tallymark.brokers import Brokers
-from tallymark.doctor.topics import Shell
-from tallymark.doctor.verdict import Finding, judge
+from tallymark.core.plan import check_identity, readable_from
+from tallymark.core.spans import Log, Partition, Position
 from tallymark.errors import PositionRefused
-from tallymark.lag import unread_times
-from tallymark.plan import check_identity, readable_from
-from tallymark.retention import Retention
-from tallymark.spans import Log, Partition, Position
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.lag import Retention, unread_times
+from tallymark.operate.doctor.topics import Shell
+from tallymark.operate.findings import Finding, judge
 
 CHECK = "unread records expire"
 DAY = timedelta(days=1)
 
 
 def lost(group: str, position: Position, log: Log) -> Finding | None:
-    """Whether reading can't go on from the position."""
+    """Return a failure if the position can't be read, else None."""
     try:
         check_identity(position, log.topic_id, log.cluster_id)
         readable_from(position.next_offset, log, "fail")
@@ -33,7 +32,7 @@ def lost(group: str, position: Position, log: Log) -> Finding | None:
 def expiry(
     group: str, position: Position, unread: datetime | None, retention: Retention, shell: Shell, now: datetime
 ) -> tuple[timedelta, Finding]:
-    """How much time is left for the next unread record, at the least."""
+    """Return the minimum time until the next unread record expires, with its finding."""
     where, about, topic = str(position.partition), f"group {group}", position.partition.topic
     also = f"; retention.bytes={retention.bytes} may come first" if retention.bytes is not None else ""
     if retention.age is None:
@@ -48,7 +47,7 @@ def expiry(
 
 
 def shortened(found: Sequence[tuple[timedelta, Finding]]) -> list[Finding]:
-    """What needs care, and of all that is well the partition that has the least time."""
+    """Return all findings that are not ok, and of those that are ok the partition that expires first."""
     ordered = [finding for _, finding in sorted(found, key=lambda one: one[0])]
     well = [finding for finding in ordered if finding.verdict == "ok"]
     first = [replace(well[0], found=f"{well[0].found}, as the first of {len(well)} partitions")] if well[1:] else well
@@ -58,7 +57,7 @@ def shortened(found: Sequence[tuple[timedelta, Finding]]) -> list[Finding]:
 def backlog(
     brokers: Brokers, group: str, positions: Sequence[Position], retention: Retention | None, shell: Shell
 ) -> Iterator[Finding]:
-    """The findings about a group's positions in one topic."""
+    """Yield the findings about a group's positions in one topic."""
     topic, behind = positions[0].partition.topic, []
     logs = brokers.logs(brokers.topics([topic]))
     for position in positions:
@@ -85,7 +84,7 @@ def _expiries(
 ) -> list[tuple[timedelta, Finding]]:
     times = unread_times(brokers, {one.partition: one.next_offset for one in behind}, logs)
     now = datetime.now(timezone.utc)
-    # Where Kafka has only markers to come, the last record that was read is older than whatever will follow.
+    # If only transaction markers are unread, use the time of the last record read: later records are newer.
     return [expiry(group, one, times.get(one.partition, one.record_time), retention, shell, now) for one in behind]
 
 

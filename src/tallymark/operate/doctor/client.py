@@ -1,4 +1,4 @@
-"""This machine: what Spark needs, and the client of Kafka."""
+"""Checks this machine: Java, Spark and librdkafka."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import confluent_kafka
 
-from tallymark import java
-from tallymark.doctor.verdict import Finding, judge
 from tallymark.errors import BadInput
+from tallymark.local import java
+from tallymark.operate.findings import Finding, judge
 from tallymark.spark.session import locked_connector, series
 
 JAVAS = (17, 21)
-"""What Spark 4.0 runs on."""
+"""Java versions that Spark 4.0 supports."""
 LIBRDKAFKA = (2, 11)
 
 
@@ -35,7 +35,7 @@ def librdkafka(found: str) -> Finding:
 
 
 def connector(spark: str, scala: str, jar: str, jar_scala: str) -> Finding:
-    """From 4.0 to 4.1 Spark changes what its connector is built on."""
+    """Judge whether Spark fits its Kafka connector: the Spark internals that it uses change from 4.0 to 4.1."""
     fits = series(spark) == series(jar) and series(scala) == jar_scala
     wanted = f"{series(jar)} with Scala {jar_scala}, as the connector"
     advice = None if fits else f"pip install 'pyspark=={series(jar)}.*'"
@@ -56,7 +56,7 @@ def _java() -> int | None:
 
 
 def _scala() -> str:
-    """By the library among pyspark's jars: Spark need not start for it."""
+    """Return the Scala version of pyspark's jars, without starting Spark."""
     spec = importlib.util.find_spec("pyspark")
     folders = (spec.submodule_search_locations if spec else None) or []
     jars = [jar.stem for folder in folders for jar in Path(folder, "jars").glob("scala-library-*.jar")]

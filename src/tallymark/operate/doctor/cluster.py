@@ -1,4 +1,4 @@
-"""Asking the brokers: who they are, how they and the topics are set up, and what their clocks say."""
+"""Gathers facts from the brokers: nodes, settings of brokers and topics, replicas and clocks."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any
 from confluent_kafka import Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import ConfigResource, NewTopic, OffsetSpec
 
-from tallymark.brokers import Brokers, connect
-from tallymark.cluster import Cluster
-from tallymark.doctor import topics as rules
-from tallymark.doctor.backlog import backlog
-from tallymark.doctor.topics import IN_SYNC, Replicas, Shell
-from tallymark.doctor.verdict import Finding, asked, judge, settings, skew
+from tallymark.core.spans import Position
 from tallymark.errors import UnknownTopic, Unreachable
-from tallymark.retention import Retention
-from tallymark.spans import Position
+from tallymark.kafka.brokers import Brokers, connect
+from tallymark.kafka.cluster import Cluster
+from tallymark.kafka.lag import Retention
+from tallymark.operate.doctor import topics as rules
+from tallymark.operate.doctor.backlog import backlog
+from tallymark.operate.doctor.topics import IN_SYNC, Replicas, Shell
+from tallymark.operate.findings import Finding, asked, judge, settings, skew
 
 PATIENCE = 5.0
-"""Seconds that the brokers may take for an answer."""
+"""Timeout of a request in seconds."""
 
 
 class Examination:
-    """Everything that is asked of one cluster. ``ours`` are the settings of members and consumers."""
+    """The examination of one cluster. ``ours`` are the client settings of members and consumers."""
 
     def __init__(self, cluster: Cluster, ours: Mapping[str, Any]) -> None:
         self.cluster, self.ours = cluster, ours
@@ -40,7 +40,7 @@ class Examination:
         yield rules.size(len(self.nodes))
 
     def node_settings(self) -> list[Finding]:
-        """What brokers agree on is said once."""
+        """Return the findings about broker settings. Brokers with equal settings share their findings."""
         found: list[Finding] = []
         alike: dict[tuple[tuple[str, str | None], ...], list[int]] = {}
         known = rules.broker_rules(self.shell, self.ours)
@@ -58,7 +58,7 @@ class Examination:
         return found
 
     def topic(self, name: str, positions: Mapping[str, Sequence[Position]]) -> list[Finding]:
-        """One topic, and how far groups have come in it."""
+        """Return the findings about one topic and the positions of groups in it."""
         about = f"topic {name}"
         try:
             partitions = self._replicas(name)
@@ -76,7 +76,7 @@ class Examination:
         return found
 
     def probe(self) -> Iterator[Finding]:
-        """Write to a topic that is made for it: its records carry the time of the broker that leads a partition."""
+        """Measure the brokers' clocks: write to a temporary topic whose timestamps come from the partition leaders."""
         name = f"tallymark-doctor-{uuid.uuid4().hex[:8]}"
         made = NewTopic(name, len(self.nodes), -1, config={"message.timestamp.type": "LogAppendTime"})
         self.brokers.ask(lambda admin: admin.create_topics([made], request_timeout=PATIENCE), topic=name)
@@ -88,7 +88,7 @@ class Examination:
             self.brokers.ask(lambda admin: admin.delete_topics([name], request_timeout=PATIENCE), topic=name)
 
     def _write(self, topic: str, partition: int) -> tuple[float, float, float]:
-        """The time before, the broker's, and the time after. The first record is only there to connect."""
+        """Return the local time before, the broker's time, and the local time after. The first record only connects."""
         quiet = {"acks": "all", "linger.ms": 0, "message.timeout.ms": int(PATIENCE * 1000), "log_level": 0}
         producer = connect(Producer, {**self.cluster.settings(), **quiet})
         answers: list[tuple[Any, Any]] = []

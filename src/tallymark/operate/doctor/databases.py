@@ -1,4 +1,4 @@
-"""Asking a database with SQL: what it is, what it lets us do, and how it treats a transaction that takes long."""
+"""Checks an SQL database: version, settings, encryption, clock and permissions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from functools import partial
 
 from sqlalchemy import Column, Integer, MetaData, Table, delete, false, insert, select, text, update
 
-from tallymark.doctor.verdict import Finding, Opinion, asked, is_local, judge, ledger, line, skew, version
 from tallymark.errors import AccessDenied, TallymarkError
-from tallymark.ledger.create import ledger_version
-from tallymark.ledger.tables import VERSION, metadata, schema
-from tallymark.stores.sql import SqlStore
+from tallymark.operate.findings import Finding, Opinion, asked, is_local, judge, ledger, line, skew, version
+from tallymark.stores.sql.ledger.migrate import ledger_version
+from tallymark.stores.sql.ledger.tables import VERSION, metadata, schema
+from tallymark.stores.sql.store import SqlStore
 
 OLDEST = {"postgresql": (13,), "mysql": (8,), "mariadb": (10, 6), "sqlite": (3, 24)}
 CLOCKS = {"postgresql": "SELECT clock_timestamp()", "mysql": "SELECT UTC_TIMESTAMP(6)"}
@@ -41,7 +41,7 @@ FIXED = {
     "default_storage_engine": ("InnoDB", "others have no transactions: SET GLOBAL default_storage_engine = InnoDB"),
     "journal_mode": ("wal", "readers and writers wait for each other: move the file to a local disk"),
 }
-"""What a setting should be, and what to do."""
+"""The wanted value of a setting, and the advice."""
 FORBIDDEN = {
     "binlog_format": (
         "STATEMENT",
@@ -54,16 +54,16 @@ FORBIDDEN = {
         "nothing can be written: connect to the primary, or SET GLOBAL super_read_only = OFF",
     ),
 }
-"""What a setting must not be, what it should be, and what to do."""
+"""The forbidden value of a setting, the wanted value, and the advice."""
 TIMES = {
     "idle_in_transaction_session_timeout": (1000, "ALTER ROLE CURRENT_USER RESET idle_in_transaction_session_timeout"),
     "statement_timeout": (1000, "ALTER ROLE CURRENT_USER SET statement_timeout = 0"),
     "wait_timeout": (1, "SET GLOBAL wait_timeout = 28800"),
     "idle_transaction_timeout": (1, "SET GLOBAL idle_transaction_timeout = 0"),
 }
-"""Parts of a second that a time is in, and how to change it."""
+"""The units per second of a timeout, and how to change it."""
 LEAST = 60
-"""Seconds that a batch or a handler may take between two statements, or for one."""
+"""Minimum timeout in seconds: a batch or handler may take this long for a statement or between two statements."""
 GRANTS = {
     "postgresql": "GRANT USAGE, CREATE ON SCHEMA public TO {user}; GRANT TEMPORARY ON DATABASE {database} TO {user};"
     " GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {user};"
@@ -75,7 +75,7 @@ GRANTS = {
 
 
 def examine(store: SqlStore) -> Iterator[Finding]:
-    """All findings about a database that answers."""
+    """Yield all findings about a reachable database."""
     questions = {"version": _version, "settings": _settings, "encrypted": _line, "clock": _clock}
     for check, question in questions.items():
         yield from asked("store", check, partial(question, store))
@@ -101,7 +101,7 @@ def setting(name: str, value: str) -> Opinion:
 
 
 def permissions(kind: str, user: str | None, database: str | None, refused: str | None, needed: bool) -> Finding:
-    """Whether we may do what we need now, or what we may need later: make tables, also for large batches."""
+    """Judge the permissions. If they are not ``needed`` now, they may be later: for new tables and large batches."""
     grant = GRANTS[kind].format(user=user or "CURRENT_USER", database=database)
     advice = refused and (f"{refused}: {grant}" if needed else f"new tables and large batches need it: {grant}")
     fail, warn = (advice, None) if needed else (None, advice)
@@ -120,7 +120,7 @@ def _settings(store: SqlStore) -> Iterator[Finding]:
     with store.look() as connection:
         found = connection.execute(text(SETTINGS[store.dialect.name])).all()
     for name, value in found:
-        # The first run sets it: what a file has before that means nothing.
+        # The first run sets journal_mode, so its earlier value does not matter.
         if name != "journal_mode" or store.has_ledger():
             yield judge("store", name, value, *setting(name, str(value)))
 
@@ -141,7 +141,7 @@ def _line(store: SqlStore) -> Iterator[Finding]:
 def _clock(store: SqlStore) -> Iterator[Finding]:
     if store.dialect.name in CLOCKS:
         with store.look() as connection:
-            # The first statement opens the transaction, too.
+            # The first statement also begins the transaction, which takes extra time.
             connection.execute(text("SELECT 1"))
             before = time.time()
             theirs = connection.execute(text(CLOCKS[store.dialect.name])).scalar_one()
@@ -174,7 +174,7 @@ def _refusal(store: SqlStore, work: Callable[[SqlStore], None]) -> TallymarkErro
 
 
 def _use_ledger(store: SqlStore) -> None:
-    """Statements that change no row: who may not run them is refused all the same."""
+    """Run statements that change no rows, but need the same permissions as those that do."""
     with store.transaction() as connection:
         for table in metadata.sorted_tables:
             first = next(iter(table.c))
@@ -198,7 +198,7 @@ def _create_table(store: SqlStore) -> None:
             connection.exec_driver_sql(f"DROP TABLE {name}_temporary")
             table.drop(connection)
     except TallymarkError:
-        # Where DDL is no part of a transaction, the table is still there.
+        # Without transactional DDL, the table still exists.
         with suppress(TallymarkError), store.transaction() as connection:
             table.drop(connection, checkfirst=True)
         raise

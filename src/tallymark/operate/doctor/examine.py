@@ -1,4 +1,4 @@
-"""Everything that the doctor looks at, in turn."""
+"""Runs all checks of the doctor in order."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from tallymark.cluster import Cluster
-from tallymark.doctor import client, databases, topics
-from tallymark.doctor.cluster import Examination
-from tallymark.doctor.verdict import Finding, asked, judge
+from tallymark.core.spans import Position
 from tallymark.errors import TableChanged
-from tallymark.spans import Position
+from tallymark.kafka.cluster import Cluster
+from tallymark.operate.doctor import client, databases, topics
+from tallymark.operate.doctor.cluster import Examination
+from tallymark.operate.findings import Finding, asked, judge
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store, sqlite_file
-from tallymark.stores.sql import SqlStore
-from tallymark.stores.store import Store
+from tallymark.stores.sql.store import SqlStore
 
 Say = Callable[[str], None]
 Positions = dict[str, list[Position]]
@@ -23,7 +23,7 @@ Positions = dict[str, list[Position]]
 
 @dataclass(frozen=True)
 class Patient:
-    """What to look at. Of the stores the first holds the ledger; no topics means those of the positions there."""
+    """What to examine. The first store holds the ledger; without ``topics``, the topics are those of its positions."""
 
     cluster: Cluster | None = None
     stores: Sequence[str] = field(default=(), repr=False)
@@ -32,11 +32,11 @@ class Patient:
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     probe: bool = False
     new_group: bool = False
-    """Whether the group may be one that has not run yet."""
+    """Whether a group without any run is accepted."""
 
 
 def examine(patient: Patient, say: Say = lambda _: None) -> list[Finding]:
-    """The findings, in the order of the table. Nothing that fails hides the rest."""
+    """Return all findings in display order. A failed check does not stop the others."""
     positions: Positions = {}
     stores: list[Finding] = []
     for url in dict.fromkeys(patient.stores):
@@ -78,7 +78,7 @@ def _of_topic(positions: Sequence[Position], topic: str) -> list[Position]:
 
 
 def _store(url: str, patient: Patient, into: Positions | None, say: Say) -> Iterator[Finding]:
-    """One store, and if it holds the ledger, its positions."""
+    """Examine one store. If it holds the ledger, add its positions to ``into``."""
     file = sqlite_file(url)
     if file is not None and not file.exists():
         there = file.absolute().parent.is_dir()
@@ -101,7 +101,7 @@ def _store(url: str, patient: Patient, into: Positions | None, say: Say) -> Iter
 
 
 def _redis(store: Store, url: str) -> Iterator[Finding]:
-    from tallymark.doctor import redis
+    from tallymark.operate.doctor import redis
     from tallymark.stores.redis.address import Address
     from tallymark.stores.redis.store import RedisStore
 

@@ -1,21 +1,21 @@
-"""Asking Redis or Valkey: above all whether it keeps what it is given."""
+"""Checks a Redis or Valkey server, above all its eviction and persistence."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from tallymark.doctor.verdict import Finding, Opinion, asked, judge, ledger, line, settings, skew, version
+from tallymark.operate.findings import Finding, Opinion, asked, judge, ledger, line, settings, skew, version
 from tallymark.stores.redis.address import Address
-from tallymark.stores.redis.keys import Keys
 from tallymark.stores.redis.ledger import VERSION
+from tallymark.stores.redis.rows import Keys
 from tallymark.stores.redis.store import RedisStore
 
 OLDEST = (7,)
 
 
 def examine(store: RedisStore, address: Address) -> Iterator[Finding]:
-    """All findings about a server that answers."""
+    """Yield all findings about a reachable server."""
     yield line(address.options["host"], address.tls is not None, "write the URL as rediss://...")
     questions: dict[str, Callable[[], Iterable[Finding]]] = {
         "version": lambda: [_version(store)],
@@ -34,7 +34,7 @@ def change(setting: str) -> str:
 
 
 def eviction(value: str) -> Opinion:
-    """Ours have no time to live: policies that look at those alone are fine."""
+    """Judge the eviction policy. Policies that evict only keys with a TTL are safe: keys of tallymark have none."""
     advice = f"when memory is short positions are thrown away: {change('maxmemory-policy noeviction')}"
     return Opinion("noeviction or volatile-*", fail=advice if value.startswith("allkeys") else None)
 
@@ -51,7 +51,7 @@ def fsync(value: str) -> Opinion:
 
 
 def _settings(store: RedisStore) -> list[Finding]:
-    """By INFO, which managed servers answer, too; many of them do not know CONFIG."""
+    """Judge the settings that INFO shows, because many managed servers do not support CONFIG."""
     info = store.ask(lambda client: {**client.info("memory"), **client.info("persistence")})
     found = {name: str(info[name]) for name in ("maxmemory_policy", "aof_enabled") if name in info}
     return settings("store", found, {"maxmemory_policy": eviction, "aof_enabled": persistence})

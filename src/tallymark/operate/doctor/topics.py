@@ -1,4 +1,4 @@
-"""What brokers and topics must be like to lose nothing. Pure."""
+"""Rules for brokers and topics, so that no records are lost. Pure."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from tallymark.cluster import Cluster
-from tallymark.doctor.verdict import Finding, Opinion, Rule, is_local, judge
-from tallymark.fetch import FETCH
+from tallymark.kafka.cluster import Cluster
+from tallymark.kafka.fetch import FETCH
+from tallymark.operate.findings import Finding, Opinion, Rule, is_local, judge
 
 DEVELOPMENT = "fine for development: one broker holds all records alone"
 UNCLEAN, IN_SYNC = "unclean.leader.election.enable", "min.insync.replicas"
 CLIENT = {"session.timeout.ms": 45_000, "max.poll.interval.ms": 300_000, **FETCH}
-"""How our clients are set up unless they are told otherwise."""
+"""Default settings of tallymark's clients."""
 PRODUCED, TRANSACTION = 1_000_000, 60_000
-"""librdkafka's message.max.bytes and transaction.timeout.ms."""
+"""librdkafka's defaults for message.max.bytes and transaction.timeout.ms."""
 FUTURE = 5.0
-"""Seconds that a record may be ahead of our clock."""
+"""Seconds that a record's timestamp may be ahead of the local clock."""
 
 
 @dataclass(frozen=True)
 class Replicas:
-    """Who should hold a partition, by the brokers' ids, and who does."""
+    """The ids of the brokers that are assigned to a partition and that are in sync."""
 
     number: int
     leader: int | None
@@ -33,7 +33,7 @@ class Replicas:
 
 @dataclass(frozen=True)
 class Shell:
-    """Kafka's own commands, as they are written for this cluster."""
+    """Formats commands of Kafka's own tools for this cluster."""
 
     cluster: Cluster
 
@@ -42,13 +42,13 @@ class Shell:
         return f"{tool}.sh --bootstrap-server {self.cluster.brokers}{secured} {rest}"
 
     def alter(self, topic: str | None, setting: str) -> str:
-        """Change a setting of a topic, or of all brokers."""
+        """Return the command that changes a setting of a topic, or of all brokers."""
         entity = f"--entity-type topics --entity-name {topic}" if topic else "--entity-type brokers --entity-default"
         return self.command("kafka-configs", f"--alter {entity} --add-config {setting}")
 
 
 def access(cluster: Cluster) -> list[Finding]:
-    """Who can listen, and whether we know whom we talk to."""
+    """Judge whether the connection is encrypted and the brokers are verified."""
     exposed = cluster.line is None and not all(is_local(host) for host, _ in cluster.addresses)
     advice = "others can read and change what is sent: take a TLS listener of the brokers, and tls=Tls(...)"
     found = [judge("cluster", "protocol", cluster.protocol, "SSL or SASL_SSL", warn=advice if exposed else None)]
@@ -64,7 +64,7 @@ def size(brokers: int) -> Finding:
 
 
 def broker_rules(shell: Shell, ours: Mapping[str, Any]) -> dict[str, Rule]:
-    """``ours`` are the settings of members and consumers."""
+    """Return the rules for brokers. ``ours`` are the client settings of members and consumers."""
     session = int({**CLIENT, **ours}["session.timeout.ms"])
     rules: dict[str, Rule] = {UNCLEAN: partial(unclean, shell, None), "transaction.max.timeout.ms": transactions}
     if ours.get("group.protocol") != "consumer":
@@ -87,7 +87,7 @@ def topic_rules(topic: str, factor: int, brokers: int, shell: Shell, ours: Mappi
 def unclean(shell: Shell, topic: str | None, value: str) -> Opinion:
     off = shell.alter(topic, f"{UNCLEAN}=false")
     on = None if value == "false" else f"a broker that lacks records may become leader, and they are lost: {off}"
-    # A topic may say otherwise, and is asked by itself.
+    # For brokers only a warning: topics can override the setting, and are checked separately.
     return Opinion("false", fail=on) if topic else Opinion("false", warn=on)
 
 
@@ -128,7 +128,10 @@ def in_sync_minimum(shell: Shell, topic: str, factor: int, brokers: int, value: 
 
 
 def in_sync(topic: str, partitions: Sequence[Replicas], minimum: int) -> Finding:
-    """Whether every partition has a leader and all its copies. Who was the last to leave still counts as in sync."""
+    """Judge whether every partition has a leader and all replicas in sync.
+
+    The last in-sync replica stays in the list even when its broker is down.
+    """
     few = [one for one in partitions if len(one.in_sync) < min(minimum, len(one.assigned))]
     behind = [one for one in partitions if one.in_sync < one.assigned]
     for what, bad in {
@@ -152,7 +155,7 @@ def cleanup(shell: Shell, topic: str, value: str) -> Opinion:
 
 
 def message_size(shell: Shell, topic: str, fetched: int, value: str) -> Opinion:
-    """A record that is larger than a fetch still comes, alone: that costs time, and no progress."""
+    """Judge the maximum record size. A record larger than the fetch size is still fetched, alone, which is slow."""
     wanted, larger = f"{PRODUCED} to {fetched}", shell.alter(topic, "max.message.bytes=1048588")
     if int(value) < PRODUCED:
         return Opinion(wanted, warn=f"producers send up to {PRODUCED}, which is refused here: {larger}")
@@ -161,7 +164,7 @@ def message_size(shell: Shell, topic: str, fetched: int, value: str) -> Opinion:
 
 
 def newest(topic: str, kind: str | None, time: float | None, now: float) -> Finding:
-    """The latest timestamp of a topic's records, in seconds; None if it has no records."""
+    """Judge the latest timestamp of a topic's records, in seconds; None if it has no records."""
     clocks = {"CreateTime": "producers'", "LogAppendTime": "brokers'"}.get(kind or "", "producers' or brokers'")
     ahead = time is not None and time - now > FUTURE
     found = "no records" if time is None else f"{time - now:+.1f} s from now"

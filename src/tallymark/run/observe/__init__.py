@@ -1,7 +1,7 @@
-"""What runs tell to the outside beside their logs: metrics for Prometheus, spans for OpenTelemetry.
+"""Exports Prometheus metrics and OpenTelemetry spans of runs.
 
-Both are made of the named steps of a batch (``steps.py``). What takes a question to brokers or database is asked in a
-thread of its own, never on a batch's way.
+Both are derived from the named steps of a batch (``core/progress.py``). Requests to brokers or database run in a
+separate thread, so they never delay a batch.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from tallymark.setup import Setup
-from tallymark.steps import OnStep, Progress, Step
+from tallymark.core.progress import OnStep, Progress, Step
+from tallymark.run.setup import Setup
 
 if TYPE_CHECKING:
-    from tallymark.observe.server import Server
+    from tallymark.run.observe.server import Server
 
 
 @contextmanager
 def serving(setup: Setup) -> Iterator[Server | None]:
-    """The endpoint that the settings ask for, open; None if they do not."""
+    """The running metrics endpoint; None if the settings have no ``metrics_port``."""
     if setup.metrics_port is None:
         yield None
         return
-    # Here, and below: neither is installed with every tallymark, nor worth its import time unasked.
-    from tallymark.observe.server import shared
+    # Imported here, and tracing below, because both have optional dependencies and are slow to import.
+    from tallymark.run.observe.server import shared
 
     with shared(setup.metrics_host, setup.metrics_port) as server:
         yield server
@@ -32,14 +32,14 @@ def serving(setup: Setup) -> Iterator[Server | None]:
 
 @contextmanager
 def observed(setup: Setup, run: str, on_step: OnStep) -> Iterator[OnStep]:
-    """What to call at every step of this run: all that the settings want to be told, and whoever asked for it."""
+    """The callback for every step of this run: metrics and tracing as configured, then ``on_step``."""
     with ExitStack() as stack:
         told: list[OnStep] = []
         server = stack.enter_context(serving(setup))
         if server is not None:
             told.append(stack.enter_context(server.watching(setup, run)))
         if setup.traced:
-            from tallymark.observe.tracing import Tracing
+            from tallymark.run.observe.tracing import Tracing
 
             told.append(stack.enter_context(Tracing(setup.group)))
 

@@ -1,7 +1,7 @@
-"""Where a group stands, asked from time to time: positions and lag of the partitions that are ours, pauses.
+"""Prometheus gauges, refreshed periodically: positions and lag of the partitions of this process, and pauses.
 
-All of it comes from the ledger and the brokers, so it costs the batches nothing, and a partition that went to another
-run is gone from the answer.
+All values come from the ledger and the brokers, so they cost the batches nothing, and a partition that has moved to
+another process disappears from the metrics.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from tallymark.brokers import Brokers
+from tallymark.core.spans import Partition, Position
 from tallymark.errors import TallymarkError
-from tallymark.lag import Lag, measure
-from tallymark.setup import Setup
-from tallymark.spans import Partition, Position
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.lag import Lag, measure
+from tallymark.run.setup import Setup
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tallymark.stores.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -29,14 +29,14 @@ Value = Callable[[Position, Lag], float | None]
 
 REFRESH_SECONDS = 10.0
 SOON_SECONDS = 1.0
-"""How soon to ask again while nothing is ours yet."""
+"""Refresh interval while this process owns no partition."""
 LAST_WAIT = 2.0
-"""Seconds that a question under way may hold up who leaves."""
+"""Longest time in seconds that ``end`` waits for a refresh in progress."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A group at one moment; ``at`` is when it was asked for, or began to be."""
+    """A snapshot of a group; ``at`` is its time, or the start of the watch until there is a snapshot."""
 
     positions: Sequence[Position] = ()
     lags: Mapping[Partition, Lag] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Seen:
 
 
 class Watch:
-    """Looks after one group for as long as any run of this process is in it."""
+    """Refreshes the snapshot of one group as long as a run of this process is a member."""
 
     def __init__(self, setup: Setup) -> None:
         self.group = setup.group
@@ -61,7 +61,7 @@ class Watch:
             self._thread.start()
 
     def remove(self, run: str) -> bool:
-        """Whether nobody is left."""
+        """Remove a run. Returns whether no run is left."""
         self._runs = self._runs - {run}
         return not self._runs
 
@@ -77,7 +77,7 @@ class Watch:
                     self._ask(brokers, store)
                     failing = False
                 except Exception as error:
-                    # What was seen last stays, with its time: it is not less true than no answer at all.
+                    # Keep the last snapshot: it carries its time, and is no worse than no values.
                     if not failing:
                         unforeseen = not isinstance(error, TallymarkError)
                         log.warning(
@@ -97,7 +97,7 @@ class Watch:
 
 
 class Gauges(Collector):
-    """All groups of a server, as they were seen last."""
+    """The latest snapshots of all groups of a server."""
 
     def __init__(self) -> None:
         self.watches: Mapping[str, Watch] = {}
@@ -142,7 +142,7 @@ BY_PARTITION: Sequence[tuple[str, str, Value]] = (
 def _family(name: str, words: str, watches: Iterable[Watch], value: Value) -> GaugeMetricFamily:
     family = GaugeMetricFamily(f"tallymark_{name}", words, labels=["group", "topic", "partition"])
     for watch in watches:
-        # Once: the next look replaces it at any time.
+        # Read once, because another thread may replace it at any time.
         seen = watch.seen
         for position in seen.positions:
             found = value(position, seen.lags[position.partition])

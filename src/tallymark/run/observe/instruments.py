@@ -1,4 +1,4 @@
-"""What is counted and timed at the steps of batches."""
+"""Prometheus counters and histograms that the steps of batches update."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 
+from tallymark.core.claims import Rebalance
+from tallymark.core.progress import OnStep, Progress, Step
+from tallymark.core.spans import OUTCOMES
 from tallymark.errors import Fenced
-from tallymark.fence import Rebalance
-from tallymark.observe.stages import Stopwatch
-from tallymark.spans import OUTCOMES
-from tallymark.steps import OnStep, Progress, Step
+from tallymark.run.observe.stages import Stopwatch
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 
 
 class Instruments:
-    """One set of them, for all groups that one server tells of."""
+    """The instruments of one server, for all its groups."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def counter(name: str, words: str, *labels: str) -> Counter:
@@ -42,9 +42,9 @@ class Instruments:
         Info("tallymark_build", "The version that runs.", registry=registry).info({"version": version("tallymark")})
 
     def watch(self, group: str) -> OnStep:
-        """What to call at the steps of one run of the group."""
+        """The callback for the steps of one run of the group."""
         stopwatch = Stopwatch()
-        # There from the start: of a series that begins with 1 nobody sees the first increase.
+        # Create the series at 0: Prometheus does not see the first increase of a series that begins with 1.
         for counter in (self._batches, self._unknown, self._fenced):
             counter.labels(group)
         for kind in ("assigned", "revoked", "lost", "left"):
@@ -63,7 +63,7 @@ class Instruments:
         return tell
 
     def rebalanced(self, group: str, run: str) -> Callable[[Rebalance], None]:
-        """What to call at every rebalance, to count those of one run."""
+        """The callback for rebalances, which counts those of one run."""
 
         def tell(rebalance: Rebalance) -> None:
             if rebalance.run == run:

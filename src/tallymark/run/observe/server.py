@@ -1,4 +1,4 @@
-"""The endpoint that Prometheus scrapes. Runs of one process that name the same port share it."""
+"""The HTTP endpoint that Prometheus scrapes. Runs of one process with the same host and port share it."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tallymark import share
+from tallymark.core.progress import OnStep
 from tallymark.errors import BadInput
-from tallymark.setup import Setup
-from tallymark.steps import OnStep
+from tallymark.run import ownership as share
+from tallymark.run.setup import Setup
 
 try:
     from prometheus_client import CollectorRegistry, start_http_server
 
-    from tallymark.observe.gauges import Gauges, Watch
-    from tallymark.observe.instruments import Instruments
+    from tallymark.run.observe.gauges import Gauges, Watch
+    from tallymark.run.observe.instruments import Instruments
 except ModuleNotFoundError as error:
     raise BadInput(f"metrics_port= needs {error.name}, which is missing: pip install 'tallymark[metrics]'") from None
 
@@ -24,11 +24,11 @@ log = logging.getLogger(__name__)
 
 _lock = threading.Lock()
 _servers: dict[tuple[str, int], tuple[Server, int]] = {}
-"""Those that run, and how many use each."""
+"""The running servers, and the number of users of each."""
 
 
 class Server:
-    """An endpoint with a registry of its own, from the first run that uses it to the last."""
+    """An endpoint with its own registry, open from its first run to its last."""
 
     def __init__(self, host: str, port: int) -> None:
         registry = CollectorRegistry()
@@ -48,7 +48,7 @@ class Server:
 
     @contextmanager
     def watching(self, setup: Setup, run: str) -> Iterator[OnStep]:
-        """What to call at the steps of this run; its group is looked after meanwhile."""
+        """The callback for the steps of this run; the group's gauges are refreshed inside the block."""
         with self._lock:
             watch = self._gauges.watches.get(setup.group) or Watch(setup)
             self._gauges.watches = {**self._gauges.watches, setup.group: watch}
@@ -76,7 +76,7 @@ class Server:
 
 @contextmanager
 def shared(host: str, port: int) -> Iterator[Server]:
-    """The endpoint at this address, which somebody in this process may have opened already."""
+    """The endpoint at this address; opened if this process has not opened it yet."""
     key = host, port
     with _lock:
         server, users = _servers.get(key) or (Server(host, port), 0)

@@ -1,11 +1,11 @@
-"""How long the stages of a batch take, by its named steps."""
+"""Measures the duration of a batch's stages from its named steps."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
 
-from tallymark.steps import Progress, Step
+from tallymark.core.progress import Progress, Step
 
 STAGES = {
     Step.PLANNED: "plan",
@@ -14,13 +14,13 @@ STAGES = {
     Step.WRITTEN: "write",
     Step.COMMITTED: "commit",
 }
-"""The stage that is over when a batch passes the step."""
+"""The stage that ends with each step."""
 TOTAL = "total"
 
 
 @dataclass(frozen=True)
 class Lap:
-    """A stage that is over, by the monotonic clock."""
+    """A finished stage, in monotonic time."""
 
     stage: str
     start: float
@@ -28,16 +28,16 @@ class Lap:
 
 
 class Stopwatch:
-    """Times the batches of a run, of which one may be read while another one commits.
+    """Times the batches of a run, which may overlap: a batch is read while another commits.
 
-    While a batch that was read waits for the one before it, no stage goes on.
+    The time that a batch waits for the commit of the previous batch belongs to no stage.
     """
 
     def __init__(self) -> None:
         self._under_way: dict[str, tuple[float, float]] = {}
 
     def laps(self, step: Step, progress: Progress) -> list[Lap]:
-        """What has ended with this step; behind the commit also the batch as a whole."""
+        """The stages that end with this step; after the commit also the total."""
         now, name = time.monotonic(), progress.batch
         began, last = self._under_way.get(name, (progress.since, progress.since))
         if step in (Step.DONE, Step.DROPPED):

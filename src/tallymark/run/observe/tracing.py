@@ -1,4 +1,4 @@
-"""A span for every batch and each of its stages. Who configures OpenTelemetry's SDK decides where they go."""
+"""OpenTelemetry spans for every batch and its stages. The application's SDK configuration decides where they go."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib.metadata import version
 
+from tallymark.core.progress import Progress, Step
 from tallymark.errors import BadInput, described
-from tallymark.observe.stages import TOTAL, Lap, Stopwatch
-from tallymark.steps import Progress, Step
+from tallymark.run.observe.stages import TOTAL, Lap, Stopwatch
 
 try:
     from opentelemetry import trace
@@ -18,7 +18,7 @@ except ModuleNotFoundError as error:
 
 
 class Tracing:
-    """The spans of one run. A batch that is tried again gets another one."""
+    """The OpenTelemetry spans of one run. A batch that is retried gets a new span."""
 
     def __init__(self, group: str) -> None:
         self._group = group
@@ -30,8 +30,8 @@ class Tracing:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What was read and not taken up any more ends with the run."""
-        # The thread that reads ahead may still be telling of its batch.
+        """End the spans of batches that were read but not committed."""
+        # The reading thread may still report steps, so iterate over a copy.
         for span in list(self._open.values()):
             span.end()
 
@@ -67,12 +67,12 @@ class Tracing:
         if error is None:
             span.add_event("abandoned: its partitions are gone")
             return
-        # It asks the error for its text, which may raise.
+        # record_exception formats the error, which may raise.
         with suppress(Exception):
             span.record_exception(error)
         span.set_status(trace.Status(trace.StatusCode.ERROR, described(error)))
 
 
 def _at(monotonic: float) -> int:
-    """A moment of the monotonic clock in nanoseconds since 1970."""
+    """Convert a monotonic time to nanoseconds since 1970."""
     return time.time_ns() - int((time.monotonic() - monotonic) * 1e9)

@@ -1,1 +1,1 @@
-"""Redis and Valkey as a destination: rows, dead letters and positions in one script, which runs alone or not at all."""
+"""Store for Redis and Valkey: one atomic script writes rows, dead letters and positions."""

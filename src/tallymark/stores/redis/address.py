@@ -1,4 +1,4 @@
-"""From a URL to a client: redis://user:password@host:port/db?tag=shop&rows=json, rediss:// and redis+cluster://."""
+"""Parse Redis URLs and create clients: redis://user:password@host:port/db?tag=shop&rows=json, rediss:// and redis+cluster://."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ READ_SECONDS = 60
 
 @dataclass(frozen=True)
 class Address:
-    """Where a store is, and how it keeps its rows. ``name`` is the URL without secrets."""
+    """The address of a store, and the form of its rows. ``name`` is the URL without secrets."""
 
     name: str
     cluster: bool
@@ -60,9 +60,9 @@ class Address:
         return cls(name, cluster, tag, "json" if options["rows"] == "json" else "hash", where, tls, *limits)
 
     def client(self) -> Any:
-        """A client with a pool of connections. That of a cluster connects at once, to learn who is in it.
+        """Create a client with a connection pool. A cluster client connects immediately, to find the nodes.
 
-        It tries nothing twice: a script that ran, and whose answer was lost, would be answered as if it had come late.
+        The client never retries: if a script ran and its answer was lost, a retry would be refused as late.
         """
         redis = self.driver()
         never = redis.retry.Retry(redis.backoff.NoBackoff(), 0)
@@ -71,7 +71,7 @@ class Address:
         options = self.options | timeouts | {"retry": never, "protocol": 2}
         if self.tls is None:
             return make(**options)
-        # A client that is made from a URL, and only that one, takes a kind of connection.
+        # Only from_url accepts a connection class.
         host, port = options.pop("host"), options.pop("port")
         address = f"redis://[{host}]:{port}" if ":" in host else f"redis://{host}:{port}"
         return make.from_url(address, connection_class=_verified(redis, self), **_tls_options(self.tls), **options)
@@ -94,10 +94,10 @@ def _verified(redis: Any, address: Address) -> Any:
     context = address.tls.context()
 
     class Verified(redis.SSLConnection):  # type: ignore[misc]
-        """redis-py would trust the system's authorities besides the one that was named."""
+        """Trusts only the given CA: redis-py would trust the system's CAs too."""
 
         def _wrap_socket_with_ssl(self, sock: Any) -> Any:
-            # A server without TLS takes the handshake for the beginning of a command, and waits for its end.
+            # A server without TLS reads the handshake as the start of a command and waits for the rest.
             sock.settimeout(address.connect_timeout)
             try:
                 wrapped = context.wrap_socket(sock, server_hostname=self.host)
@@ -112,7 +112,7 @@ def _verified(redis: Any, address: Address) -> Any:
 
 
 def _tls_options(tls: Tls) -> dict[str, Any]:
-    """The same in redis-py's own words, should it ever connect without asking us."""
+    """Return the same settings as redis-py options, in case it connects without ``Verified``."""
     return {
         "ssl_cert_reqs": "required",
         "ssl_check_hostname": tls.checks_host,

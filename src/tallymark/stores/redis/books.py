@@ -1,4 +1,4 @@
-"""The books of a Redis store."""
+"""What operators read and change in the ledger of a Redis store."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from tallymark.books import BatchLine, Books, Consent, Decision, Letter, LetterQuery, NoteLine, Run
+from tallymark.core.claims import Note, explain_settled
+from tallymark.core.journal import BatchLine, Books, Consent, Decision, Letter, LetterQuery, NoteLine, Run
+from tallymark.core.spans import OUTCOMES, GroupState, Partition, Position, Span, Tally
 from tallymark.errors import CommitRefused
-from tallymark.fence import Note, explain_settled
-from tallymark.spans import OUTCOMES, GroupState, Partition, Position, Span, Tally
 from tallymark.stores.redis import journal, ledger, letters
-from tallymark.stores.redis.keys import Keys
+from tallymark.stores.redis.rows import Keys
 from tallymark.stores.redis.script import Work
 from tallymark.stores.redis.times import from_text, score
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class RedisBooks(Books):
-    """``ask`` puts a question to the client, ``run`` a piece of work to the script, ``settle`` until it fits."""
+    """``ask`` queries the client, ``run`` runs the script once, ``settled`` plans and runs it until it is accepted."""
 
     keys: Keys
     ask: Callable[[Callable[[Any], Any]], Any]

@@ -1,4 +1,4 @@
-"""What Redis says when it fails, as one of our errors: a table of its answers, and the words of the client."""
+"""Translate errors of Redis and its client to tallymark's, by error code or by message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tallymark.errors import AccessDenied, BadInput, TallymarkError, Unreachable, Verdict, verdicts
-from tallymark.stores.failures import DENIED, GONE, READ_ONLY, SILENT
+from tallymark.stores.sql.errors import DENIED, GONE, READ_ONLY, SILENT
 from tallymark.stores.tls import tls_failure
 
 NO_PASSWORD = Verdict(
@@ -18,7 +18,7 @@ FULL = Verdict(Unreachable, "{name}: its memory is full, and nothing was written
 CLUSTER = Verdict(BadInput, "{name} is a cluster: write the URL as redis+cluster://host:port")
 BUSY = Verdict(Unreachable, "{name} takes no scripts now: {words}; try again")
 
-# Redis begins an error with its code. All that may pass come before the script's first write.
+# Redis begins an error with its code. All transient errors are raised before the script's first write.
 REDIS = verdicts(
     {
         DENIED: "NOPERM WRONGPASS",
@@ -40,12 +40,12 @@ CLASSES = {
     "ReadOnlyError": "READONLY",
     "TryAgainError": "TRYAGAIN",
 }
-"""The errors whose codes redis-py takes off their words."""
+"""Exceptions from whose messages redis-py removes the code."""
 
 
 @contextmanager
 def translated(store: str) -> Iterator[None]:
-    """Raise Redis errors inside the block as ours, named after the store (its URL without the password)."""
+    """Translate Redis errors raised in the block. Messages name ``store``, its URL without the password."""
     from redis.exceptions import RedisClusterException, RedisError
 
     try:

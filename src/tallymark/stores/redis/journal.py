@@ -1,7 +1,7 @@
-"""What stands beside the positions in Redis: notes, open skips and rebalances.
+"""Notes, open skips, runs and rebalances in the ledger in Redis.
 
-An open skip is kept as a field of a hash, as the note that recorded it: that it is still the same is what the script
-expects of whoever fills it.
+An open skip is a field of a hash, whose value is the note that recorded it. To fill or void a skip, the script expects
+that this value has not changed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from datetime import datetime
 from itertools import chain
 from typing import Any
 
-from tallymark.books import Run
-from tallymark.fence import Fill, Note, Rebalance, Skip
-from tallymark.read import storable
-from tallymark.spans import OUTCOMES, Partition, Position, Span
-from tallymark.stores.redis.keys import Keys
+from tallymark.core.claims import Fill, Note, Rebalance, Skip
+from tallymark.core.journal import Run
+from tallymark.core.records import storable
+from tallymark.core.spans import OUTCOMES, Partition, Position, Span
+from tallymark.stores.redis.rows import Keys
 from tallymark.stores.redis.script import Work
 from tallymark.stores.redis.times import as_text, from_text, score
 
@@ -25,7 +25,7 @@ KEEP_RUNS = 100
 
 
 def note(work: Work, keys: Keys, group: str, notes: Iterable[Note], now: datetime, batch: str | None = None) -> None:
-    """Write down spans that are not in the tables, or will be there again. Skips are open from then on."""
+    """Record spans that are missing from the tables or will be written again. Skips are open from then on."""
     for each in notes:
         where = {"topic": each.span.partition.topic, "partition_id": each.span.partition.number}
         span = {"start_offset": each.span.start, "stop_offset": each.span.stop}
@@ -37,14 +37,14 @@ def note(work: Work, keys: Keys, group: str, notes: Iterable[Note], now: datetim
 
 
 def skips(fields: Mapping[str, str]) -> list[Skip]:
-    """The open skips that this hash holds, in order."""
+    """Return the open skips in this hash, in order."""
     lines = [json.loads(line) for line in fields.values()]
     found = [Skip(_span(line), line["reason"], from_text(line["recorded_at"])) for line in lines]
     return sorted(found, key=lambda skip: skip.span)
 
 
 def fill(work: Work, keys: Keys, group: str, each: Fill, fields: Mapping[str, str], position: Position | None) -> None:
-    """Shrink an open skip if it is still as it was read, and move the tally of its position."""
+    """Shrink an open skip if it has not changed since it was read, and update the tally of its position."""
     name, key = keys.skip(each.skip), keys.skips(group)
     work.expect(key, name, fields[name])
     work.expect(keys.position(group, each.skip.partition), "topic", each.skip.partition.topic)
@@ -57,7 +57,7 @@ def fill(work: Work, keys: Keys, group: str, each: Fill, fields: Mapping[str, st
 
 
 def void(work: Work, keys: Keys, group: str, partition: Partition, start: int, fields: Mapping[str, str]) -> None:
-    """What begins at ``start`` will be read again: nobody fills it. What is before stays open, out of the tally."""
+    """Void skips from ``start`` on, which will be read again. The part before stays open, outside the tally."""
     for skip in skips(fields):
         if skip.span.partition != partition or skip.span.stop <= start:
             continue
@@ -70,7 +70,7 @@ def void(work: Work, keys: Keys, group: str, partition: Partition, start: int, f
 
 
 def reopen(work: Work, keys: Keys, group: str, lines: Iterable[str | bytes]) -> None:
-    """The open skips of a journal that has none marked: those since their partition was last sent back."""
+    """Restore the open skips of a ledger of version 1 from its notes: those after the last reset of their partition."""
     found: dict[Partition, dict[str, str]] = {}
     for line in map(json.loads, lines):
         span = _span(line)
@@ -88,9 +88,9 @@ def was_filled(client: Any, keys: Keys, group: str, batch: str) -> bool:
 
 
 def write_run(work: Work, keys: Keys, group: str, run: Run, known: Mapping[str, str]) -> None:
-    """Say what is known of a run now; a new one pushes the oldest out.
+    """Write the run; if it is new, delete the oldest runs.
 
-    It is refused if somebody else has written it meanwhile: a beat that comes late brings back no run that has ended.
+    Refused if the run has changed since it was read: a late heartbeat must not revive a run that has ended.
     """
     times = {"started": run.started, "seen": run.seen, "ended": run.ended}
     error = storable(run.error) if run.error else None
@@ -105,7 +105,7 @@ def write_run(work: Work, keys: Keys, group: str, run: Run, known: Mapping[str, 
 
 
 def runs(fields: Mapping[str, str]) -> list[Run]:
-    """The newest first."""
+    """Return the runs in this hash, newest first."""
     found = []
     for name, text in fields.items():
         line = json.loads(text)

@@ -1,17 +1,17 @@
-"""The ledger in Redis: the same meaning and the same fields as in SQL, as work for the script.
+"""The ledger in Redis, with the same fields as in SQL. The functions return work for the script.
 
     position:<group>:<topic>:<partition>                  a hash; ``positions:<group>`` is the set of their keys
     group:<group>                                         a hash: running or paused; ``groups`` is the set of all groups
     batches:<group>                                       a sorted set of JSON objects, by time in microseconds
     exceptions:<group>                                    a list of JSON objects: skips, losses, resets, backfills
-    skips:<group>                                         a hash of those skips that are open, by where they start
+    skips:<group>                                         a hash of the open skips, by their start
     rebalances:<group>                                    a sorted set of JSON objects, by time in microseconds
     runs:<group>                                          a hash of JSON objects, by run
     letter:<group>:<topic>:<partition>:<offset>:<batch>   a hash; ``letters:<group>`` has their keys, by time
-    schema                                                a hash: the version of all this
+    schema                                                a hash: the version of the ledger
 
 Positions are computed here and set by the script, which expects the epoch and the offset that they were computed from.
-Tallies are added to by the script itself: a fill may come between.
+The script increments tallies itself, because a fill may change them between read and write.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from tallymark.books import Letter
-from tallymark.fence import BACK, Claim, Decide, Entry, FirstClaim, Restart, Wish, begun, check_held, restarted
-from tallymark.read import storable
-from tallymark.spans import OUTCOMES, GroupState, Owner, Partition, Position, Tally
+from tallymark.core.claims import BACK, Claim, Decide, Entry, FirstClaim, Restart, Wish, begun, check_held, restarted
+from tallymark.core.journal import Letter
+from tallymark.core.records import storable
+from tallymark.core.spans import OUTCOMES, GroupState, Owner, Partition, Position, Tally
 from tallymark.stores.redis import journal, letters
-from tallymark.stores.redis.keys import Keys
+from tallymark.stores.redis.rows import Keys
 from tallymark.stores.redis.script import Work
 from tallymark.stores.redis.times import as_text, from_text, score
 
 VERSION = 4
 KEEP_BATCHES = 100_000
-"""History is memory here: some 30 MB for each group, whatever the loop wants to keep."""
+"""History is kept in memory: this limit is about 30 MB for each group, whatever retention the loop asks for."""
 OWNERSHIP = ("epoch", "owner", "owner_host", "owned_since")
 MOVED = ("next_offset", "record_time", "leader_epoch", "updated_at")
 PLACE = (*MOVED, "first_offset", *OUTCOMES)
@@ -50,7 +50,7 @@ def claim(
     skips: Mapping[str, str],
     dead: Callable[[], Sequence[Letter]],
 ) -> Work:
-    """Raise the epochs, name the owner, do what ``decide`` wishes, and read the positions as they are then."""
+    """Raise the epochs, record the owner, apply what ``decide`` returns, and read the resulting positions."""
     wish, work = decide([found[partition] for partition in sorted(found)]), Work()
     check_held(held, found)
     for partition in held:
@@ -82,8 +82,9 @@ def _restart(
     skips: Mapping[str, str],
     dead: Callable[[], Sequence[Letter]],
 ) -> Position:
-    """The position somewhere else, if it has not moved meanwhile, with what that means."""
-    # Elsewhere the offset may move until the script runs: whoever moves it has not been fenced before.
+    """Move a position to another offset, if it has not changed since it was read, and record the consequences."""
+    # Until the script runs, the previous owner is not fenced and may move the position. A restart, unlike other claims,
+    # must not overwrite that.
     for name, value in (("next_offset", old.next_offset), ("skipped", old.tally.skipped), ("dead", old.tally.dead)):
         work.expect(keys.position(group, old.partition), name, value)
     new, note = restarted(new, to, now)
@@ -104,7 +105,7 @@ def move(
     by: str,
     now: datetime,
 ) -> Work:
-    """Make positions, or send them elsewhere without an owner."""
+    """Create positions or move them, without an owner."""
     work = Work()
     _register(work, keys, group, by, now)
     for partition, start in sorted(wish.first.items()):
@@ -119,7 +120,7 @@ def move(
 
 
 def reclaim(keys: Keys, group: str, claims: Mapping[Partition, Claim], found: Mapping[Partition, Position]) -> Work:
-    """Raise the epoch of what is still ours: a commit that arrives after this is refused."""
+    """Raise the epochs of claims that are still held: a commit that arrives later is refused."""
     check_held(claims, found)
     work = Work(reads=[keys.position(group, partition) for partition in claims])
     for partition in claims:
@@ -129,7 +130,7 @@ def reclaim(keys: Keys, group: str, claims: Mapping[Partition, Claim], found: Ma
 
 
 def release(keys: Keys, group: str, claims: Iterable[Claim], found: Mapping[Partition, Position]) -> Work:
-    """No owner for those that still have our epoch."""
+    """Remove the owner from partitions that still have the claim's epoch."""
     work = Work()
     for held in claims:
         old = found.get(held.partition)
@@ -141,12 +142,12 @@ def release(keys: Keys, group: str, claims: Iterable[Claim], found: Mapping[Part
 def commit(
     keys: Keys, entry: Entry, found: Mapping[Partition, Position], skips: Mapping[str, str] | None = None
 ) -> Work:
-    """Move the positions from start to stop, fill skips that are open, with all that explains it."""
+    """Move the positions from start to stop, fill open skips, and write letters, notes and history."""
     work = Work()
     for step in entry.advances:
         key, old = keys.position(entry.group, step.partition), found[step.partition]
         new = replace(old, next_offset=step.stop, updated_at=entry.now)
-        # A span without records says nothing about freshness: the time of the last record stays.
+        # A span without records has no record time: keep the time of the last record.
         leader_epoch = old.leader_epoch if step.leader_epoch is None else step.leader_epoch
         new = replace(new, record_time=step.record_time or old.record_time, leader_epoch=leader_epoch)
         work.expect(key, "next_offset", step.start)
@@ -190,7 +191,7 @@ def state(fields: Mapping[str, str]) -> GroupState | None:
 def recent(client: Any, keys: Keys, group: str, since: datetime) -> Tally:
     lines = client.zrangebyscore(keys.batches(group), score(since), "+inf")
     tallies = [Tally(*(line[name] for name in OUTCOMES)) for line in map(json.loads, lines)]
-    # What was dead long before and replayed makes up for none.
+    # Without replays, which count dead records down.
     return Tally.sum(tally for tally in tallies if tally.dead >= 0)
 
 
@@ -235,7 +236,7 @@ def _fields(group: str, position: Position) -> dict[str, str | int | None]:
 
 
 def _move(work: Work, keys: Keys, group: str, old: Position, new: Position, names: Sequence[str]) -> None:
-    """Set these fields of a position if its epoch is still the old one."""
+    """Set these fields of a position if its epoch is still that of ``old``."""
     key, fields = keys.position(group, old.partition), _fields(group, new)
     work.expect(key, "epoch", old.epoch)
     work.put(key, {name: fields[name] for name in names})

@@ -1,4 +1,4 @@
-"""Dead letters in Redis: hashes, whose values are bytes."""
+"""Dead letters in Redis: one hash for each, whose values are bytes."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
-from tallymark.books import DEAD, REPLAYED, UNAPPLIED, VOID, Letter, LetterQuery
-from tallymark.fence import Entry, Replay
-from tallymark.read import DeadLetter, headers_from_json, storable
-from tallymark.spans import Partition, Position
-from tallymark.stores.redis.keys import Keys
+from tallymark.core.claims import Entry, Replay
+from tallymark.core.journal import DEAD, REPLAYED, UNAPPLIED, VOID, Letter, LetterQuery
+from tallymark.core.records import DeadLetter, headers_from_json, storable
+from tallymark.core.spans import Partition, Position
+from tallymark.stores.redis.rows import Keys
 from tallymark.stores.redis.script import Work
 from tallymark.stores.redis.times import as_text, from_text
 
@@ -20,7 +20,7 @@ def key(keys: Keys, letter: Letter) -> str:
 
 
 def put(work: Work, keys: Keys, entry: Entry, letter: DeadLetter) -> str:
-    """Write a new one; returns its key."""
+    """Write a new dead letter and return its key."""
     name = keys.letter(entry.group, letter.partition, letter.offset, entry.batch)
     work.put(
         name,
@@ -44,7 +44,7 @@ def put(work: Work, keys: Keys, entry: Entry, letter: DeadLetter) -> str:
 
 
 def read(client: Any, keys: Keys, group: str, ids: Iterable[str] | None = None) -> list[Letter]:
-    """All of a group, the oldest first, or these."""
+    """Return the dead letters of a group, oldest first, or only those with these ids."""
     prefix = keys.letter_of(group, "")
     if ids is None:
         ids = [name.decode().removeprefix(prefix) for name in client.zrange(keys.letters(group), 0, -1)]
@@ -56,7 +56,7 @@ def read(client: Any, keys: Keys, group: str, ids: Iterable[str] | None = None) 
 
 
 def states(client: Any, keys: Keys, group: str) -> list[str]:
-    """The state of each."""
+    """Return the state of each dead letter of a group."""
     pipe = client.pipeline(transaction=False)
     for name in client.zrange(keys.letters(group), 0, -1):
         pipe.hget(name, "state")
@@ -82,21 +82,21 @@ def settle(work: Work, name: str, state: str, by: str, now: datetime) -> None:
 
 
 def replay(work: Work, keys: Keys, entry: Entry, each: Replay, position: Position) -> None:
-    """Settle one that was applied now, with the tally of its position; another keeps what it says now."""
+    """Settle a letter that was applied and update the tally of its position; otherwise store the new error."""
     name = keys.letter_of(entry.group, each.letter)
     if each.error is not None:
         work.expect(name, "state", DEAD)
         work.put(name, {"error": storable(each.error), "changed_at": as_text(entry.now), "changed_by": entry.batch})
         return
     settle(work, name, REPLAYED, entry.batch, entry.now)
-    # A reset since then would have made the first offset another one.
+    # A reset since the position was read would have changed first_offset.
     work.expect(keys.position(entry.group, each.partition), "first_offset", position.first_offset)
     if position.counts(each.offset):
         work.add(keys.position(entry.group, each.partition), {"applied": 1, "dead": -1})
 
 
 def void(work: Work, keys: Keys, partition: Partition, start: int, letters: Iterable[Letter], now: datetime) -> None:
-    """These records will be read again: who replayed their letters would apply them twice."""
+    """Void the letters of records that will be read again: replaying them would apply the records twice."""
     for letter in letters:
         here = letter.record.partition == partition and letter.record.offset >= start
         if here and letter.state in UNAPPLIED:

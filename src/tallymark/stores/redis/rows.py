@@ -1,16 +1,25 @@
-"""A batch's rows as the script takes them: a key for each, and its cells as a hash or as one JSON object."""
+"""Convert rows for the script: a key for each row, and its cells as a hash or as a JSON object.
+
+{shop}:orders:42                            a row, by the parts of its key
+{shop}:clicks:web-0-17                      a row without a key: topic, partition and offset of its record
+{shop}:tallymark:position:<group>:web:0     the ledger
+"""
 
 from __future__ import annotations
 
+import base64
+import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallymark.errors import BadInput, DataRefused
-from tallymark.shape import (
+from tallymark.core.spans import Partition, Span
+from tallymark.core.tables import (
     OFFSET,
     PARTITION,
     TOPIC,
@@ -22,19 +31,171 @@ from tallymark.shape import (
     origin,
     visible,
 )
-from tallymark.stores.columns import OFF_CALENDAR, off_calendar
+from tallymark.errors import BadInput, DataRefused
 from tallymark.stores.redis.address import Form
-from tallymark.stores.redis.cells import Cell, check_types, is_number, key_parts, objects, texts
-from tallymark.stores.redis.keys import LEDGER, escaped
-from tallymark.stores.redis.script import Block
+from tallymark.stores.redis.script import Block, Cell
+from tallymark.stores.sql.columns import OFF_CALENDAR, off_calendar
+
+LEDGER = "tallymark"
+
+
+def escaped(part: object) -> str:
+    """Escape a part of a key, so that it does not contain the separator."""
+    return str(part).replace("%", "%25").replace(":", "%3A")
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The names of the keys of a store."""
+
+    tag: str
+
+    def table(self, name: str) -> str:
+        """Return the key prefix of all rows of a table."""
+        return f"{{{self.tag}}}:{escaped(name)}:"
+
+    def position(self, group: str, partition: Partition) -> str:
+        return self._ledger("position", group, partition.topic, partition.number)
+
+    def positions(self, group: str) -> str:
+        """The set of the keys of a group's positions."""
+        return self._ledger("positions", group)
+
+    def group(self, group: str) -> str:
+        return self._ledger("group", group)
+
+    def groups(self) -> str:
+        """The set of all groups, by name."""
+        return self._ledger("groups")
+
+    def batches(self, group: str) -> str:
+        return self._ledger("batches", group)
+
+    def exceptions(self, group: str) -> str:
+        return self._ledger("exceptions", group)
+
+    def skips(self, group: str) -> str:
+        """The open skips of a group, by ``skip``."""
+        return self._ledger("skips", group)
+
+    def skip(self, span: Span) -> str:
+        """The field of an open skip: where it starts."""
+        return ":".join(map(escaped, (span.partition.topic, span.partition.number, span.start)))
+
+    def rebalances(self, group: str) -> str:
+        return self._ledger("rebalances", group)
+
+    def letter(self, group: str, partition: Partition, offset: int, batch: str) -> str:
+        return self._ledger("letter", group, partition.topic, partition.number, offset, batch)
+
+    def letter_of(self, group: str, number: str) -> str:
+        """The key of a dead letter by its id, which is the part of the key after the group."""
+        return self._ledger("letter", group) + ":" + number
+
+    def letters(self, group: str) -> str:
+        """The keys of all dead letters of a group, by time."""
+        return self._ledger("letters", group)
+
+    def runs(self, group: str) -> str:
+        return self._ledger("runs", group)
+
+    def of_group(self, group: str) -> list[str]:
+        """The keys that exist once for each group."""
+        named = self.group, self.positions, self.batches, self.exceptions, self.skips, self.rebalances, self.letters
+        return [name(group) for name in (*named, self.runs)]
+
+    def schema(self) -> str:
+        return self._ledger("schema")
+
+    def _ledger(self, *parts: object) -> str:
+        return self.table(LEDGER) + ":".join(map(escaped, parts))
+
+
+_NOT_IN_JSON = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
+
+
+def _plain(column: pa.ChunkedArray) -> list[Any]:
+    return list(column.cast(pa.string()).to_pylist())
+
+
+def _float(column: pa.ChunkedArray) -> list[Any]:
+    # Via Arrow's text, which is the shortest for the column's width: 0.1 stays 0.1 in a float32.
+    return [None if text is None else repr(float(text)) for text in _plain(column)]
+
+
+def _decimal(column: pa.ChunkedArray) -> list[Any]:
+    return [None if number is None else format(number, "f") for number in column.to_pylist()]
+
+
+def _time(column: pa.ChunkedArray) -> list[Any]:
+    """Format as ISO 8601 with all digits of the fraction, so that texts sort like times."""
+    kind = column.type
+    mark = "Z" if kind.tz else ""
+    return list(pc.strftime(column.cast(pa.timestamp(kind.unit)), format=f"%Y-%m-%dT%H:%M:%S{mark}").to_pylist())
+
+
+def _bytes(column: pa.ChunkedArray) -> list[Any]:
+    return list(column.to_pylist())
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+_KINDS: list[tuple[Any, Callable[[pa.ChunkedArray], list[Any]], Callable[[Any], str]]] = [
+    (pa.types.is_boolean, _plain, str),
+    (pa.types.is_integer, _plain, str),
+    (pa.types.is_floating, _float, lambda text: _NOT_IN_JSON.get(text, text)),
+    (pa.types.is_decimal, _decimal, str),
+    (pa.types.is_date, _plain, _quoted),
+    (pa.types.is_timestamp, _time, _quoted),
+    (pa.types.is_string, _plain, _quoted),
+    (pa.types.is_large_string, _plain, _quoted),
+    (pa.types.is_binary, _bytes, lambda value: f'"{base64.b64encode(value).decode()}"'),
+    (pa.types.is_large_binary, _bytes, lambda value: f'"{base64.b64encode(value).decode()}"'),
+]
+
+
+def check_types(table: str, schema: pa.Schema) -> None:
+    """Refuse columns of types that have no text form."""
+    for field in schema:
+        if not any(matches(field.type) for matches, _, _ in _KINDS):
+            raise BadInput(f"table {table}: column {field.name}: {field.type} has no text; cast it or leave it out")
+
+
+def texts(column: pa.ChunkedArray) -> list[Cell | None]:
+    """Return the cells of a column as stored in a hash."""
+    return next(convert for matches, convert, _ in _KINDS if matches(column.type))(column)
+
+
+def key_parts(column: pa.ChunkedArray) -> list[Cell | None]:
+    """Return the cells of a column as parts of a key: bytes in hexadecimal."""
+    return [cell.hex() if isinstance(cell, bytes) else cell for cell in texts(column)]
+
+
+def objects(rows: pa.Table, already_json: set[str]) -> list[str]:
+    """Return each row as a JSON object. Columns that hold JSON are embedded unchanged."""
+    columns = [_pieces(rows[name], is_json=name in already_json) for name in rows.column_names]
+    shape = "{" + ",".join(_quoted(name).replace("%", "%%") + ":%s" for name in rows.column_names) + "}"
+    return [shape % row for row in zip(*columns, strict=True)]
+
+
+def is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _pieces(column: pa.ChunkedArray, *, is_json: bool) -> list[str]:
+    wrap = str if is_json else next(wrap for matches, _, wrap in _KINDS if matches(column.type))
+    return ["null" if cell is None else wrap(cell) for cell in texts(column)]
+
 
 MOST_COLUMNS = 3900
-"""Lua hands a command no more than 8,000 arguments, and a column takes two."""
+"""Lua passes at most 8,000 arguments to a command, and a column needs two."""
 KINDS = {"hash": "hash", "json": "string"}
 
 
 def check_table(spec: TableSpec, schema: pa.Schema) -> None:
-    """Refuse what can't become rows here. There is nothing to create, and no column to add."""
+    """Refuse a table that Redis can't store. There is nothing to create or to evolve."""
     if spec.name == LEDGER:
         raise BadInput(f"table {spec.name}: its keys would be those of the ledger; choose another name")
     for name in [*spec.key, *([spec.version] if spec.version else [])]:
@@ -50,7 +211,7 @@ def check_table(spec: TableSpec, schema: pa.Schema) -> None:
 def blocks(
     change: Changes, form: Form, prefix: str, batch: str, already_json: set[str]
 ) -> Iterator[tuple[Block, pa.Table]]:
-    """What the script is to do for a table, and the rows it comes from: deletes first, as everywhere."""
+    """Yield the script's blocks for a table and the rows of each: deletes first, as in every store."""
     if change.deletes.num_rows:
         yield _deletes(change.spec, change.deletes, form, prefix), change.deletes
     if change.puts.num_rows:
@@ -60,7 +221,7 @@ def blocks(
 
 
 def refused_rows(change: Changes, form: Form) -> list[Refusal]:
-    """The records whose rows have no key, a time that has no text, or nothing to put into a hash."""
+    """Return the records whose rows have NULL or NaN in a key, a time without a text form, or only NULLs for a hash."""
     found = [*null_keys(change.spec, change.puts), *null_keys(change.spec, change.deletes)]
     for name in (field.name for field in visible(change.puts).schema if pa.types.is_timestamp(field.type)):
         wrong = change.puts.filter(off_calendar(change.puts[name]))
@@ -92,7 +253,7 @@ def _hashes(spec: TableSpec, rows: pa.Table, keys: list[str], _: set[str]) -> Bl
 def _objects(spec: TableSpec, rows: pa.Table, keys: list[str], already_json: set[str]) -> Block:
     if not spec.version:
         return Block(_mode(spec), "string", keys, ["object"], [objects(rows, already_json)])
-    # The version comes first in the object, where the script finds it without a parser that would round it.
+    # The version is the first member, so that the script can read it without a JSON parser, which would round it.
     rows = rows.select([spec.version, *(name for name in rows.column_names if name != spec.version)])
     columns: list[Sequence[Cell | None]] = [objects(rows, already_json), texts(rows[spec.version])]
     return Block(_mode(spec), "string", keys, ["object", "version"], columns, *_version(spec, rows, 1))
@@ -105,7 +266,7 @@ def _deletes(spec: TableSpec, rows: pa.Table, form: Form, prefix: str) -> Block:
 
 
 def _version(spec: TableSpec, rows: pa.Table, at: int) -> tuple[int, str, str, str]:
-    """Which column decides, how it is compared, and where the row that is there has it."""
+    """Return the version column, how it is compared, and where the stored row has it."""
     if not spec.version:
         return 0, "", "", ""
     start = objects(pa.table({spec.version: [True]}), set())[0].removesuffix("true}")
@@ -128,6 +289,6 @@ def _keys(spec: TableSpec, rows: pa.Table, prefix: str, batch: str) -> list[str]
     for topic, partition, offset in records:
         key = f"{prefix}{escaped(topic)}-{partition}-{offset}"
         seen[key] += 1
-        # No dash: the third row of web[1] 2 is not the first one of web-1[2] 3.
+        # Not a dash: web-1-2-3 could be the third row of web[1] 2 or the first row of web-1[2] 3.
         keys.append(key if seen[key] == 1 else f"{key}:{seen[key]}")
     return keys

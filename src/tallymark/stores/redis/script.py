@@ -1,15 +1,16 @@
-"""The one script that writes, and what it is given.
+"""The Lua script that does all writes, and its arguments.
 
-A Redis script runs alone: nobody sees half of it, and one that comes late finds what the one before it has left. But it
-is not rolled back when a command fails in the middle. So everything that can fail is looked at before the first write:
+A Redis script is atomic for other clients, and a late script sees what earlier scripts have written. But it is not
+rolled back when a command fails. Therefore everything that can fail is checked before the first write:
 
 1. expectations: fields of the ledger that must be as the caller has read them
-2. the type of every key that is to be written, numbers that are to be added to, the user's right to call every command
-3. the rows, and 4. the commands of the ledger, none of which can fail any more
+2. the type of every key to write, numbers to increment, and the user's permission to call every command
 
-What the server itself may refuse, it refuses no later than at a script's first write: that memory is full, that it is a
-replica, that it can't write to its disk. All keys are declared, so that a cluster and the user's key patterns are
-checked before the script starts.
+Then 3. the rows and 4. the commands of the ledger are written, which can't fail any more.
+
+The server itself refuses a script at its first write at the latest: when memory is full, when it is a replica, when it
+can't write to its disk. All keys are declared, so that a cluster and the user's key patterns are checked before the
+script starts.
 """
 
 from __future__ import annotations
@@ -22,19 +23,18 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from tallymark.stores.redis.cells import Cell
-
 SOURCE = Path(__file__).with_name("commit.lua").read_text()
 SHA = hashlib.sha1(SOURCE.encode()).hexdigest()
 MOST_ARGUMENTS = 1024 * 1024
-"""What servers before Redis 7 take in one command."""
+"""The limit of servers before Redis 7 for one command."""
+Cell = str | bytes
 
 
 @dataclass(frozen=True)
 class Block:
-    """Rows of one table that are written alike. ``columns`` are the cells as the script takes them.
+    """Rows of one table that are written in the same way. ``columns`` are the cells in the script's form.
 
-    ``version`` is the number of the column among them that decides which row is newer, counted from 1, or 0.
+    ``version`` is the number of the version column, counted from 1; 0 means no version.
     """
 
     write: str
@@ -55,7 +55,7 @@ class Block:
 
 @dataclass
 class Work:
-    """What one run of the script is to do: expectations, rows, commands of the ledger, hashes to read at the end."""
+    """The input of one script run: expectations, rows, commands of the ledger, and hashes to read at the end."""
 
     expected: list[tuple[str, str, str]] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
@@ -64,21 +64,21 @@ class Work:
     only_try: bool = False
 
     def expect(self, key: str, name: str, value: object) -> None:
-        """Do all of this only if the field has this value; '' if it must not be there."""
+        """Write only if the field has this value; '' means that the field must not exist."""
         self.expected.append((key, name, str(value)))
 
     def call(self, command: str, key: str, *arguments: object) -> None:
         self.commands.append((command, key, *arguments))
 
     def put(self, key: str, fields: Mapping[str, Cell | int | None]) -> None:
-        """Set the fields of a hash; those that are None are removed."""
+        """Set the fields of a hash; fields that are None are removed."""
         present = {name: value for name, value in fields.items() if value is not None}
         self.call("HSET", key, *chain.from_iterable(present.items()))
         if len(present) < len(fields):
             self.call("HDEL", key, *(fields.keys() - present.keys()))
 
     def add(self, key: str, counts: Mapping[str, int]) -> None:
-        """Add to the numbers in a hash."""
+        """Increment numbers in a hash."""
         for name, count in counts.items():
             if count:
                 self.call("HINCRBY", key, name, count)
@@ -88,7 +88,7 @@ class Work:
         return [*(key for key, _, _ in self.expected), *rows, *(command[1] for command in self.commands), *self.reads]
 
     def arguments(self) -> list[Any]:
-        # NULL is a text that nothing in these rows can be.
+        # NULL is encoded as a random text that no cell equals.
         null = uuid.uuid4().hex
         found: list[Any] = [null, int(self.only_try), len(self.expected)]
         found += chain.from_iterable((name, value) for _, name, value in self.expected)
@@ -104,7 +104,7 @@ class Work:
 
 
 def run(client: Any, keys: Sequence[str], arguments: Sequence[Any]) -> list[Any]:
-    """Run it by its fingerprint; whole, if the server does not know it yet."""
+    """Run the script by its SHA; send the source if the server does not have it."""
     from redis.exceptions import NoScriptError
 
     try:

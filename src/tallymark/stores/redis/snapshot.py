@@ -1,4 +1,4 @@
-"""Redis holds still for the length of a script: all that an audit asks of the ledger is one."""
+"""A snapshot of the ledger in Redis: one script, which is atomic, reads everything that an audit compares."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from tallymark.books import UNAPPLIED
+from tallymark.core.journal import UNAPPLIED
+from tallymark.core.spans import Partition, Position
 from tallymark.errors import BadInput
-from tallymark.spans import Partition, Position
 from tallymark.stores.redis.books import _batch, _note
-from tallymark.stores.redis.keys import Keys
 from tallymark.stores.redis.ledger import position
+from tallymark.stores.redis.rows import Keys
 from tallymark.stores.redis.times import from_text
-from tallymark.stores.still import HISTORY, NOTES, Mark, Moment, Still
+from tallymark.stores.snapshot import HISTORY, NOTES, Mark, Moment, Still
 
 READ = """
 local positions, letters = {}, {}
@@ -33,7 +33,7 @@ return {positions, letters, redis.call('HGETALL', KEYS[3]), redis.call('LRANGE',
 
 @dataclass(frozen=True)
 class RedisStill(Still):
-    """``ask`` puts a question to the client."""
+    """``ask`` calls a function with the client and returns its result."""
 
     keys: Keys
     ask: Callable[[Callable[[Any], Any]], Any]
@@ -62,7 +62,7 @@ def _position(flat: list[bytes]) -> Position:
 
 
 def _mark(fields: list[bytes | None]) -> Mark | None:
-    """None if the letter was deleted by hand, and only its name is left."""
+    """Return None if the letter was deleted by hand and only its key is left in the index."""
     if any(value is None for value in fields):
         return None
     topic, number, offset, state, recorded = (value.decode() for value in fields if value is not None)

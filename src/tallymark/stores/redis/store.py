@@ -1,10 +1,10 @@
-"""Redis or Valkey as the destination: the user's rows and the ledger, by one script for each commit.
+"""The store for Redis and Valkey: one script for each commit writes the user's rows and the ledger.
 
-All keys of a store share the tag of its URL, and with it one slot: in a cluster a store lives on one node. Pipelines
-with different tags spread over the nodes.
+All keys of a store share the hash tag of its URL and thereby one slot: in a cluster a store is on one node. Pipelines
+with different tags are distributed over the nodes.
 
-What a server that crashes has lost depends on its append-only file. A script is one entry there, and one in the stream
-to the replicas: rows and positions are lost together, and the records are read again.
+What a server loses in a crash depends on its append-only file. A script is one entry in that file and in the
+replication stream: rows and positions are lost together, and the records are read again.
 """
 
 from __future__ import annotations
@@ -22,17 +22,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from tallymark.books import Letter, Run
-from tallymark.errors import (
-    AccessDenied,
-    BadInput,
-    BatchTooLarge,
-    CommitRefused,
-    DataRefused,
-    TallymarkError,
-    Unreachable,
-)
-from tallymark.fence import (
+from tallymark.core.claims import (
     Claim,
     Decide,
     Entry,
@@ -43,32 +33,42 @@ from tallymark.fence import (
     explain_settled,
     explain_unfillable,
 )
-from tallymark.shape import Changes, TableSpec, table_schema
-from tallymark.spans import GroupState, Owner, Partition, Position, Tally
-from tallymark.steps import Step
-from tallymark.stores.columns import is_json
+from tallymark.core.journal import Letter, Run
+from tallymark.core.progress import Step
+from tallymark.core.spans import GroupState, Owner, Partition, Position, Tally
+from tallymark.core.tables import Changes, TableSpec, table_schema
+from tallymark.errors import (
+    AccessDenied,
+    BadInput,
+    BatchTooLarge,
+    CommitRefused,
+    DataRefused,
+    TallymarkError,
+    Unreachable,
+)
+from tallymark.stores.contract import RowsRefused, Store
 from tallymark.stores.redis import journal, ledger, letters, rows, script
 from tallymark.stores.redis.address import Address
 from tallymark.stores.redis.books import RedisBooks
-from tallymark.stores.redis.failures import translated
-from tallymark.stores.redis.keys import LEDGER, Keys
+from tallymark.stores.redis.errors import translated
+from tallymark.stores.redis.rows import LEDGER, Keys
 from tallymark.stores.redis.script import Work
-from tallymark.stores.redis.still import RedisStill
+from tallymark.stores.redis.snapshot import RedisStill
 from tallymark.stores.redis.transaction import RedisTransaction
-from tallymark.stores.store import RowsRefused, Store
+from tallymark.stores.sql.columns import is_json
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 PAUSES = (0.0, *(0.002 * 2**n for n in range(10)))
-"""Before a claim is tried again because somebody else's came first."""
+"""Maximum seconds before each attempt to claim, after another process was faster."""
 
 
 class RedisStore(Store):
-    """Rows and offsets on one server, so that one script can write both."""
+    """Keeps rows and offsets on one server, so that one script can write both."""
 
     most_records = 10_000
-    """The script for so many rows of five columns holds up everybody else on the server for some 0.1 s."""
+    """The script for this many rows of five columns blocks the server for about 0.1 s."""
 
     def __init__(self, url: str) -> None:
         self._address = Address.parse(url)
@@ -86,12 +86,12 @@ class RedisStore(Store):
             self._client.ping()
 
     def ask(self, question: Callable[[Any], T]) -> T:
-        """The answer to any question that the client can ask."""
+        """Call a function with the client and return its result."""
         with translated(self.name):
             return question(self._client)
 
     def try_commands(self) -> None:
-        """Raise if the user may not call what commits need: the script looks, and there is nothing to prune."""
+        """Raise if the user may not call the commands of a commit. The script checks that; nothing is pruned."""
         self._run(ledger.prune(self._keys, f"nobody-{uuid.uuid4().hex}", datetime.now(timezone.utc)))
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class RedisStore(Store):
             raise BadInput(f"the ledger has version {found}, this tallymark knows {ledger.VERSION}: upgrade tallymark")
 
     def _upgrade(self, found: int | None) -> Work:
-        """From no ledger or an older one, unless somebody else does it first."""
+        """Create or upgrade the ledger, unless another process has done it first."""
         key, work = self._keys.schema(), Work()
         work.expect(key, "version", found or "")
         work.put(key, {"version": ledger.VERSION, "applied_at": datetime.now(timezone.utc).isoformat()})
@@ -182,7 +182,7 @@ class RedisStore(Store):
         held: Mapping[Partition, Claim],
     ) -> dict[Partition, Claim]:
         def plan(found: Mapping[Partition, Position]) -> Work:
-            # Read after the positions: what changes in between is not as the script expects it.
+            # Read after the positions: the script detects changes in between.
             skips, dead = self._open_skips(group), partial(self._letters, group)
             return ledger.claim(self._keys, group, owner, partitions, decide, held, found, skips, dead)
 
@@ -223,7 +223,7 @@ class RedisStore(Store):
         self._check_moved(answer, made)
 
     def _try_out(self, work: Work) -> None:
-        """Raise if the server would refuse what a handler has collected so far."""
+        """Raise if the server would refuse the writes that a handler has collected so far."""
         _check_rows(self._answer(work))
 
     def apply(
@@ -276,11 +276,11 @@ class RedisStore(Store):
         return answer
 
     def _commit(self, entry: Entry) -> Work:
-        """The ledger's part, computed from what is there now. The decision itself is the script's."""
+        """Compute the ledger's part from the current state. The decision itself is made by the script."""
         return ledger.commit(self._keys, entry, *self._check_fence(entry))
 
     def _check_fence(self, entry: Entry) -> tuple[dict[Partition, Position], dict[str, str]]:
-        """The positions and the open skips that a commit needs; raises why it can't succeed, if it can't."""
+        """Return the positions and open skips that a commit needs; raise if the commit can't succeed."""
         concerned = {span.partition for span in entry.spans}
         found = self._positions(entry.group, concerned)
         skips = self._open_skips(entry.group) if entry.fills else {}
@@ -314,7 +314,7 @@ class RedisStore(Store):
         return sources
 
     def _settle(self, group: str, plan: Callable[[Mapping[Partition, Position]], Work]) -> dict[Partition, Claim]:
-        """Read, plan and write, again and again until nobody else came between."""
+        """Read, plan and write; repeat while other processes change the group in between."""
         for pause in PAUSES:
             time.sleep(pause * random.random())
             found = self._run(plan(self._positions(group)))
@@ -335,11 +335,11 @@ class RedisStore(Store):
         return {position.partition: position for position in found}
 
     def _hashes(self, keys: Sequence[str]) -> list[dict[str, str]]:
-        """These hashes, all as they are at the same moment."""
+        """Read these hashes atomically."""
         return (self._run(Work(reads=list(keys))) or []) if keys else []
 
     def _run(self, work: Work) -> list[dict[str, str]] | None:
-        """The hashes it has read; None if something was not as expected."""
+        """Run the script. Returns the hashes that it read; None if an expectation failed."""
         answer = self._answer(work)
         return [_fields(flat) for flat in answer[1]] if answer[0] == b"done" else None
 
@@ -355,7 +355,7 @@ class RedisStore(Store):
                 answer = script.run(self._client, keys, arguments)
         except Unreachable as error:
             if type(error.__cause__).__name__ == "ReadOnlyError" and not self._address.cluster:
-                # After a failover the address may lead to another server, and these connections to the old one.
+                # After a failover the address may lead to the new primary: drop the connections to the old server.
                 self._client.connection_pool.disconnect()
             raise
         if answer[0] == b"broken" and not answer[1].decode().startswith(self._keys.table(LEDGER)):
@@ -374,7 +374,7 @@ class RedisStore(Store):
         return int(version) if version is not None else None
 
     def _check_eviction(self) -> None:
-        """A server that throws keys away when memory is short would throw away positions too."""
+        """Refuse a server that evicts keys when memory is full: it would evict positions too."""
         try:
             with translated(self.name):
                 policy = self._client.info("memory").get("maxmemory_policy", "noeviction")
@@ -395,7 +395,7 @@ def _check_rows(answer: list[Any]) -> None:
 
 
 def _divisible(entry: Entry) -> bool:
-    """Whether smaller batches could do the same."""
+    """Whether the batch can be split into smaller batches."""
     return len(entry.replays) > 1 or any(len(span) > 1 for span in entry.spans)
 
 

@@ -1,4 +1,4 @@
-"""Points in time as Redis keeps them: ISO 8601 in UTC, and microseconds where a sorted set needs a number."""
+"""Times as stored in Redis: ISO 8601 text in UTC, and microseconds for the scores of sorted sets."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def from_text(text: str) -> datetime:
 
 
 def score(time: datetime) -> int:
-    """Microseconds: few enough for the double that a sorted set keeps."""
+    """Return microseconds since 1970, which the double of a sorted set represents exactly."""
     since = time - datetime(1970, 1, 1, tzinfo=timezone.utc)
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

@@ -1,4 +1,4 @@
-"""The open transaction on Redis: what the block wants is collected, and sent at its end as part of the one script."""
+"""The handler's transaction on Redis: writes are collected, and sent at the end of the block as part of the script."""
 
 from __future__ import annotations
 
@@ -11,20 +11,19 @@ from typing import Any
 
 import pyarrow as pa
 
+from tallymark.core.tables import Changes, Write, visible
 from tallymark.errors import BadInput, DataRefused
-from tallymark.shape import Changes, Write, visible
-from tallymark.stores.columns import is_json
 from tallymark.stores.given import Given, Rows, cast, changes, check_keys
 from tallymark.stores.redis.address import Form
-from tallymark.stores.redis.failures import translated
-from tallymark.stores.redis.keys import LEDGER, Keys
-from tallymark.stores.redis.rows import blocks, check_table, refused_rows
+from tallymark.stores.redis.errors import translated
+from tallymark.stores.redis.rows import LEDGER, Keys, blocks, check_table, refused_rows
 from tallymark.stores.redis.script import Block, Work
+from tallymark.stores.sql.columns import is_json
 from tallymark.stores.transaction import Transaction, spec_for
 
 Value = str | bytes | int | float
 MOST_AT_ONCE = 1_000
-"""How many values one command takes; Lua hands it 8,000 at most."""
+"""The number of values in one command; Lua passes at most 8,000 arguments."""
 MOST_DIGITS = 15
 _HOLDS = {
     "SET": "string", "INCRBY": "string", "HSET": "hash", "HDEL": "hash", "HINCRBY": "hash",
@@ -33,10 +32,11 @@ _HOLDS = {
 
 
 class RedisTransaction(Transaction):
-    """Keys are names below the store's tag: ``orders:42`` is ``{shop}:orders:42``.
+    """Keys are relative to the store's tag: ``orders:42`` is ``{shop}:orders:42``.
 
-    Rows are written first, then the commands in their order; a key can't be among both. Reads answer at once, and see
-    what was committed before, not what this block has collected. A key of another type is refused when the block ends.
+    Rows are written first, then the commands in their order; a key can't be in both. Reads are answered immediately and
+    see committed data, not the writes that this block has collected. A key of another type is refused when the block
+    ends.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RedisTransaction(Transaction):
         self._blocks: list[Block] = []
         self._commands: list[tuple[Any, ...]] = []
 
-    # What is collected
+    # Collected writes
 
     def write(
         self,
@@ -68,7 +68,7 @@ class RedisTransaction(Transaction):
             return
         check_keys(spec, found)
         given = found.rows
-        # NULL of any type is a field that is not there.
+        # NULL of any type is stored as a missing field.
         schema = pa.schema([one.with_type(pa.string()) if pa.types.is_null(one.type) else one for one in given.schema])
         change = changes(spec, cast(table, given, schema))
         check_table(spec, schema)
@@ -100,7 +100,7 @@ class RedisTransaction(Transaction):
             self._collect("DEL", key, [])
 
     def hset(self, key: str, field: str | Mapping[str, Value], value: Value | None = None) -> None:
-        """One field, or several with their values."""
+        """Set a field, or several fields from a mapping."""
         fields = field if isinstance(field, Mapping) else {field: value}
         pairs = ((_field(name), _value(one)) for name, one in fields.items())
         self._collect("HSET", key, chain.from_iterable(pairs))
@@ -118,7 +118,7 @@ class RedisTransaction(Transaction):
         self._collect("SREM", key, map(_value, members))
 
     def zadd(self, key: str, scores: Mapping[str, float]) -> None:
-        """Members with their scores."""
+        """Add members with their scores."""
         if any(math.isnan(score) for score in scores.values()):
             raise DataRefused(f"zadd {key}: a score is not a number")
         self._collect("ZADD", key, chain.from_iterable((_value(score), _value(name)) for name, score in scores.items()))
@@ -132,7 +132,7 @@ class RedisTransaction(Transaction):
     def hincrby(self, key: str, field: str, n: int = 1) -> None:
         self._collect("HINCRBY", key, [_field(field), _count(key, n)])
 
-    # What answers at once
+    # Immediate reads
 
     def get(self, key: str) -> Any:
         return self._read("get", key)
@@ -155,7 +155,7 @@ class RedisTransaction(Transaction):
     def zscore(self, key: str, member: Value) -> Any:
         return self._read("zscore", key, member)
 
-    # The end of the block
+    # End of the block
 
     def check(self) -> None:
         work = Work(only_try=True)
@@ -170,7 +170,7 @@ class RedisTransaction(Transaction):
             self._over = True
 
     def add_to(self, work: Work) -> bool:
-        """Hand over what was collected; whether there was anything."""
+        """Add the collected writes to ``work``; return whether there are any."""
         rows = set(chain.from_iterable(block.keys for block in self._blocks))
         for _, key, *_ in self._commands:
             if key in rows:
@@ -202,10 +202,10 @@ class RedisTransaction(Transaction):
 
 
 def _settled(commands: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """The commands, made so that none can fail because of one before it: a script is not rolled back.
+    """Rewrite the commands so that none can fail because of an earlier command: a script is not rolled back.
 
-    The script looks at what the server has before its first write. So a key is of one kind throughout the block, and
-    what is added to a number in several steps is added at once.
+    The script checks the stored values before its first write. Therefore a key must have one type throughout the block,
+    and several increments of a number are combined.
     """
     kinds: dict[str, str] = {}
     sums: dict[str, dict[str, int]] = {}
@@ -235,7 +235,7 @@ def _settled(commands: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 
 def _set_by(command: str, rest: Sequence[Any], fields: Sequence[str]) -> Iterable[tuple[str, Any]]:
-    """What a command makes of fields that may be added to later, where a string is its only field; gone counts as 0."""
+    """Return the fields that a command sets, with their values. A string is the field ''; a deleted field is 0."""
     if command == "SET":
         return [("", rest[0])]
     if command == "HSET":
@@ -247,7 +247,7 @@ def _value(value: Any) -> Value:
     if isinstance(value, bool) or not isinstance(value, str | bytes | int | float):
         raise DataRefused(f"Redis keeps texts, bytes and numbers, and {type(value).__name__} is none: convert it")
     if isinstance(value, int):
-        # More digits than a number may have that is added to: as a text.
+        # Numbers with more digits can't be incremented and are stored as text.
         return value if abs(value) < 10**MOST_DIGITS else str(value)
     if isinstance(value, str):
         return _encodable(value)
@@ -261,7 +261,7 @@ def _field(field: Any) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Refuse half a surrogate pair, which JSON may hold and UTF-8 may not."""
+    """Refuse unpaired surrogates, which JSON allows and UTF-8 does not."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

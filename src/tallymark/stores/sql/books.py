@@ -1,4 +1,4 @@
-"""The books of a database with SQL."""
+"""What operators read and change in the ledger of an SQL database."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from tallymark.books import BatchLine, Books, Consent, Decision, Letter, LetterQuery, NoteLine, Run
-from tallymark.ledger.history import read_groups, read_history, read_notes
-from tallymark.ledger.letters import count_letters, read_letters, settle
-from tallymark.ledger.move import delete_group, move
-from tallymark.ledger.read import lock_positions
-from tallymark.ledger.runs import read_runs
-from tallymark.patience import patiently
-from tallymark.spans import GroupState, Partition
+from tallymark.core.journal import BatchLine, Books, Consent, Decision, Letter, LetterQuery, NoteLine, Run
+from tallymark.core.retry import patiently
+from tallymark.core.spans import GroupState, Partition
+from tallymark.stores.sql.ledger.claim import delete_group, move
+from tallymark.stores.sql.ledger.letters import count_letters, read_letters, settle
+from tallymark.stores.sql.ledger.read import lock_positions
+from tallymark.stores.sql.ledger.runs import read_groups, read_history, read_notes, read_runs
 
 GIVES_WAY = 10.0
-"""Seconds for which a change by hand is tried again."""
+"""Seconds for which an operator's change is retried."""
 Opened = Callable[[], AbstractContextManager[Connection]]
 
 
 class SqlBooks(Books):
-    """Reads by ``look``, writes by ``transaction``."""
+    """Reads with ``look``, writes with ``transaction``."""
 
     def __init__(self, look: Opened, transaction: Opened) -> None:
         self._look, self._transaction = look, transaction
@@ -63,7 +62,7 @@ class SqlBooks(Books):
             with self._transaction() as connection:
                 move(connection, group, partitions, decide, by, now)
 
-        # Under the hands of a group that works, a database may choose us to give way.
+        # While the group runs, the database may abort this transaction as the victim of a deadlock.
         patiently(attempt, patience=GIVES_WAY)
 
     def delete(self, group: str, consent: Consent) -> None:

@@ -1,6 +1,6 @@
-"""Arrow types to column types, and Arrow columns to what the database drivers bind.
+"""Map Arrow types to column types, and Arrow columns to values that database drivers bind.
 
-Rows stay Arrow until here, and are converted column by column, never row by row.
+Rows stay Arrow up to this module and are converted column by column, never row by row.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from tallymark.errors import BadInput
 JSON_MARK = b"tallymark:json"
 """Field metadata of a string column that holds JSON: an array, struct or map on the Spark side."""
 FIRST_SECOND, END_SECOND = -62_135_596_800, 253_402_300_800
-"""Of the years 1 to 9999, counted from 1970."""
+"""Bounds of the years 1 to 9999, in seconds since 1970."""
 OFF_CALENDAR = "a time beyond the years 1 to 9999"
 
 _SIMPLE: list[tuple[Any, Any]] = [
@@ -66,7 +66,7 @@ _FAMILIES: list[tuple[type[Any], str]] = [
 
 
 def column_type(field: pa.Field, *, in_key: bool, collation: str = "utf8mb4_bin") -> TypeEngine[Any]:
-    """The column type for an Arrow field. Keys on MySQL need a bounded string, and a collation that tells all apart."""
+    """Return the column type for an Arrow field. Keys on MySQL need a bounded string and an exact collation."""
     kind = field.type
     if is_json(field):
         return JSON()
@@ -87,12 +87,12 @@ def column_type(field: pa.Field, *, in_key: bool, collation: str = "utf8mb4_bin"
 
 
 def family(kind: TypeEngine[Any]) -> str | None:
-    """What sort of values a column of this type has; None if we do not know the type."""
+    """Return the family of a column type; None for unknown types."""
     return next((name for cls, name in _FAMILIES if isinstance(kind, cls)), None)
 
 
 def plain(column: Column[Any]) -> TypeEngine[Any]:
-    """The type of a column, below its domain if it has one."""
+    """Return the type of a column, or the base type if it is a domain."""
     return column.type.data_type if isinstance(column.type, postgresql.DOMAIN) else column.type
 
 
@@ -101,13 +101,13 @@ def is_uuid(column: Column[Any]) -> bool:
 
 
 def has_own_text(column: Column[Any]) -> bool:
-    """Whether values of the column are written as text, but are none: UUIDs, enums, addresses, intervals."""
+    """Whether the column's type is not text but is written as text: UUIDs, enums, addresses, intervals."""
     kind = plain(column)
     return isinstance(kind, Uuid | Enum) or (family(kind) is None and not isinstance(kind, NullType))
 
 
 def most_characters(column: Column[Any]) -> int | None:
-    """How long a text the column takes; None if it has no limit, or no text."""
+    """Return the maximum length of text in the column; None if it has no limit or holds no text."""
     kind = plain(column)
     # The length of a SET is that of its longest member.
     return kind.length if isinstance(kind, String) and not isinstance(kind, Enum | mysql.SET) else None
@@ -126,7 +126,7 @@ def is_json(field: pa.Field) -> bool:
 
 
 def columns_for(schema: pa.Schema, key: tuple[str, ...], collation: str = "utf8mb4_bin") -> list[Column[Any]]:
-    """The columns of a new table, with the key as its primary key. Only MySQL looks at the collation of keys."""
+    """Return the columns of a new table, with the key as primary key. Only MySQL uses the collation of keys."""
     return [
         Column(
             field.name,
@@ -140,20 +140,20 @@ def columns_for(schema: pa.Schema, key: tuple[str, ...], collation: str = "utf8m
 
 
 def python_rows(rows: pa.Table, dialect: str) -> Iterator[tuple[Any, ...]]:
-    """The rows as tuples of what the driver binds, converted a column at a time."""
+    """Yield rows as tuples of values that the driver binds, converted column by column."""
     columns = [_bindable(column, dialect).to_pylist() for column in rows.columns]
     return zip(*columns, strict=True)
 
 
 def off_calendar(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Which of these times are beyond the years 1 to 9999: Arrow has 16 bits for a year, and no right text for them."""
+    """Mark the times outside the years 1 to 9999: Arrow formats them wrongly, as it has 16 bits for a year."""
     ticks, units = column.cast(pa.int64()), {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.type.unit]
     first, end = max(FIRST_SECOND * units, -(2**63)), min(END_SECOND * units, 2**63 - 1)
     return pc.fill_null(pc.or_(pc.less(ticks, first), pc.greater_equal(ticks, end)), False)
 
 
 def hexed(column: pa.ChunkedArray, prefix: str = "") -> pa.ChunkedArray:
-    """Bytes as hexadecimal text, each chunk in one go."""
+    """Convert bytes to hexadecimal text, a chunk at a time."""
     digits = pa.chunked_array([_hexed(chunk) for chunk in column.chunks if len(chunk)], pa.large_string())
     before, between = (pa.scalar(mark, pa.large_string()) for mark in (prefix, ""))
     return pc.binary_join_element_wise(before, digits, between)

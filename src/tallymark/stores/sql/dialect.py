@@ -1,7 +1,7 @@
-"""What a kind of database has to tell us: how to connect, and the statements that write rows.
+"""The interface for one kind of SQL database: how to connect, and the statements that write rows.
 
-A batch's rows reach ``put`` and ``delete`` as Arrow, inside the transaction that also moves the positions. The plain
-road is the driver's ``executemany``; a database with a bulk road of its own takes that one.
+``put`` and ``delete`` get a batch's rows as Arrow, inside the transaction that also moves the positions. The default is
+the driver's ``executemany``; databases with a bulk load use that.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.pool import ConnectionPoolEntry, PoolProxiedConnection
 from sqlalchemy.sql.dml import Insert
 
+from tallymark.core.tables import TableSpec
 from tallymark.errors import DataRefused
-from tallymark.shape import TableSpec
-from tallymark.stores.columns import is_text, most_characters, python_rows
-from tallymark.stores.failures import READ_ONLY as READ_ONLY_SERVER
-from tallymark.stores.failures import judged
+from tallymark.stores.sql.columns import is_text, most_characters, python_rows
+from tallymark.stores.sql.errors import READ_ONLY as READ_ONLY_SERVER
+from tallymark.stores.sql.errors import judged
 from tallymark.stores.tls import Tls, check_file, take_tls, warn
 from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT, seconds, shown, with_password
 
 IDLE_SECONDS = 1.0
-"""How long a connection may be unused before it is tried out."""
+"""Connections that were idle for longer are pinged before use."""
 READ_SECONDS = 300
-"""For how long a server may be silent while a statement waits for its answer, unless the URL has read_timeout=."""
+"""Default of read_timeout=: seconds to wait for the answer to a statement."""
 READ_ONLY = "tallymark_read_only"
-"""Execution option of connections that only look: on SQLite they take no write lock."""
+"""Execution option of connections that only read: on SQLite they take no write lock."""
 
 
 class Dialect(ABC):
@@ -62,12 +62,14 @@ class Dialect(ABC):
     extra: str | None = None
     stages = False
     """Whether executors can reach the database and write to it in parallel."""
+    defers = True
+    """Whether the database has deferred constraints, which COMMIT checks."""
 
     tls_files: tuple[str, str, str] | None = None
-    """What the driver calls the files of the authorities, of our certificate and of its key."""
+    """The driver's option names for the CA file, the client certificate and its key."""
 
     def engine(self, url: URL) -> Engine:
-        """Its URL says everything in the driver's own words, password and all: executors get that one."""
+        """Create the engine. Its URL is complete, with the password and the driver's own options: executors get it."""
         for name in (CONNECT_TIMEOUT, READ_TIMEOUT):
             seconds(url, name, CONNECT_SECONDS)
         url = self._in_own_words(with_password(url))
@@ -80,11 +82,11 @@ class Dialect(ABC):
         return {"isolation_level": "READ COMMITTED"}
 
     def tls_mode(self, tls: Tls) -> dict[str, str]:
-        """The driver's options for how much is verified."""
+        """Return the driver's options for what TLS verifies."""
         raise NotImplementedError
 
     def unproven(self, options: Mapping[str, Any]) -> str | None:
-        """The driver's own option that encrypts without verifying who the server is, if there is one."""
+        """Return the driver option that encrypts without authenticating the server, if one is set."""
         raise NotImplementedError
 
     def _in_own_words(self, url: URL) -> URL:
@@ -103,52 +105,52 @@ class Dialect(ABC):
     def check_table(  # noqa: B027
         self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str]
     ) -> None:
-        """Refuse a table that would take these columns, and not keep our promise on this kind of database."""
+        """Refuse a table that fits these columns but can't be exactly once on this kind of database."""
 
     def let_wait(self, connection: Connection) -> None:  # noqa: B027
-        """Let this transaction be idle for as long as its handler waits for something else."""
+        """Disable the idle timeout of this transaction: its handler may wait for something else."""
 
     def check_constraints(self, connection: Connection) -> None:  # noqa: B027
-        """Have constraints checked now and from now on: a deferred one would fail in COMMIT, which blames no row."""
+        """Check constraints now and after each further statement: a failure in COMMIT does not identify the row."""
 
     def check_deferred(self, connection: Connection) -> None:  # noqa: B027
         """Raise if COMMIT would refuse what was written; deferred constraints stay deferred."""
 
     @abstractmethod
     def in_transaction(self, driver: Any) -> bool:
-        """Whether the server has told the driver's connection that a transaction is open."""
+        """Whether a transaction is open, as last reported by the server to the driver's connection."""
 
     def is_aborted(self, driver: Any) -> bool:  # noqa: ARG002
         """Whether the open transaction can only be rolled back."""
         return False
 
     def has_ended(self, cursor: Any) -> bool:  # noqa: ARG002
-        """Whether the text that the driver's cursor has executed ended a transaction and began another one."""
+        """Whether the SQL text that the cursor has executed ended a transaction and began another."""
         return False
 
     @abstractmethod
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
-        """Write rows as ``spec.write`` says. Where there is a key, each occurs once, and they come sorted."""
+        """Write rows as ``spec.write`` says. If the table has a key, rows are unique by key and sorted."""
 
     @abstractmethod
     def delete(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
-        """Delete rows by key, each unless a higher version is there. ``rows`` has the columns of key and version.
+        """Delete rows by key, except those with a higher version. ``rows`` has the columns of key and version.
 
-        What has no version is deleted, and so is what a deletion without a version names.
+        A row without a version is deleted; a deletion without a version deletes any version.
         """
 
     def promote(
         self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str], rows: Select[Any]
     ) -> None:
-        """Write staged rows as ``spec.write`` says. Where there is a key, each occurs once."""
+        """Write staged rows as ``spec.write`` says. If the table has a key, rows are unique by key."""
         raise NotImplementedError
 
     def _execute_many(
         self, connection: Connection, statement: Insert | Delete, rows: pa.Table, suffix: str = ""
     ) -> None:
-        """Run a statement, whose parameters are ``places`` of these rows, once for each of them."""
+        """Execute a statement, whose parameters are ``places`` of these rows, for each row."""
         compiled = statement.compile(connection)
-        # The statement names the columns in an order of its own.
+        # The compiled statement may order the columns differently.
         columns = {place.key: name for name, place in places(statement.table, rows).items()}
         ordered = rows.select([columns[place] for place in compiled.positiontup or ()])
         try:
@@ -159,9 +161,9 @@ class Dialect(ABC):
 
 
 def _ping_after_idling(engine: Engine) -> None:
-    """Try out a connection that was idle for a while, and take another one if it is broken.
+    """Ping a connection that was idle, and replace it if it is broken.
 
-    SQLAlchemy's own way asks the server each time, which a small batch can feel.
+    SQLAlchemy's ``pool_pre_ping`` adds a round trip to every checkout, which slows down small batches.
     """
 
     def used(_: Any, record: ConnectionPoolEntry) -> None:
@@ -183,14 +185,14 @@ def _ping_after_idling(engine: Engine) -> None:
 
 
 def _leave_if_read_only(context: ExceptionContext) -> None:
-    """After a failover the address may lead to another server, and the connections of the pool to the old one."""
+    """Drop pooled connections to a read-only server: after a failover the address may lead to the new primary."""
     if judged(context.original_exception) == READ_ONLY_SERVER:
         context.is_disconnect = True
 
 
 @contextmanager
 def within(connection: Any, most: float) -> Iterator[None]:
-    """Wait no longer than this for an answer. Connections to servers have the attribute, PyMySQL's by themselves."""
+    """Limit the wait for an answer. ``_read_timeout`` is an attribute of PyMySQL and of the psycopg subclass."""
     usual = getattr(connection, "_read_timeout", None)
     if usual is not None:
         connection._read_timeout = min(usual, most)
@@ -202,7 +204,7 @@ def within(connection: Any, most: float) -> Iterator[None]:
 
 
 def places(table: Any, rows: pa.Table) -> dict[str, BindParameter[Any]]:
-    """A parameter for each column of the rows, whatever its name."""
+    """Return a bind parameter for each column of the rows, safe for any column name."""
     return {
         name: bindparam(f"_tallymark_{number}", type_=table.c[name].type)
         for number, name in enumerate(rows.column_names)
@@ -210,7 +212,7 @@ def places(table: Any, rows: pa.Table) -> dict[str, BindParameter[Any]]:
 
 
 def check_lengths(table: Table, rows: pa.Table) -> None:
-    """Refuse text that is too long for its column: a server that refuses it too would still cut off spaces."""
+    """Refuse text that is too long for its column: servers refuse it too, but truncate trailing spaces."""
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         most = most_characters(table.c[name])
         if most is None or not is_text(column.type):
@@ -222,7 +224,7 @@ def check_lengths(table: Table, rows: pa.Table) -> None:
 def resolved(
     statement: postgresql.Insert | sqlite.Insert, spec: TableSpec, columns: Sequence[str], bytewise: str
 ) -> Insert:
-    """The insert, with what becomes of a row whose key is there already."""
+    """Add the ON CONFLICT clause for ``spec.write`` to the insert."""
     others = not_in_key(columns, spec.key)
     if spec.write == "append":
         return statement
@@ -237,12 +239,12 @@ def resolved(
 
 
 def deletable(table: Any, spec: TableSpec, version: ColumnElement[Any], bytewise: str) -> ColumnElement[bool]:
-    """Whether a deletion of this version deletes the row that is there: unless both have one, it does."""
+    """Condition under which a deletion of this version deletes the stored row: always, unless both have a version."""
     return func.coalesce(not_above(table, spec, version, bytewise), true())
 
 
 def not_above(table: Any, spec: TableSpec, version: ColumnElement[Any], bytewise: str) -> ColumnElement[bool]:
-    """Whether the row that is there has at most this version. Text is compared by its bytes, as within a batch."""
+    """Condition that the stored version is at most this version. Text is compared by its bytes, as within a batch."""
     there = table.c[spec.version]
     return (collate(there, bytewise) if isinstance(there.type, String) else there) <= version
 

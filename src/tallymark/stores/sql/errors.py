@@ -1,7 +1,7 @@
-"""What a database says when it fails, as one of our errors: the data, the table, the connection or the permissions.
+"""Translate database errors to tallymark's: bad data, a changed table, a lost connection or missing permissions.
 
-One table for each kind of database gives the verdict on each of its codes; what has no code, or none that is listed, is
-recognised by its words. Data comes first: the words of those errors quote values, which may say anything.
+One table for each kind of database maps error codes to verdicts. Errors without a listed code are classified by their
+message. Data errors are matched first: their messages quote values, which may contain any text.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tallymark.errors import (
 )
 from tallymark.stores.tls import tls_failure
 
-# What is wrong with a row or a table is said without the store, for dead letters.
+# Without the store's name: these messages are stored in dead letters.
 DATA = Verdict(DataRefused, "{words}")
 CHANGED = Verdict(TableChanged, "{words}")
 FULL = Verdict(Unreachable, "{name} has no room: {words}; free disk space or memory there")
@@ -39,6 +39,11 @@ NO_PRIMARY_KEY = Verdict(
 )
 BINARY_LOG = Verdict(
     BadInput, "{name} can't log these transactions: {words}; use SET GLOBAL binlog_format = ROW, and connect again"
+)
+ABORTED = Verdict(
+    BadInput,
+    "{name}: a statement in the block has failed, and its error was caught too late: PostgreSQL takes back the whole "
+    "transaction, unless the statement is inside `with db.savepoint():`",
 )
 CONFLICT = Verdict(Unreachable, "{name} had to give way to another transaction: {words}; try again")
 SLOW = Verdict(Unreachable, "{name} was not done in time: {words}; try again, or allow it more time")
@@ -56,15 +61,16 @@ POOLER = Verdict(
     BadInput, "{name}: {words}; let the pooler keep a connection for a transaction (pool_mode) or a session"
 )
 
-# A code of two characters is a whole class of SQLSTATEs.
+# A code of two characters is a class of SQLSTATEs.
 POSTGRESQL = verdicts(
     {
         DATA: "21000 22 23 428C9 44000 54000 P0001",
-        # 22P03: the bytes of a binary COPY are those of another type than the column has now.
+        # 22P03: the fields of a binary COPY do not have the column's current type.
         CHANGED: "22P03 42703 42804 42846 42P01 42P10",
         FULL: "53000 53100 53200 53400 58030",
         DENIED: "28000 28P01 42501",
         WRONG: "3D000 57P04",
+        ABORTED: "25P02",
         CONFLICT: "40000 40001 40P01 55P03 72000",
         SLOW: "25P03 25P04 57014",
         READ_ONLY: "25006",
@@ -81,17 +87,17 @@ MYSQL = verdicts(
         WRONG: "1049",
         NO_PRIMARY_KEY: "1173 3750",
         BINARY_LOG: "1665",
-        # 1020: a row that changed under snapshot isolation. 1180: a COMMIT that a cluster could not finish. 3101: one
-        # that lost against another member of the cluster.
+        # 1020: a row changed under snapshot isolation. 1180: a cluster could not finish a COMMIT. 3101: a COMMIT lost
+        # against another member of the cluster.
         CONFLICT: "1020 1180 1205 1213 1615 1637 1689 3058 3101 3572",
         SLOW: "1317 1969 3024",
-        # 1047: a Galera node that is not part of its cluster. 3100: a member of a group that lost the others.
+        # 1047: a Galera node that is not part of its cluster. 3100: a group member that lost its peers.
         READ_ONLY: "1047 1290 1792 1836 1874 3100",
         GONE: "1040 1042 1043 1053 1077 1079 1129 1152 1158 1159 1160 1161 1184 1203 1226 1927 2002 2003 2005 2006 "
         "2012 2013 2055 3032 3168 3169 4031 9001",
     }
 )
-# By the names of SQLite's codes; an extended code begins with the name of its primary one.
+# Names of SQLite's codes; the name of an extended code begins with that of its primary code.
 SQLITE = verdicts(
     {
         DATA: "SQLITE_CONSTRAINT SQLITE_MISMATCH SQLITE_TOOBIG",
@@ -103,9 +109,9 @@ SQLITE = verdicts(
     }
 )
 HANDSHAKE = frozenset({None, "2003", "2013", "2026"})
-"""The codes of errors whose words may be those of a failed TLS handshake."""
+"""Codes of errors that may be a failed TLS handshake."""
 DATA_WORDS = ("too big", "datatype mismatch", "can not be used with mysql")
-"""What drivers say about a value that they can't send."""
+"""Messages of drivers about a value that they can't send."""
 WORDS: Mapping[Verdict, tuple[str, ...]] = {
     CHANGED: (
         "no such table",
@@ -147,15 +153,15 @@ WORDS: Mapping[Verdict, tuple[str, ...]] = {
         "failed to resolve host",
     ),
 }
-"""For errors without a listed code, the first match counts."""
+"""Message patterns for errors without a listed code; the first match counts."""
 
 _CUT = "8s2b"
-"""SQLAlchemy's code for whatever is wanted of a connection that broke earlier in the same transaction."""
+"""SQLAlchemy's code for using a connection that broke earlier in the same transaction."""
 
 
 @contextmanager
 def translated(store: str) -> Iterator[None]:
-    """Raise database errors inside the block as ours, named after the store (its URL without the password)."""
+    """Translate database errors raised in the block. Messages name ``store``, its URL without the password."""
     try:
         yield
     except DBAPIError as error:
@@ -179,10 +185,10 @@ def translate(error: DBAPIError, store: str) -> TallymarkError:
 
 
 def judged(error: BaseException | None) -> Verdict | None:
-    """The verdict on a driver's error, by its code or its words."""
+    """Return the verdict on a driver's error, by its code or its message."""
     table, code, lowered = _table(error), _code(error), _first_line(error).lower()
     if code == "08P01" and " in message" in lowered:
-        # The bytes of a binary COPY, as for 22P03. Poolers use the code for all that they have to say.
+        # A binary COPY, as for 22P03. The message is checked too because poolers use this code for every error.
         return CHANGED
     if code == "08P01" and "statement pooling" in lowered:
         return POOLER
@@ -196,7 +202,7 @@ def judged(error: BaseException | None) -> Verdict | None:
 
 
 def _listed(table: Mapping[str, Verdict], code: str) -> Verdict | None:
-    """The verdict on a code: its own, or for an SQLSTATE that of its class, for SQLite's codes that of the primary."""
+    """Return the verdict on a code, falling back to the class of an SQLSTATE or to SQLite's primary code."""
     if code in table:
         return table[code]
     if table is POSTGRESQL:
@@ -207,7 +213,7 @@ def _listed(table: Mapping[str, Verdict], code: str) -> Verdict | None:
 def _blames_data(error: BaseException | None, code: str | None, lowered: str) -> bool:
     if isinstance(error, sqlite3.IntegrityError | sqlite3.DataError):
         return True
-    # Without an answer from the server: the driver itself could not send a value.
+    # No code: the error is not from the server, the driver itself could not send a value.
     return code is None and (type(error).__name__ == "DataError" or any(mark in lowered for mark in DATA_WORDS))
 
 
@@ -218,7 +224,7 @@ def _table(error: BaseException | None) -> Mapping[str, Verdict]:
 
 
 def _code(error: BaseException | None) -> str | None:
-    """The number of MySQL's errors, which says more than their SQLSTATE, PostgreSQL's SQLSTATE, or SQLite's name."""
+    """Return MySQL's error number (more specific than its SQLSTATE), PostgreSQL's SQLSTATE, or SQLite's error name."""
     first = error.args[0] if error is not None and error.args else None
     if isinstance(first, int):
         return str(first)
@@ -226,7 +232,7 @@ def _code(error: BaseException | None) -> str | None:
 
 
 def _first_line(error: BaseException | None) -> str:
-    """The driver's words in one line. MySQL's drivers give (code, words); libpq's go on for several lines."""
+    """Return the driver's message as one line. MySQL's drivers raise (code, message); libpq's have several lines."""
     parts = error.args if error is not None else ()
     words = str(parts[1] if len(parts) > 1 and isinstance(parts[0], int) else error)
     return " ".join(words.split())[:300].rstrip(".")

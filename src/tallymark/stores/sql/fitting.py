@@ -1,4 +1,4 @@
-"""The table for rows that a handler gives: found or made at the first write, and how the rows have to look for it."""
+"""Find or create the table for a handler's rows at the first write, and choose the types of the rows for it."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import pyarrow as pa
 from sqlalchemy import Column, Connection, Engine, Table
 from sqlalchemy.exc import DBAPIError
 
+from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, DataRefused
-from tallymark.shape import TableSpec
-from tallymark.stores.columns import JSON_MARK, column_type
-from tallymark.stores.dialects import Dialect
 from tallymark.stores.given import Given
-from tallymark.stores.staging import impatient
-from tallymark.stores.targets import create_table, evolve_table, existing_table, fits, has_table, reflected
+from tallymark.stores.sql.columns import JSON_MARK, column_type
+from tallymark.stores.sql.dialect import Dialect
+from tallymark.stores.sql.staging import impatient
+from tallymark.stores.sql.tables import create_table, evolve_table, existing_table, fits, has_table, reflected
 
 PAUSES = (0.0, 0.1, 0.5)
-"""Before a table is looked for again, because somebody else has made it meanwhile."""
+"""Seconds before each attempt to find or create a table, which another process may create at the same time."""
 WIDEST = pa.decimal128(38, 18)
-"""A column for decimals whose type was guessed from the first ones: as wide as Spark's for Python's."""
+"""Column type for decimals whose type is inferred from values: the type that Spark infers for Python's Decimal."""
 NARROWER = {
     pa.int64(): (pa.int32(), pa.int16(), pa.int8(), pa.float64(), pa.float32()),
     pa.float64(): (pa.float32(),),
 }
-"""What numbers of Python may become, if the column wants it and no value is lost."""
+"""Types to which Python numbers may be cast to fit the column, if no value is lost."""
 ANY = (
     pa.field("", pa.int64()),
     *(pa.field("", narrower) for narrower in NARROWER[pa.int64()]),
@@ -35,12 +35,12 @@ ANY = (
     *(pa.field("", kind) for kind in (pa.binary(), pa.string())),
     pa.field("", pa.string(), metadata={JSON_MARK: b"1"}),
 )
-"""What a column of nothing but NULL may be."""
+"""Types that a column with only NULLs may get."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A table, and the columns and types that rows of one shape have to be given for it."""
+    """A table, and the schema to which rows of one shape are cast for it."""
 
     table: Table
     schema: pa.Schema
@@ -49,14 +49,14 @@ class Fitted:
 def fit(
     connection: Connection, engine: Engine, dialect: Dialect, spec: TableSpec, given: Given, *, used: bool
 ) -> Fitted:
-    """Find the table, or make it and add its columns as the spec allows, whoever else does the same just now.
+    """Find the table, or create or evolve it as the spec allows. Other processes may do the same concurrently.
 
-    ``used`` says that the transaction has written to the table before.
+    ``used``: the transaction has written to the table before.
     """
     for pause in PAUSES:
         time.sleep(pause)
         try:
-            # On MySQL a statement that fails takes nothing else with it.
+            # On MySQL a failed statement does not abort the transaction, so no savepoint is needed.
             with nullcontext() if dialect.name == "mysql" else connection.begin_nested():
                 return _found_or_made(connection, engine, dialect, spec, given, used=used)
         except DBAPIError as error:
@@ -79,7 +79,8 @@ def _found_or_made(
             f"table {spec.name} lacks a column, and MySQL adds none to a table that the transaction has written to; "
             "write the rows that have it first"
         )
-    # Beside the transaction, which it would commit. What holds a lock may be that transaction: never wait for long.
+    # On another connection, because DDL would commit the transaction. That transaction may hold the lock, so the wait
+    # must be short.
     with engine.begin() as beside, impatient(beside):
         return Fitted(_make(beside, table, spec, schema, given), schema)
 
@@ -121,7 +122,7 @@ def _widened(field: pa.Field) -> pa.Field:
 
 
 def _fitted(dialect: Dialect, table: Table, given: Given) -> pa.Schema:
-    """The rows' columns as types that the table takes. One of nothing but NULL that it does not have is left out."""
+    """Choose types for the rows that fit the table. A column with only NULLs that the table lacks is left out."""
     fields = []
     for field in given.rows.schema:
         column = table.c.get(field.name)

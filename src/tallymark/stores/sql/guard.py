@@ -1,7 +1,7 @@
-"""What keeps a handler's transaction whole: nothing in its block may end it, and a statement that did is noticed.
+"""Protect a handler's transaction: refuse statements that end it, and detect when a statement has ended it.
 
-Statements that are known to end a transaction are refused before they are sent. For the others the driver knows after
-each statement, without asking, whether the server is still in the transaction.
+Statements that are known to end a transaction are refused before they are sent. For all others, the driver knows after
+each statement, without a round trip, whether the server is still in the transaction.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from sqlalchemy import Connection, Engine, NestedTransaction, event
+from sqlalchemy.engine.interfaces import ExceptionContext
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
-from tallymark.errors import BadInput, TallymarkError, Unreachable
-from tallymark.stores.dialects import Dialect
-from tallymark.stores.failures import translate
+from tallymark.errors import BadInput, DataRefused, TallymarkError, TransactionUndone, Unreachable
+from tallymark.stores.sql.dialect import Dialect
+from tallymark.stores.sql.errors import ABORTED, translate
 from tallymark.stores.transaction import ENDS_ITSELF
 
 GUARD = "tallymark_guard"
 """Execution option of a connection that belongs to a handler's transaction."""
 
-# Not a comment that MySQL executes: /*! COMMIT */
+# Excludes comments that MySQL executes: /*! COMMIT */
 _BEFORE = r"(?:[\s;]|/\*(?!!)(?:[^*]|\*(?!/))*\*/|(?:--|\#)[^\n]*(?:\n|$))*"
 _ENDS = re.compile(
     _BEFORE + r"(COMMIT|END|ABORT|ROLLBACK(?!.*\bTO\b)|BEGIN|(?:START|PREPARE)\s+TRANSACTION|XA)\b",
@@ -39,7 +40,7 @@ _PLAIN = re.compile(
     r"SET(?!\s+STATEMENT\b)|SHOW|TABLE|UPDATE|VALUES|WITH)\b",
     re.IGNORECASE,
 )
-"""Statements that never commit, where ``_MYSQL_COMMITS`` has let them pass."""
+"""Statements that never commit if they do not match ``_MYSQL_COMMITS``."""
 _NAME = re.compile(_BEFORE + r"([^\s(;]+(?:\s+[^\s(;]+)?)")
 
 
@@ -53,16 +54,18 @@ class Guard:
         self._driver: Any = None
         self._whole: NestedTransaction | None = None
         self._in_transaction = False
-        """Whether the server has said that it is in a transaction. MySQL is not before it touches a table."""
+        """Whether the server has reported an open transaction. MySQL does so only after the first access to a table."""
         self._running: str | None = None
-        """The statement that was sent last, until it has succeeded."""
+        """The last statement that was sent; None once it has succeeded."""
         self._failed = False
+        self._undone_by: DBAPIError | None = None
+        """The error on which the database rolled back the transaction."""
         self._suspect: str | None = None
-        """On MySQL, the last statement that may have committed without a trace: a CALL, say."""
+        """On MySQL, the last statement that may have committed unnoticed, for example a CALL."""
         self._ended: str | None = None
 
     def watch(self, connection: Connection) -> Connection:
-        """From now on, all that is done on this connection."""
+        """Watch everything that is executed on this connection from now on."""
         self._driver = connection.connection.driver_connection
         self._connection = connection.execution_options(**{GUARD: self})
         if self._dialect.name != "postgresql":
@@ -71,22 +74,19 @@ class Guard:
         return self._connection
 
     def nest(self) -> None:
-        """Open a savepoint around all that follows: if it is gone, so is the transaction."""
+        """Open a savepoint around everything that follows: if it is lost, the transaction was ended."""
         if self._whole is None and self._connection is not None:
             self._whole = self._connection.begin_nested()
 
     def finish(self) -> None:
-        """Refuse to commit half, when something was undone or committed inside the block.
+        """Refuse a partial commit, after a rollback or commit inside the block.
 
-        MySQL rolls back all of a transaction that was in a deadlock, and goes on as if nothing had happened: then the
-        first savepoint is gone. So it is after a procedure that commits and begins anew.
+        After a deadlock MySQL rolls back the whole transaction and accepts further statements. The first savepoint is
+        lost then. It is also lost after a procedure that commits and begins a new transaction.
         """
         self._check()
         if self._dialect.is_aborted(self._driver):
-            raise BadInput(
-                "a statement in the block has failed, and its error was caught too late: PostgreSQL takes back the "
-                "whole transaction, unless the statement is inside `with db.savepoint():`"
-            )
+            raise ABORTED.on(self._store, "")
         if self._whole is None:
             return
         try:
@@ -99,7 +99,7 @@ class Guard:
 
     @contextmanager
     def undoing(self) -> Iterator[None]:
-        """Before all is rolled back because of an error, find out whether a part of it was committed."""
+        """On an error, find out before the rollback whether a part of the transaction was committed."""
         try:
             yield
         except Exception as error:
@@ -110,7 +110,7 @@ class Guard:
 
     @contextmanager
     def rolling_back(self, error: BaseException) -> Iterator[None]:
-        """If there is no savepoint to go back to, and no deadlock explains that, something has committed."""
+        """Raise if the savepoint is missing and no deadlock explains that: then a statement has committed."""
         try:
             yield
         except DBAPIError as missing:
@@ -122,7 +122,7 @@ class Guard:
 
     def before_commit(self, connection: Connection) -> None:
         if not self.may_commit:
-            # SQLAlchemy takes the transaction for ended now, and would not roll it back any more.
+            # SQLAlchemy considers the transaction ended here and would not roll it back.
             connection.dialect.do_rollback(connection.connection)
             refuse()
 
@@ -135,7 +135,7 @@ class Guard:
             words = " ".join(found[1].upper().split())
             raise BadInput(f"MySQL commits a transaction when it meets {words}: do that outside the block")
         self._running = statement
-        # The others tell exactly after each statement whether it has ended the transaction.
+        # The other databases report after each statement whether it has ended the transaction.
         if self._dialect.name == "mysql" and not _PLAIN.match(statement):
             self._suspect = _named(statement)
 
@@ -147,8 +147,15 @@ class Guard:
             raise self._lost()
         self._in_transaction = now
 
+    def after_error(self, error: BaseException | None) -> None:
+        """Detect a rollback by SQLite: after ON CONFLICT ROLLBACK or RAISE(ROLLBACK), and when the disk is full."""
+        if isinstance(error, DBAPIError) and self._in_transaction and not self._dialect.in_transaction(self._driver):
+            self._undone_by = self._undone_by or error
+
     def _check(self) -> None:
-        """Raise if the transaction that was begun is over."""
+        """Raise if the transaction has ended."""
+        if self._undone_by is not None:
+            raise self._lost()
         if self._ended is not None:
             raise BadInput(self._ended)
         undone = self._whole is not None and not self._whole.is_active
@@ -158,7 +165,11 @@ class Guard:
             raise self._lost()
 
     def _lost(self) -> TallymarkError:
-        """Why the transaction is gone: undone by the database itself, or ended by a statement that succeeded."""
+        """Return why the transaction was lost: rolled back by the database, or ended by a statement that succeeded."""
+        if self._undone_by is not None:
+            said = translate(self._undone_by, self._store)
+            words = f"{said}; this has rolled the transaction back"
+            return TransactionUndone(words) if isinstance(said, DataRefused) else said
         failed = self._failed or self._running is not None
         if failed and self._suspect is None:
             return Unreachable(f"{self._store} has rolled the transaction back by itself; try again")
@@ -171,7 +182,7 @@ class Guard:
 
 
 def guard(engine: Engine) -> None:
-    """Watch the statements of every transaction. One listener for all: to add one to each takes longer."""
+    """Watch the statements of every transaction. A listener per engine is cheaper than a listener per transaction."""
 
     @event.listens_for(engine, "commit")
     def commit(connection: Connection) -> None:
@@ -188,6 +199,12 @@ def guard(engine: Engine) -> None:
         if (ours := connection.get_execution_options().get(GUARD)) is not None:
             ours.after_statement(statement, cursor)
 
+    @event.listens_for(engine, "handle_error")
+    def failed(context: ExceptionContext) -> None:
+        connection = context.connection
+        if connection is not None and (ours := connection.get_execution_options().get(GUARD)) is not None:
+            ours.after_error(context.sqlalchemy_exception)
+
 
 def refuse(*_: Any, **__: Any) -> NoReturn:
     raise BadInput(ENDS_ITSELF)
@@ -198,6 +215,6 @@ def _misses_savepoint(error: DBAPIError) -> bool:
 
 
 def _named(statement: str) -> str:
-    """The first words of a statement, without its values."""
+    """Return the first words of a statement, without its values."""
     found = _NAME.match(statement)
     return " ".join(found[1].split())[:60] if found else "a statement"

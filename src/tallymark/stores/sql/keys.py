@@ -1,7 +1,8 @@
-"""What tells the rows of a table apart: its unique indexes as the database enforces them, and how it compares keys.
+"""Check the key of a table: its unique indexes as the database enforces them, and how the database compares keys.
 
-Within a batch, records have the same key if its bytes are the same. Where the database takes different bytes for the
-same key, an older record would overwrite a newer one and deleted rows would come back, so such a key is refused.
+Within a batch, two records have the same key if the bytes of their keys are equal. If the database considered keys with
+different bytes equal, an older record could overwrite a newer one and deleted rows could come back. Such keys are
+refused.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from sqlalchemy import Column, Connection, Table, text
 from sqlalchemy import types as sql
 from sqlalchemy.dialects import mysql, postgresql
 
+from tallymark.core.tables import TableSpec
 from tallymark.errors import DataRefused, TableMismatch
-from tallymark.shape import TableSpec
-from tallymark.stores.columns import family, is_json, is_text, is_uuid, plain
+from tallymark.stores.sql.columns import family, is_json, is_text, is_uuid, plain
 
 DEFERRABLE = "is deferrable"
 _POSTGRESQL_INDEXES = """
@@ -60,23 +61,23 @@ SELECT l.name, x.name, CASE WHEN l.partial THEN 'covers only some of the rows'
 FROM pragma_index_list(:name) l, pragma_index_xinfo(l.name) x WHERE l."unique" AND x.key ORDER BY l.name, x.seqno
 """
 _SQLITE_TEXT_RULE = "SELECT count(*) FROM (SELECT {column} FROM {table} WHERE 0 {others})"
-"""Compares the values of UNION by the collation of the column, which no PRAGMA tells."""
+"""UNION compares the values by the collation of the column, which no PRAGMA reports."""
 _SQLITE_DIFFERENT = ("a", "A", "a ")
 _UUID = "^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 
 
 @dataclass(frozen=True)
 class Unique:
-    """A unique index. ``flaw`` says why it does not tell all rows apart by the whole values of its columns."""
+    """A unique index. ``flaw`` says why it does not identify every row by the complete values of its columns."""
 
     name: str
     columns: tuple[str | None, ...]
-    """None is an expression."""
+    """None means an expression."""
     flaw: str | None = None
 
 
 def unique_indexes(connection: Connection, table: Table) -> list[Unique]:
-    """The primary key and every unique index, by what the database's catalog says."""
+    """Return the primary key and all unique indexes, from the database's catalog."""
     kind = connection.dialect.name
     statement = {"postgresql": _POSTGRESQL_INDEXES, "mysql": _MYSQL_INDEXES, "sqlite": _SQLITE_INDEXES}[kind]
     found: dict[str, list[tuple[str | None, str | None]]] = {}
@@ -87,7 +88,7 @@ def unique_indexes(connection: Connection, table: Table) -> list[Unique]:
         for name, parts in found.items()
     ]
     if kind == "sqlite" and table.primary_key.columns:
-        # The key of the rowid has no index; any other primary key is listed a second time.
+        # A primary key that is the rowid has no index; any other primary key is among the indexes already.
         rowid = [column for column in table.primary_key.columns if isinstance(column.type, sql.INTEGER)]
         if len(rowid) == len(table.primary_key.columns) == 1:
             uniques.append(Unique("PRIMARY KEY", (rowid[0].name,)))
@@ -95,7 +96,7 @@ def unique_indexes(connection: Connection, table: Table) -> list[Unique]:
 
 
 def check_key(connection: Connection, table: Table, spec: TableSpec, schema: pa.Schema) -> None:
-    """Refuse a table whose rows the key does not tell apart, or not as exactly as the records' bytes."""
+    """Refuse a table without a unique index on the key, or whose keys are not compared by their bytes."""
     key = ", ".join(spec.key)
     found = [unique for unique in unique_indexes(connection, table) if set(unique.columns) == set(spec.key)]
     flawed = [unique for unique in found if unique.flaw]
@@ -111,7 +112,7 @@ def check_key(connection: Connection, table: Table, spec: TableSpec, schema: pa.
                 f"table {table.name}: key column {name} {coarse}, so that different keys of records can be one key "
                 f"there; {_way_out(connection, table, table.c[name])}"
             )
-    # PostgreSQL finds all indexes on the columns, and refuses the statement if one of them is deferrable.
+    # PostgreSQL considers all indexes on the columns and refuses the statement if any is deferrable.
     if len(flawed) == len(found) or any(unique.flaw == DEFERRABLE for unique in flawed):
         raise TableMismatch(
             f"table {table.name}: its unique index {flawed[0].name} on ({key}) {flawed[0].flaw}, so that the "
@@ -120,7 +121,7 @@ def check_key(connection: Connection, table: Table, spec: TableSpec, schema: pa.
 
 
 def _collations(connection: Connection, table: Table, spec: TableSpec) -> dict[str, str]:
-    """What is said of columns whose collation does not tell all texts apart."""
+    """Describe the columns whose collation considers some different texts equal."""
     kind = connection.dialect.name
     if kind == "sqlite":
         quote = connection.dialect.identifier_preparer.quote
@@ -143,20 +144,22 @@ def _collations(connection: Connection, table: Table, spec: TableSpec) -> dict[s
 
 
 def _is_exact(collation: str) -> bool:
-    """Whether MySQL compares by the bytes alone: the others of ``_bin`` do not look at spaces at the end."""
+    """Whether MySQL compares by bytes alone: the other ``_bin`` collations ignore trailing spaces."""
     return collation == "binary" or (collation.endswith("_bin") and ("_0900_" in collation or "_nopad_" in collation))
 
 
 def _coarser(
     connection: Connection, column: Column[Any], field: pa.Field, collations: Mapping[str, str]
 ) -> Iterator[str]:
-    """In what way the column's values are equal although the rows' are not."""
+    """Yield the reasons why different values of the rows can be equal in the column."""
     dialect, kind = connection.dialect.name, plain(column)
     sort = family(kind)
     textual = is_text(field.type) or is_json(field)
     if dialect == "sqlite":
         if (textual or pa.types.is_decimal(field.type)) and sort not in ("string", "binary", "json", None):
             yield f"is {kind}, which turns text into numbers"
+        if pa.types.is_floating(field.type) and sort == "string":
+            yield f"is {kind}, which cuts off digits of numbers"
         if pa.types.is_integer(field.type) and sort == "float":
             yield f"is {kind}, which rounds large numbers"
     elif sort is None and not isinstance(kind, sql.Uuid):
@@ -172,7 +175,7 @@ def _coarser(
 
 
 def check_spelling(table: Table, spec: TableSpec, rows: pa.Table) -> None:
-    """Refuse a UUID in a key that is not spelled as the database does: by its bytes it would be another key."""
+    """Refuse a UUID in a key that is not in the database's spelling: by its bytes it would be another key."""
     for name in spec.key:
         if not is_uuid(table.c[name]) or not is_text(rows[name].type):
             continue
@@ -200,5 +203,5 @@ def _way_out(connection: Connection, table: Table, column: Column[Any]) -> str:
 
 
 def exact_collation(connection: Connection) -> str:
-    """The collation of keys on MySQL: for utf8mb4_bin a space at the end makes no difference."""
+    """Return the collation for keys on MySQL. Not utf8mb4_bin, which ignores trailing spaces."""
     return "utf8mb4_nopad_bin" if getattr(connection.dialect, "is_mariadb", False) else "utf8mb4_0900_bin"

@@ -1,37 +1,140 @@
-"""MySQL 8+ and MariaDB 10.6+, by PyMySQL: many rows go by LOAD DATA LOCAL, few by INSERT."""
+"""MySQL 8+ and MariaDB 10.6+, via PyMySQL: LOAD DATA LOCAL for many rows, INSERT for few.
+
+With LOCAL the server turns errors into warnings and skips duplicates, even in strict mode. A warning or a wrong number
+of loaded rows therefore counts as a refusal.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import os
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial, reduce
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.csv as pa_csv
 from sqlalchemy import Column, Connection, Engine, Select, String, Table, event, insert, text
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
 
+from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, DataRefused, TableMismatch
-from tallymark.shape import TableSpec
-from tallymark.stores.columns import is_binary, is_text, python_rows
-from tallymark.stores.dialects import READ_SECONDS, Dialect, check_lengths, not_in_key, places
-from tallymark.stores.keys import Unique, unique_indexes
-from tallymark.stores.load import LoadIsOff, load, load_aside
+from tallymark.stores.sql.columns import hexed, is_binary, is_text, python_rows
+from tallymark.stores.sql.dialect import READ_SECONDS, Dialect, check_lengths, not_in_key, places
+from tallymark.stores.sql.keys import Unique, unique_indexes
 from tallymark.stores.tls import Tls
 from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT, seconds, shown
+
+INCOMING = "tallymark_incoming"
+"""The temporary table for rows that are written by key. It belongs to the connection and survives a rollback."""
+LOCAL_FILES = 1 << 7
+"""The capability flag CLIENT_LOCAL_FILES of MySQL's protocol."""
+_OFF = {1044, 1148, 1227, 1787, 2068, 3748, 3750, 3948, 4166}
+"""Errors when client, server or permissions forbid LOAD DATA LOCAL or temporary tables in a transaction."""
+
+
+class LoadIsOff(Exception):
+    """LOAD DATA LOCAL is not available. Nothing was written, and the transaction can continue."""
+
+
+def load(connection: Connection, table: Table, rows: pa.Table, _: str = "") -> None:
+    """Load rows directly into the table."""
+    _load(connection, connection.dialect.identifier_preparer.quote(table.name), rows)
+
+
+def load_aside(connection: Connection, table: Table, rows: pa.Table, on_duplicate: str) -> None:
+    """Load rows into a temporary table, and insert them from there."""
+    quote = connection.dialect.identifier_preparer.quote
+    columns = ", ".join(map(quote, rows.column_names))
+    name = quote(table.name)
+    connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {INCOMING}")
+    with _off():
+        connection.exec_driver_sql(f"CREATE TEMPORARY TABLE {INCOMING} AS SELECT {columns} FROM {name} LIMIT 0")
+    _load(connection, INCOMING, rows)
+    connection.exec_driver_sql(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM {INCOMING}{on_duplicate}")
+    connection.exec_driver_sql(f"DROP TEMPORARY TABLE {INCOMING}")
+
+
+def _load(connection: Connection, target: str, rows: pa.Table) -> None:
+    quote = connection.dialect.identifier_preparer.quote
+    places, assignments = [], []
+    for number, field in enumerate(rows.schema):
+        binary = is_binary(field.type)
+        places.append(f"@tallymark_{number}" if binary else quote(field.name))
+        assignments += [f"{quote(field.name)} = UNHEX(@tallymark_{number})"] if binary else []
+    with _file(rows) as path, _sending_files(connection), _off():
+        loaded = connection.exec_driver_sql(
+            f"LOAD DATA LOCAL INFILE '{path}' INTO TABLE {target} CHARACTER SET utf8mb4 "
+            "FIELDS TERMINATED BY ',' OPTIONALLY ENCLOSED BY '\"' ESCAPED BY '' LINES TERMINATED BY X'0A' "
+            f"({', '.join(places)}){' SET ' if assignments else ''}{', '.join(assignments)}"
+        ).rowcount
+    warnings = [words for level, _, words in connection.exec_driver_sql("SHOW WARNINGS LIMIT 10") if level != "Note"]
+    if warnings or loaded != rows.num_rows:
+        raise DataRefused(warnings[0] if warnings else f"the server took {loaded} of {rows.num_rows} rows")
+
+
+@contextmanager
+def _sending_files(connection: Connection) -> Iterator[None]:
+    """Let the driver send a file, unless ``local_infile=0`` in the URL forbids it."""
+    driver: Any = connection.connection.driver_connection
+    driver._local_infile = bool(driver.client_flag & LOCAL_FILES)
+    try:
+        yield
+    finally:
+        driver._local_infile = False
+
+
+@contextmanager
+def _off() -> Iterator[None]:
+    try:
+        yield
+    except DBAPIError as error:
+        if error.orig is not None and error.orig.args and error.orig.args[0] in _OFF:
+            raise LoadIsOff(error.orig.args[1]) from error
+        raise
+
+
+@contextmanager
+def _file(rows: pa.Table) -> Iterator[str]:
+    """Yield the path of a CSV file with the rows. NULL is unquoted, and all text is quoted."""
+    columns = [_printable(column) for column in rows.columns]
+    printable = pa.table(columns, names=[str(number) for number in range(len(columns))])
+    in_memory = hasattr(os, "memfd_create")
+    with os.fdopen(os.memfd_create("rows"), "wb") if in_memory else tempfile.NamedTemporaryFile() as file:
+        pa_csv.write_csv(printable, file, pa_csv.WriteOptions(include_header=False, null_string="NULL"))
+        file.flush()
+        yield f"/proc/self/fd/{file.fileno()}" if in_memory else file.name
+
+
+def _printable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kind = column.type
+    if is_binary(kind):
+        return hexed(column)
+    if pa.types.is_boolean(kind):
+        return column.cast(pa.int8())
+    if pa.types.is_timestamp(kind):
+        return column.cast(pa.timestamp("us"))
+    if pa.types.is_float32(kind):
+        # The shortest text of the largest float32 values exceeds the server's range.
+        return column.cast(pa.float64())
+    return column.cast(pa.string()) if pa.types.is_decimal(kind) else column
+
 
 log = logging.getLogger(__name__)
 
 MANY = 1_000
-"""From so many rows on LOAD DATA is faster. With fewer the server names the row that it refuses."""
+"""The number of rows from which LOAD DATA is faster. With INSERT the server names the row that it refuses."""
 DELETED_AT_ONCE = 500
 IN_TRANSACTION = 1
-"""SERVER_STATUS_IN_TRANS, which comes with every answer that says that a statement has succeeded."""
+"""SERVER_STATUS_IN_TRANS, which is part of every OK packet."""
 REST = 64 * 1024
-"""Room for what else is in a packet besides a row's texts and bytes."""
+"""Bytes reserved in a packet for everything except a row's texts and binary values."""
 ESCAPED = "[\\x00\\n\\r\\x1a\"'\\\\]"
-"""What the driver puts a backslash before."""
+"""Characters that the driver escapes with a backslash."""
 
 
 WRITE_TIMEOUT = "write_timeout"
@@ -42,6 +145,7 @@ class Mysql(Dialect):
     driver = "mysql+pymysql"
     extra = "mysql"
     stages = True
+    defers = False
     tls_files = ("ssl_ca", "ssl_cert", "ssl_key")
 
     def __init__(self) -> None:
@@ -57,11 +161,12 @@ class Mysql(Dialect):
         return engine
 
     def engine_options(self) -> dict[str, Any]:
-        # Positional parameters: rows go to the driver as tuples, whatever style SQLAlchemy prefers for it.
+        # Positional parameters, because rows go to the driver as tuples.
         return super().engine_options() | {"paramstyle": "format"}
 
     def tls_mode(self, tls: Tls) -> dict[str, str]:
-        # Given the authorities, PyMySQL verifies both. Told to verify by name, SQLAlchemy and it would lose them.
+        # Given a CA file, PyMySQL verifies certificate and host name. With its explicit verify options, SQLAlchemy and
+        # PyMySQL would drop the CA file.
         return {} if tls.checks_host else {"ssl_check_hostname": "false"}
 
     def unproven(self, options: Mapping[str, Any]) -> str | None:
@@ -125,19 +230,19 @@ class Mysql(Dialect):
         identified = list(python_rows(rows.select(list(given)), self.name))
         for start in range(0, len(identified), DELETED_AT_ONCE):
             some = identified[start : start + DELETED_AT_ONCE]
-            # Not (a, b) IN (...), which has no place for a version.
+            # Not (a, b) IN (...), which can't compare the version.
             statement = f"DELETE FROM {quote(table.name)} WHERE {' OR '.join([one] * len(some))}"
             connection.exec_driver_sql(statement, tuple(value for row in some for value in row))
 
     def _check_sizes(self, connection: Connection, rows: pa.Table) -> None:
-        """Refuse a row that is larger than a packet: the server would cut the connection, as if it were broken."""
+        """Refuse a row that is larger than a packet: the server would close the connection, as in an outage."""
         texts = [column for column in rows.columns if is_text(column.type) or is_binary(column.type)]
         if not texts:
             return
         if self._packet is None:
             self._packet = int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one())
         largest = _largest(texts, escaped=False)
-        # Counting what has to be escaped is slow, and at worst it doubles the size.
+        # Escaping at most doubles the size. Counting the escaped characters is slow, so do it only near the limit.
         if 2 * largest + REST > self._packet:
             largest = _largest(texts, escaped=True)
         if largest + REST > self._packet:
@@ -147,7 +252,7 @@ class Mysql(Dialect):
 
 
 def _can_be_met(table: Table, spec: TableSpec, unique: Unique, columns: Sequence[str]) -> bool:
-    """Whether a row can meet another one at this key, and not at its own: then MySQL would update that one."""
+    """Whether a row can conflict on this unique key with a row of another key, which MySQL would then update."""
     if not unique.flaw and set(spec.key) <= set(unique.columns):
         return False
     others = [table.c[name] for name in unique.columns if name is not None and name not in columns]
@@ -155,13 +260,13 @@ def _can_be_met(table: Table, spec: TableSpec, unique: Unique, columns: Sequence
 
 
 def _is_always_new(column: Column[Any]) -> bool:
-    """Whether a row that does not give the column gets a value there that no other row has; NULL is one."""
+    """Whether the column, if omitted, gets a value that never conflicts: a generated number or NULL."""
     filled = column.server_default is not None or column.computed is not None
     return column.autoincrement is True or bool(column.nullable and not filled)
 
 
 def _largest(texts: Sequence[pa.ChunkedArray], *, escaped: bool) -> int:
-    """The bytes of the largest row."""
+    """Return the size of the largest row in bytes."""
     sizes = [pc.fill_null(pc.binary_length(column).cast(pa.int64()), 0) for column in texts]
     if escaped:
         marks = [pc.count_substring_regex(column, pattern=ESCAPED).cast(pa.int64()) for column in texts]
@@ -170,16 +275,16 @@ def _largest(texts: Sequence[pa.ChunkedArray], *, escaped: bool) -> int:
 
 
 def _on_duplicate(connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str]) -> str:
-    """What becomes of a row whose key is there already; the version goes last, as the others are compared with it."""
+    """Return the ON DUPLICATE KEY clause. The version is assigned last, because the other columns compare with it."""
     if spec.write == "append":
         return ""
     quote = connection.dialect.identifier_preparer.quote
     there = {name: f"{quote(table.name)}.{quote(name)}" for name in columns}
-    # VALUES(col) rather than a row alias: MariaDB does not know the alias.
+    # VALUES(col) rather than a row alias: MariaDB does not support the alias.
     given = {name: f"VALUES({quote(name)})" for name in columns}
     others = sorted(not_in_key(columns, spec.key), key=lambda name: name == spec.version)
     if spec.write == "ignore" or not others:
-        # Not INSERT IGNORE, which forgives every other error too.
+        # Not INSERT IGNORE, which ignores every other error too.
         others, given = [spec.key[0]], there
     elif spec.version:
         version = _bytewise(table, spec.version, there[spec.version])
@@ -189,38 +294,38 @@ def _on_duplicate(connection: Connection, table: Table, spec: TableSpec, columns
 
 
 def _bytewise(table: Table, name: str, expression: str) -> str:
-    """Text is compared by its bytes, as within a batch."""
+    """Compare text by its bytes, as is done within a batch."""
     return f"CAST({expression} AS BINARY)" if isinstance(table.c[name].type, String) else expression
 
 
 def _connect(store: str, dialect: Any, _: Any, positional: Sequence[Any], given: Mapping[str, Any]) -> Any:
     options = {CONNECT_TIMEOUT: CONNECT_SECONDS, READ_TIMEOUT: READ_SECONDS, **given}
     if isinstance(password := options.get("password"), str):
-        # PyMySQL would send Latin-1, and a server compares UTF-8.
+        # PyMySQL would encode it as Latin-1, and the server compares UTF-8.
         options["password"] = password.encode()
     usual = options[READ_TIMEOUT], options.get(WRITE_TIMEOUT, options[READ_TIMEOUT])
     try:
-        # PyMySQL waits for the handshake as long as for the answer to a statement.
+        # PyMySQL applies the read timeout to the handshake too.
         connection = dialect.connect(
             *positional, **options | dict.fromkeys((READ_TIMEOUT, WRITE_TIMEOUT), options[CONNECT_TIMEOUT])
         )
     except RuntimeError as error:
-        # The way in of the user's account needs a package that is not installed.
+        # The user's authentication plugin needs a package that is not installed.
         raise BadInput(f"{store}: {error}: pip install 'tallymark[mysql]'") from error
     except (TypeError, ValueError, AttributeError, OSError) as error:
-        # PyMySQL looks at its options one by one, and has no error of its own for them.
+        # PyMySQL has no exception of its own for invalid options.
         raise BadInput(f"{store}: PyMySQL can't take the options of the URL: {error}; correct them") from error
     connection._read_timeout, connection._write_timeout = usual
     return connection
 
 
 def _on_connect(connection: Any, _: Any) -> None:
-    # A server may answer any statement by asking for a file of ours: only while we load is it given one.
+    # A server may answer any statement with a request for a local file: allow that only during LOAD DATA.
     connection._local_infile = False
     with connection.cursor() as cursor:
-        # Without strict mode the server cuts values to fit, silently. A zero is a value, not a request for a number. A
-        # handler may wait for longer than a server waits for its clients: eight hours are the server's own default.
+        # Without strict mode the server silently truncates values. NO_AUTO_VALUE_ON_ZERO stores 0 instead of generating
+        # a number. A handler may be idle for longer than a short wait_timeout; 8 hours are MySQL's default.
         modes = "STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO"
-        # CAST: to MySQL the result of GREATEST is no integer.
+        # CAST, because MySQL does not treat the result of GREATEST as an integer.
         wait = "wait_timeout = CAST(GREATEST(@@wait_timeout, 28800) AS UNSIGNED)"
         cursor.execute(f"SET SESSION sql_mode = CONCAT(@@sql_mode, ',{modes}'), time_zone = '+00:00', {wait}")

@@ -1,9 +1,9 @@
-"""Rows in PostgreSQL's binary COPY format, put together in columns: the server takes half as long as for CSV.
+"""Encode rows in PostgreSQL's binary COPY format, column by column. The server needs half the time of CSV.
 
-A row is the number of its fields, and for each field its length and its bytes, numbers with the highest byte first.
-What is as long in every row (numbers without a NULL, lengths, that number) is packed by NumPy into pieces of a fixed
-width; Arrow joins them row by row with the fields between them, and the buffer is what COPY reads. Fields have to be
-exactly of their column's type, so a table with a column that is not in ``FORMS`` goes by CSV.
+A row is the number of its fields, followed by the length and the bytes of each field; numbers are big-endian. NumPy
+packs adjacent fields of fixed width (numbers without NULL, lengths, the number of fields) into pieces. Arrow joins the
+pieces row by row with the fields of variable width, and the resulting buffer is sent as is. Fields must have exactly
+the type of their column, so tables with a column type that is not in ``FORMS`` use CSV.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from tallymark.errors import DataRefused
 START = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 END = b"\xff\xff"
 EPOCH_DAYS = 10_957
-"""From 1970 to 2000, where PostgreSQL begins to count."""
+"""Days from 1970 to 2000, PostgreSQL's epoch."""
 EPOCH_MICROS = EPOCH_DAYS * 86_400_000_000
 
 Numbers = npt.NDArray[Any]
 Form = Callable[[pa.Array], "Numbers | pa.Array"]
-"""The fields of a column: numbers of one width, or bytes, where NULL is no field at all."""
+"""Encodes a column: to numbers of fixed width, or to bytes in which NULL means no field."""
 
 
 def forms(table: Table, columns: Sequence[str]) -> list[Form] | None:
-    """How to write each of these columns; None if one of them is of a type that we leave to CSV."""
+    """Return the encoder of each column; None if a column has a type that needs CSV."""
     found = [_form(table.c[name].type) for name in columns]
     return [form for form in found if form is not None] if None not in found else None
 
 
 def stream(pieces: Iterable[pa.Table], forms: Sequence[Form]) -> Iterator[bytes | memoryview]:
-    """All that COPY reads, piece by piece."""
+    """Yield the complete COPY stream in pieces."""
     yield START
     for rows in pieces:
         yield encode(rows, forms)
@@ -47,7 +47,7 @@ def stream(pieces: Iterable[pa.Table], forms: Sequence[Form]) -> Iterator[bytes 
 
 
 def encode(rows: pa.Table, forms: Sequence[Form]) -> memoryview:
-    """Some rows of the stream."""
+    """Encode rows without the header and trailer of the stream."""
     pieces: list[pa.Array] = []
     empty = pa.scalar(b"", pa.binary())
     fixed: list[tuple[str, Any]] = [(">i2", len(forms))]
@@ -71,7 +71,7 @@ def encode(rows: pa.Table, forms: Sequence[Form]) -> memoryview:
 
 
 def _packed(columns: Sequence[tuple[str, Any]], rows: int) -> pa.Array:
-    """Numbers side by side, the highest byte of each first."""
+    """Pack columns of numbers into fixed-width rows, big-endian."""
     packed = np.empty(rows, [(str(at), kind) for at, (kind, _) in enumerate(columns)])
     for at, (_, numbers) in enumerate(columns):
         packed[str(at)] = numbers

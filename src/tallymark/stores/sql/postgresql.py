@@ -1,4 +1,4 @@
-"""PostgreSQL, by psycopg: rows go by COPY; where keys decide, by COPY into a temporary table and one statement."""
+"""PostgreSQL via psycopg: COPY to append rows; COPY to a temporary table and one statement to write by key."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
 from sqlalchemy.pool import ConnectionPoolEntry
 
+from tallymark.core.tables import TableSpec
 from tallymark.errors import TallymarkError
-from tallymark.ledger.statements import by_driver
-from tallymark.shape import TableSpec
-from tallymark.stores import pgcopy
-from tallymark.stores.columns import hexed, is_binary
-from tallymark.stores.dialects import READ_SECONDS, Dialect, check_lengths, deletable, resolved, within
+from tallymark.stores.sql import pgcopy
+from tallymark.stores.sql.columns import hexed, is_binary
+from tallymark.stores.sql.dialect import READ_SECONDS, Dialect, check_lengths, deletable, resolved, within
+from tallymark.stores.sql.ledger.read import by_driver
 from tallymark.stores.tls import Tls
 from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT
 
-# A server that vanished without a word is noticed within a minute.
+# Detect a server that is gone without closing the connection within a minute.
 CONNECT = {
     CONNECT_TIMEOUT: CONNECT_SECONDS,
     "keepalives_idle": 20,
@@ -33,22 +33,22 @@ CONNECT = {
     "tcp_user_timeout": 60_000,
 }
 IDLE_LIMIT = "idle_in_transaction_session_timeout"
-# A time without a zone is UTC, wherever the server believes to be. A client that is frozen in the middle of a
-# transaction must not keep its locks for hours.
+# A time without a zone is UTC, whatever the server's time zone is. A client that freezes in a transaction must not
+# keep its locks for hours.
 SETTINGS = {"TimeZone": "UTC", IDLE_LIMIT: "5min"}
-# The same for a client that vanished without a word.
+# The same for a client that is gone without closing the connection.
 KEEPALIVES = {"tcp_keepalives_idle": "20", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "3"}
 POOLED = "tallymark_pooled"
-"""Whether a pooler is in between, so that a session may be another one with each transaction."""
+"""Whether the connection goes through a pooler, so that each transaction may use another session."""
 IDLE, IN_ERROR = 0, 3
 """libpq's PQTRANS_IDLE and PQTRANS_INERROR."""
 ENDED = (b"COMMIT", b"BEGIN", b"START TRANSACTION", b"PREPARE TRANSACTION")
-"""What PostgreSQL answers to statements that begin or end a transaction. ROLLBACK may be one to a savepoint."""
+"""Command tags of statements that begin or end a transaction. Not ROLLBACK, which may be to a savepoint."""
 INCOMING = "tallymark_incoming"
-"""The temporary table that rows with a key come through; it is gone with the transaction."""
+"""The temporary table for rows that are written by key; it is dropped with the transaction."""
 BYTEWISE = "C"
 PIECE_ROWS, PIECE_BYTES = 10_000, 2 << 20
-"""What COPY sends at once: the server works on it while we make the next piece."""
+"""The size of one COPY message: the server processes it while the next piece is encoded."""
 
 
 class Postgresql(Dialect):
@@ -81,7 +81,7 @@ class Postgresql(Dialect):
     def check_deferred(self, connection: Connection) -> None:
         with connection.begin_nested() as probe:
             self.check_constraints(connection)
-            # A constraint that was deferred is deferred again.
+            # Rolling back makes deferred constraints deferred again.
             probe.rollback()
 
     def in_transaction(self, driver: Any) -> bool:
@@ -91,7 +91,7 @@ class Postgresql(Dialect):
         return bool(driver.pgconn.transaction_status == IN_ERROR)
 
     def has_ended(self, cursor: Any) -> bool:
-        # Several statements in one text have a result each, and psycopg shows only one of them.
+        # A text of several statements has several results, and psycopg's public API shows only one of them.
         return any(one.command_status in ENDED for one in getattr(cursor, "_results", ()))
 
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
@@ -110,7 +110,7 @@ class Postgresql(Dialect):
         connection.execute(resolved(statement, spec, columns, BYTEWISE))
 
     def delete(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
-        # COPY would cut off spaces, and delete the row of another key.
+        # COPY would truncate trailing spaces, and the row of another key would be deleted.
         check_lengths(table, rows)
         incoming = _copy_aside(connection, table, rows)
         statement = delete(table).where(*(table.c[name] == incoming.c[name] for name in spec.key))
@@ -125,9 +125,9 @@ def _watchful() -> Any:
     import psycopg
 
     class Watchful(psycopg.Connection[Any]):
-        """A connection that fails when the server is silent for too long while it owes an answer.
+        """A connection that fails when the server sends no answer within the read timeout.
 
-        The limit is on silence: a COPY may take as long as it likes while the server takes its bytes.
+        The timeout restarts whenever the socket is ready: a COPY may take any time while the server accepts its bytes.
         """
 
         _read_timeout: float = READ_SECONDS
@@ -136,7 +136,7 @@ def _watchful() -> Any:
             return super().wait(self._watched(gen), *arguments, **options)
 
         def _watched(self, gen: Any) -> Generator[Any, Any, Any]:
-            """Pass on what psycopg's waiting says to the generator; it says nothing is ready ten times a second."""
+            """Wrap the generator that psycopg waits on; it is resumed ten times a second even if nothing is ready."""
             heard = time.monotonic()
             try:
                 wanted = next(gen)
@@ -164,11 +164,11 @@ def _connect(_: Any, __: Any, positional: Sequence[Any], given: Mapping[str, Any
 
 def _on_connect(connection: Any, record: ConnectionPoolEntry) -> None:
     with within(connection, CONNECT_SECONDS):
-        # A pooler answers for a server process of its own invention.
+        # A pooler reports a process id of its own in the handshake.
         (pid,) = connection.execute("SELECT pg_backend_pid()").fetchone()
         record.info[POOLED] = pid != connection.info.backend_pid
         if record.info[POOLED]:
-            # The next transaction may meet another session, which does not know what was prepared in this one.
+            # The next transaction may run in another session, without the statements that this session has prepared.
             connection.prepare_threshold = None
         else:
             connection.execute(_settings(SETTINGS | KEEPALIVES, local=False))
@@ -195,12 +195,12 @@ def _copy_aside(connection: Connection, target: Table, rows: pa.Table) -> TableC
 
 
 def _quoted(name: str) -> str:
-    """For statements that go to the driver without parameters: SQLAlchemy would double every percent sign."""
+    """Quote a name for statements that go to the driver without parameters: SQLAlchemy would double percent signs."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def _copy(connection: Connection, target: str, rows: pa.Table, like: Table) -> None:
-    """COPY rows to a table whose columns are of the types of this one."""
+    """COPY rows to the table ``target``, whose columns have the types of ``like``."""
     encoders = pgcopy.forms(like, rows.column_names)
     pieces = pgcopy.stream(_pieces(rows), encoders) if encoders else _csv(rows)
     form = "binary" if encoders else "csv"
@@ -215,14 +215,14 @@ def _copy(connection: Connection, target: str, rows: pa.Table, like: Table) -> N
 
 
 def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
-    """Rows in pieces that are worth a message, and that fit the memory however large they are."""
+    """Split rows into pieces that are large enough for a message and bounded in memory."""
     most = max(1, min(PIECE_ROWS, rows.num_rows * PIECE_BYTES // max(1, rows.nbytes)))
     return (rows.slice(start, most) for start in range(0, rows.num_rows, most))
 
 
 def _csv(rows: pa.Table) -> Iterator[bytes | memoryview]:
-    """The rows as CSV: NULL is an empty field, an empty string a quoted one."""
-    # Up to PostgreSQL 17 a line of nothing but an unquoted backslash and point ends the data.
+    """Encode rows as CSV: NULL is an empty field, an empty string is quoted."""
+    # Up to PostgreSQL 17 a line that consists of an unquoted \. ends the data.
     style = "all_valid" if rows.num_columns == 1 else "needed"
     for piece in _pieces(rows):
         sink = pa.BufferOutputStream()
@@ -236,6 +236,6 @@ def _printable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if is_binary(column.type):
         return hexed(column, "\\x")
     if pa.types.is_timestamp(column.type):
-        # Without its zone, as the session is in UTC: Arrow needs ten times as long to print one.
+        # The session is in UTC. Arrow formats a timestamp with a zone ten times slower.
         return column.cast(pa.timestamp("us"))
     return column.cast(pa.string()) if pa.types.is_decimal(column.type) else column

@@ -1,4 +1,4 @@
-"""A database with SQL that holds still: one transaction that sees none of what commits after it began."""
+"""A snapshot of an SQL database: a transaction that does not see later commits."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import Connection, Row, Select, column, inspect, select, table
 
-from tallymark.books import UNAPPLIED
-from tallymark.fence import Note
-from tallymark.ledger.history import read_history
-from tallymark.ledger.read import read_group
-from tallymark.ledger.skips import read_skips
-from tallymark.ledger.tables import dead_letters, exceptions
-from tallymark.spans import Partition, Span
-from tallymark.stores.still import HISTORY, NOTES, ORIGIN, Mark, Moment, Still
+from tallymark.core.claims import Note
+from tallymark.core.journal import UNAPPLIED
+from tallymark.core.spans import Partition, Span
+from tallymark.stores.snapshot import HISTORY, NOTES, ORIGIN, Mark, Moment, Still
+from tallymark.stores.sql.ledger.read import read_group
+from tallymark.stores.sql.ledger.runs import read_history
+from tallymark.stores.sql.ledger.skips import read_skips
+from tallymark.stores.sql.ledger.tables import dead_letters, exceptions
 
 AT_ONCE = 100_000
 
 
 def holding_still(connection: Connection) -> Connection:
-    """Before its first statement. A transaction of SQLite sees one moment anyway."""
+    """Set the isolation level, before the first statement. SQLite's transactions are snapshots already."""
     if connection.dialect.name == "sqlite":
         return connection
     return connection.execution_options(isolation_level="REPEATABLE READ")
 
 
 class SqlStill(Still):
-    """All that is asked is asked in the connection's one transaction."""
+    """Runs all queries in the connection's transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -51,13 +51,13 @@ class SqlStill(Still):
 
     def _origins(self, name: str) -> Iterator[pa.Table]:
         rows: Any = select(*(column(one) for one in ORIGIN.names)).select_from(table(name))
-        # Not an option of the connection: all its other statements are small.
+        # Not an option of the connection: the results of its other statements are small.
         for part in self._connection.execute(rows, execution_options={"stream_results": True}).partitions(AT_ONCE):
             yield pa.table(list(zip(*part, strict=True)), schema=ORIGIN)
 
 
 def _notes(group: str) -> Select[Any]:
-    # By number, not by time: the clocks of those who wrote them may differ.
+    # By id, not by time: the clocks of the hosts may differ.
     mine = exceptions.c.group_name == group, exceptions.c.kind.in_(NOTES)
     return select(exceptions).where(*mine).order_by(exceptions.c.id)
 

@@ -1,4 +1,4 @@
-"""SQLite: the embedded default. One writer at a time, readers never wait (WAL)."""
+"""SQLite, the embedded default. One writer at a time; readers never wait (WAL)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from sqlalchemy import Connection, Engine, Table, delete, event
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import URL
 
+from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, DataRefused
-from tallymark.shape import TableSpec
-from tallymark.stores.dialects import READ_ONLY, Dialect, deletable, places, resolved
+from tallymark.stores.sql.dialect import READ_ONLY, Dialect, deletable, places, resolved
 from tallymark.stores.tls import OPTIONS
 from tallymark.stores.url import CONNECT_TIMEOUT, PASSWORD_FILE, READ_TIMEOUT, shown
 
 LOCK_WAIT = 30.0
-"""Seconds that a writer waits for another one."""
+"""Seconds that a writer waits for another writer."""
 BYTEWISE = "BINARY"
 WAL = "tallymark_wal"
 
@@ -69,22 +69,22 @@ class Sqlite(Dialect):
 
 
 def _violations(connection: Connection) -> Counter[tuple[Any, ...]]:
-    """The rows that refer to a row that is not there."""
+    """Count the rows that violate a foreign key."""
     return Counter(tuple(row) for row in connection.exec_driver_sql("PRAGMA foreign_key_check"))
 
 
 def _check_numbers(rows: pa.Table) -> None:
-    """SQLite would store NaN as NULL, silently."""
+    """Refuse NaN, which SQLite would silently store as NULL."""
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
             raise DataRefused(f"column {name} is NaN, which SQLite does not have")
 
 
 def _on_connect(connection: Any, _: Any) -> None:
-    # The sqlite3 module would begin transactions at moments of its own choice: begin them ourselves.
+    # Disable the implicit transactions of the sqlite3 module: _on_begin begins them.
     connection.isolation_level = None
     cursor = connection.cursor()
-    # A power cut may undo the last commits, but rows and positions together: the records are read again.
+    # A power failure may undo the last commits, but rows and positions together, so the records are read again.
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.close()
 
@@ -93,7 +93,7 @@ def _on_begin(connection: Connection) -> None:
     if connection.get_execution_options().get(READ_ONLY):
         connection.exec_driver_sql("BEGIN")
         return
-    # The mode is a property of the file: who only looks at it leaves it as it is.
+    # The journal mode is a property of the file: readers must not change it.
     if not connection.info.get(WAL):
         connection.exec_driver_sql("PRAGMA journal_mode = WAL")
         connection.info[WAL] = True

@@ -1,8 +1,8 @@
-"""Staging: executors write a large batch to tables of its own, in parallel, and one transaction promotes the rows.
+"""Staging: executors write a large batch to staging tables in parallel, and one transaction promotes the rows.
 
-Nobody sees staged rows. Every attempt of a task writes under an id of its own, and only the attempts that Spark reports
-as successful are promoted, so a task that is repeated, or that lingers, adds nothing. The name of a staging table says
-whose it is: the next owner of the group drops what a crashed run has left.
+Staged rows are not visible in the user's tables. Every task attempt writes under its own id, and only attempts that
+Spark reports as successful are promoted, so a task that is repeated or that lingers adds nothing. The name of a staging
+table identifies its group and run: the next owner of the group drops the tables that a crashed run has left.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import DBAPIError
 
+from tallymark.core.tables import Staged, TableSpec, no_key
 from tallymark.errors import BatchTooLarge, DataRefused
-from tallymark.shape import Staged, TableSpec, no_key
-from tallymark.stores.columns import columns_for, has_own_text, is_uuid, most_characters
-from tallymark.stores.failures import translated
+from tallymark.stores.sql.columns import columns_for, has_own_text, is_uuid, most_characters
+from tallymark.stores.sql.errors import translated
 
 if TYPE_CHECKING:
-    from tallymark.stores.dialects import Dialect
+    from tallymark.stores.sql.dialect import Dialect
 
 log = logging.getLogger(__name__)
 
@@ -49,16 +49,16 @@ PREFIX = "tallymark_stage"
 ATTEMPT = "tallymark_attempt"
 ROWS = TableSpec("stage")
 PIECE = 16 << 20
-"""Bytes that an executor holds and sends at once."""
+"""Bytes that an executor buffers and sends at once."""
 REPORT = pa.schema([("attempt", pa.int64()), ("rows", pa.int64()), ("refused", pa.string())])
-"""What a task tells the driver: its attempt, how many rows it wrote, or why the database refused one."""
+"""What a task reports to the driver: its attempt, the number of rows it wrote, or why the database refused a row."""
 
 
 @dataclass(frozen=True)
 class Loader:
-    """Goes to the executors: writes what a task gets to a staging table, and reports.
+    """Runs on executors: writes the rows of a task to a staging table and reports the result.
 
-    Rows without a ``key`` are refused: a table may take them, and which records they hide is found on the driver.
+    Rows with NULL or NaN in ``key`` are refused even if the table would accept them; the driver finds their records.
     """
 
     url: str = field(repr=False)
@@ -86,7 +86,7 @@ class Loader:
         return rows
 
     def put(self, dialect: Dialect, connection: Connection, rows: pa.Table, attempt: int) -> None:
-        """Write rows of an attempt."""
+        """Write rows under the id of an attempt."""
         self._check_keys(rows)
         table = stage_table(self.name, columns_for(self.schema, ()))
         named = rows.cast(self.schema).append_column(ATTEMPT, pa.repeat(pa.scalar(attempt, pa.int64()), rows.num_rows))
@@ -98,7 +98,7 @@ class Loader:
                 raise DataRefused(f"key column {name} is NULL or NaN")
 
     def staged(self, reports: Iterable[Mapping[str, Any]]) -> Staged:
-        """The rows of all attempts that were reported."""
+        """Combine the reports. Raises ``BatchTooLarge`` if a row was refused."""
         written = {}
         for report in reports:
             if report["refused"] is not None:
@@ -119,11 +119,11 @@ class Stages:
         self._made = 0
 
     def open(self, schema: pa.Schema) -> Loader:
-        """Make a staging table for rows of this schema."""
+        """Create a staging table for rows of this schema."""
         self._made += 1
         loader = Loader(self._engine.url.render_as_string(hide_password=False), f"{self._name}{self._made}", schema)
         with translated(self._store), self._engine.begin() as connection:
-            # Not in PostgreSQL's log: a staging table does not have to survive a crash, the batch is staged anew.
+            # Not in PostgreSQL's WAL: a staging table need not survive a crash, because the batch is staged again.
             prefixes = ["UNLOGGED"] if connection.dialect.name == "postgresql" else []
             stage_table(loader.name, columns_for(schema, ()), prefixes).create(connection)
         return loader
@@ -133,7 +133,7 @@ class Stages:
 
     @contextmanager
     def kept(self, names: Iterable[str]) -> Iterator[None]:
-        """These tables stay, unless the block fails: then they go, with those that it has added to what is iterated."""
+        """Drop the staging tables if the block raises, including tables that the block has added to ``names``."""
         try:
             yield
         except BaseException:
@@ -142,7 +142,7 @@ class Stages:
 
 
 def clear_stages(engine: Engine, group: str, of: str | None, keep: Collection[str]) -> None:
-    """Drop the staging tables of this run of the group, or those of all but the runs to keep."""
+    """Drop the staging tables of the run ``of``, or those of all runs of the group except ``keep``."""
     with engine.connect() as connection:
         names = [name for name in inspect(connection).get_table_names() if name.startswith(_group_prefix(group))]
     chosen = tuple(f"{_group_prefix(group)}{_run_prefix(run)}" for run in ([of] if of else keep))
@@ -153,7 +153,7 @@ def clear_stages(engine: Engine, group: str, of: str | None, keep: Collection[st
 
 
 def drop_tables(engine: Engine, names: Iterable[str]) -> None:
-    """Drop what can be dropped: a table that a lingering task still writes to is left to the next owner."""
+    """Drop tables if possible: a table that a lingering task still writes to is left to the next owner."""
     for name in names:
         try:
             with engine.begin() as connection, impatient(connection):
@@ -164,7 +164,7 @@ def drop_tables(engine: Engine, names: Iterable[str]) -> None:
 
 @contextmanager
 def impatient(connection: Connection) -> Iterator[None]:
-    """Wait two seconds for a lock, and no more."""
+    """Wait at most two seconds for a lock."""
     if connection.dialect.name == "postgresql":
         connection.exec_driver_sql("SET LOCAL lock_timeout = '2s'")
         yield
@@ -173,12 +173,12 @@ def impatient(connection: Connection) -> Iterator[None]:
     try:
         yield
     finally:
-        # The connection goes back to the pool, and others wait as long as the server says.
+        # The connection returns to the pool, and other users need the server's default.
         connection.exec_driver_sql("SET SESSION lock_wait_timeout = DEFAULT")
 
 
 def staged_rows(connection: Connection, staged: Staged, like: Table, key: Collection[str]) -> Select[Any]:
-    """The rows to promote; refused if the database has lost any of them."""
+    """Select the rows to promote. Raises if the database has lost any of them."""
     source = stage_table(staged.name, [Column(name, like.c[name].type) for name in staged.columns])
     ours = source.c[ATTEMPT].in_(staged.attempts)
     found = connection.scalar(select(func.count()).select_from(source).where(ours))
@@ -188,19 +188,19 @@ def staged_rows(connection: Connection, staged: Staged, like: Table, key: Collec
     odd = [func.char_length(source.c[name]) > most for name, most in limits.items() if most is not None]
     chosen: dict[str, Any] = {name: source.c[name] for name in staged.columns}
     if connection.dialect.name == "postgresql":
-        # Staged as text, which PostgreSQL does not convert by itself.
+        # Staged as text, which PostgreSQL does not convert implicitly.
         texts = [name for name in staged.columns if has_own_text(like.c[name])]
         chosen |= {name: cast(source.c[name], like.c[name].type) for name in texts}
         uuids = [name for name in key if is_uuid(like.c[name])]
         odd += [cast(source.c[name], Text()) != cast(cast(source.c[name], UUID()), Text()) for name in uuids]
     if odd and connection.scalar(select(func.count()).where(ours, or_(*odd))):
-        # Their server would cut off spaces, or take two spellings of a UUID for one.
+        # The server would truncate trailing spaces, or store two spellings of a UUID as the same value.
         raise BatchTooLarge("staged rows have texts that the table does not take, which are found in smaller batches")
     return select(*chosen.values()).where(ours)
 
 
 def new_attempt() -> int:
-    """An id that no other attempt has. If one had it, their rows would be counted, and be too many."""
+    """Return a random id. A collision is detected: promotion counts the rows of the id and finds too many."""
     return secrets.randbits(63)
 
 
@@ -211,7 +211,7 @@ def stage_table(name: str, columns: Iterable[Column[Any]], prefixes: Iterable[st
 
 
 def _group_prefix(group: str) -> str:
-    # Short enough for every database, whatever the group is called.
+    # Hashed, because databases limit the length of names.
     return f"{PREFIX}_{zlib.crc32(group.encode()):08x}_"
 
 
@@ -220,7 +220,7 @@ def _run_prefix(run: str) -> str:
 
 
 def pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Batches put together to pieces that are worth a statement, and small enough to hold."""
+    """Combine batches into pieces that are large enough for a statement and small enough for memory."""
     held: list[pa.RecordBatch] = []
     for batch in batches:
         held.append(batch)

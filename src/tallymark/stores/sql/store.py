@@ -1,4 +1,4 @@
-"""A database with SQL as the destination: the user's tables and the ledger, in the same transaction."""
+"""The store for SQL databases: user tables and ledger are written in one transaction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from sqlalchemy import Connection, Table, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
-from tallymark.books import Run
+from tallymark.core.claims import Claim, Decide, Entry, Rebalance, Skip, explain_refusal
+from tallymark.core.halving import in_new_transactions, one_by_one
+from tallymark.core.journal import Run
+from tallymark.core.progress import Step
+from tallymark.core.spans import GroupState, Owner, Partition, Position, Tally
+from tallymark.core.tables import Changes, Refusal, TableSpec, table_schema
 from tallymark.errors import (
     BadInput,
     BatchTooLarge,
@@ -25,31 +30,32 @@ from tallymark.errors import (
     TallymarkError,
     Unreachable,
 )
-from tallymark.fence import Claim, Decide, Entry, Rebalance, Skip, explain_refusal
-from tallymark.ledger.claim import claim, reclaim, release
-from tallymark.ledger.commit import check_fence, prune_batches, write_entry
-from tallymark.ledger.create import create_ledger, ledger_version
-from tallymark.ledger.groups import read_state, recent_tally, write_state
-from tallymark.ledger.read import read_group, read_positions
-from tallymark.ledger.rebalances import read_rebalances, record_rebalances
-from tallymark.ledger.runs import write_run
-from tallymark.ledger.skips import read_skips, was_filled
-from tallymark.shape import Changes, Refusal, TableSpec, table_schema
-from tallymark.spans import GroupState, Owner, Partition, Position, Tally
-from tallymark.steps import Step
-from tallymark.stores.dialects import READ_ONLY, Dialect
-from tallymark.stores.failures import translated
-from tallymark.stores.guard import guard
-from tallymark.stores.mysql import Mysql
-from tallymark.stores.postgresql import Postgresql
-from tallymark.stores.rows import refused_rows, write
-from tallymark.stores.sql_books import SqlBooks
-from tallymark.stores.sql_still import SqlStill, holding_still
-from tallymark.stores.sql_transaction import Known, SqlTransaction
-from tallymark.stores.sqlite import Sqlite
-from tallymark.stores.staging import Stages, clear_stages
-from tallymark.stores.store import RowsRefused, Store
-from tallymark.stores.targets import create_table, evolve_table, existing_table
+from tallymark.stores.contract import RowsRefused, Store
+from tallymark.stores.sql.books import SqlBooks
+from tallymark.stores.sql.dialect import READ_ONLY, Dialect
+from tallymark.stores.sql.errors import translated
+from tallymark.stores.sql.guard import guard
+from tallymark.stores.sql.ledger.claim import claim, reclaim, release
+from tallymark.stores.sql.ledger.commit import check_fence, prune_batches, write_entry
+from tallymark.stores.sql.ledger.migrate import create_ledger, ledger_version
+from tallymark.stores.sql.ledger.read import read_group, read_positions
+from tallymark.stores.sql.ledger.runs import (
+    read_rebalances,
+    read_state,
+    recent_tally,
+    record_rebalances,
+    write_run,
+    write_state,
+)
+from tallymark.stores.sql.ledger.skips import read_skips, was_filled
+from tallymark.stores.sql.mysql import Mysql
+from tallymark.stores.sql.postgresql import Postgresql
+from tallymark.stores.sql.snapshot import SqlStill, holding_still
+from tallymark.stores.sql.sqlite import Sqlite
+from tallymark.stores.sql.staging import Stages, clear_stages
+from tallymark.stores.sql.tables import create_table, evolve_table, existing_table
+from tallymark.stores.sql.transaction import Known, SqlTransaction
+from tallymark.stores.sql.write import Piece, pieces, refused_rows, write
 from tallymark.stores.url import shown
 
 T = TypeVar("T")
@@ -64,7 +70,7 @@ DIALECTS: dict[str, type[Dialect]] = {
 
 
 class SqlStore(Store):
-    """Rows and offsets in one database, so that one transaction can hold both."""
+    """Keeps rows and offsets in one database, so that one transaction can write both."""
 
     def __init__(self, url: URL) -> None:
         self.dialect = DIALECTS[url.get_backend_name()]()
@@ -82,20 +88,20 @@ class SqlStore(Store):
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
-        """A transaction that commits at the end of the block, or not at all."""
+        """Commit at the end of the block; roll back if it raises."""
         with translated(self.name), self.engine.begin() as connection:
             yield connection
 
     @contextmanager
     def _trial(self) -> Iterator[Connection]:
-        """A transaction that is rolled back at the end of the block."""
+        """Open a transaction that is always rolled back."""
         with translated(self.name), self.engine.connect() as connection, connection.begin() as trial:
             yield connection
             trial.rollback()
 
     @contextmanager
     def look(self) -> Iterator[Connection]:
-        """A connection for reading; it waits for no writer."""
+        """Open a connection for reading that does not wait for writers."""
         with translated(self.name), self.engine.connect() as connection:
             yield connection.execution_options(**{READ_ONLY: True})
 
@@ -233,10 +239,12 @@ class SqlStore(Store):
     def try_out(self, changes: Sequence[Changes], refusals: int = sys.maxsize) -> None:
         with self._blaming(changes, refusals), self._trial() as connection:
             self._apply(connection, changes, None, lambda _: None)
+            # No COMMIT follows that would check them.
+            self.dialect.check_deferred(connection)
 
     @contextmanager
     def _blaming(self, changes: Sequence[Changes], refusals: int) -> Iterator[None]:
-        """When rows are refused, find out which, or what has become of the table."""
+        """When rows are refused, find the records at fault or the change to the table."""
         try:
             yield
         except DataRefused as refused:
@@ -269,22 +277,29 @@ class SqlStore(Store):
         return explain_refusal(found, entry.advances)
 
     def _blamed(self, changes: Sequence[Changes], refused: DataRefused, at_most: int) -> TallymarkError:
-        """Which records are at fault. That the table was altered meanwhile would be the better explanation."""
+        """Return an error with the records at fault. If the table was altered, raise that, which explains more."""
         with self.look() as connection:
             for change in changes:
                 self._look_again(connection, change.spec)
         if any(change.staged for change in changes):
             return BatchTooLarge(f"{self.name} refused a staged row ({refused}), which is found in smaller batches")
-        found: list[Refusal] = []
-        with self._trial() as connection:
-            self.dialect.check_constraints(connection)
-            for change in changes:
-                table = self._tables[change.spec.name]
-                found += refused_rows(self.dialect, connection, table, change, at_most - len(found))
+        whole = [piece for change in changes for piece in pieces(self._tables[change.spec.name], change)]
+        found = in_new_transactions(partial(self._refused_rows, whole, at_most))
         return RowsRefused(found) if found else Unreachable(f"{self.name} refused rows, and then took them: {refused}")
 
+    def _refused_rows(
+        self, whole: Sequence[Piece], at_most: int, undoing: Sequence[tuple[Piece, DataRefused]], singly: bool
+    ) -> list[Refusal]:
+        refusals = [piece.refusal(error) for piece, error in undoing]
+        if len(refusals) >= at_most:
+            return refusals
+        rest = [piece.without({refusal.record for refusal in refusals}) for piece in whole]
+        parts = [one for piece in rest for one in one_by_one(piece)] if singly else rest
+        with self._trial() as connection:
+            return refusals + refused_rows(self.dialect, connection, parts, at_most - len(refusals))
+
     def _rechecked(self, specs: Sequence[TableSpec], changed: TableChanged) -> TallymarkError:
-        """What is wrong with the tables now; or, if they fit again, an error that asks for another try."""
+        """Return what is wrong with the tables now, or, if they fit again, an error that is retried."""
         with self.look() as connection:
             for spec in specs:
                 if not self._look_again(connection, spec):
@@ -296,7 +311,7 @@ class SqlStore(Store):
         return Unreachable(f"{self.name}: a table was altered: {changed}")
 
     def _look_again(self, connection: Connection, spec: TableSpec) -> bool:
-        """Whether the table is still there. Refused if it does not fit any more; its columns may have changed."""
+        """Reload the table's columns. Returns whether the table still exists; raises if it no longer fits."""
         table = self._existing_table(connection, spec, table_schema(spec, self._schemas[spec.name]))
         if table is not None:
             self._tables[spec.name] = table
@@ -321,7 +336,7 @@ class SqlStore(Store):
 
 
 def _second_chance(work: Callable[[], None]) -> None:
-    """Looking for a table and creating it is not atomic: the loser of a race fails, and finds it at the next try."""
+    """Retry. Checking for a table and creating it is not atomic: the loser of a race finds it on the next attempt."""
     for pause in (0.1, 0.5):
         try:
             return work()

@@ -1,4 +1,4 @@
-"""The user's tables: created from the rows' schema when they are absent, checked against it when they exist."""
+"""The user's tables: create missing tables from the schema of the rows, and check existing tables against it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.schema import CreateColumn
 
+from tallymark.core.tables import TableSpec
 from tallymark.errors import TableMismatch
-from tallymark.shape import TableSpec
-from tallymark.stores.columns import column_type, columns_for, family, is_json
-from tallymark.stores.keys import check_key, exact_collation
+from tallymark.stores.sql.columns import column_type, columns_for, family, is_json, plain
+from tallymark.stores.sql.keys import check_key, exact_collation
 
 _FITS = {
     "boolean": {"boolean", "integer"},
@@ -40,9 +40,9 @@ _INTEGER_BITS: list[tuple[type[Any], int]] = [
 
 
 def existing_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table | None:
-    """The table that will take rows of this schema, if it is there or may be made; refused if it can't take them.
+    """Return the table for rows of this schema, or None if it is to be created; raise if it can't hold the rows.
 
-    Changes nothing. Columns that the table lacks are no complaint where ``evolve_table`` will add them.
+    Changes nothing. Missing columns are accepted if ``evolve_table`` will add them.
     """
     dialect = connection.dialect.name
     _check_names(spec, schema)
@@ -56,13 +56,14 @@ def existing_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -
     table = reflected(connection, spec.name)
     _check_columns(table, spec, schema, dialect)
     _check_required(table, schema)
+    _check_texts(table, spec, schema, dialect)
     if spec.write != "append":
         check_key(connection, table, spec, schema)
     return table
 
 
 def has_table(connection: Connection, name: str) -> bool:
-    """Whether the table exists. On MySQL without DESCRIBE, which locks the name until the transaction ends."""
+    """Whether the table exists. Does not use DESCRIBE on MySQL, which locks the name until the transaction ends."""
     if connection.dialect.name != "mysql":
         return inspect(connection).has_table(name)
     found = "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = :name"
@@ -70,18 +71,18 @@ def has_table(connection: Connection, name: str) -> bool:
 
 
 def reflected(connection: Connection, name: str) -> Table:
-    """The table as the database has it."""
+    """Read the table's definition from the database."""
     listeners = [("column_reflect", _unescape)] if connection.dialect.name == "mysql" else []
     return Table(name, MetaData(), autoload_with=connection, listeners=listeners)
 
 
 def _unescape(_: Inspector, __: Table, column: ReflectedColumn) -> None:
-    # SQLAlchemy reads names from the text of CREATE TABLE, and leaves backticks doubled.
+    # SQLAlchemy parses names from CREATE TABLE and leaves backticks doubled.
     column["name"] = column["name"].replace("``", "`")
 
 
 def create_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table:
-    """Make the table. On MySQL that ends the transaction it stands in: tables are made before the first batch."""
+    """Create the table. On MySQL this commits the current transaction, so tables are created before the first batch."""
     columns = columns_for(schema, spec.key, exact_collation(connection))
     table = Table(spec.name, MetaData(), *columns, mysql_engine="InnoDB", mysql_charset="utf8mb4")
     table.create(connection)
@@ -89,7 +90,7 @@ def create_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -> 
 
 
 def evolve_table(connection: Connection, table: Table, spec: TableSpec, schema: pa.Schema) -> Table:
-    """The table with the columns that it lacked, where the spec allows. On MySQL each ends the transaction."""
+    """Add the columns that the table lacks. On MySQL every ALTER TABLE commits the current transaction."""
     missing = [field for field in schema if field.name not in table.c]
     if not missing:
         return table
@@ -155,6 +156,22 @@ def _check_columns(table: Table, spec: TableSpec, schema: pa.Schema, dialect: st
             )
 
 
+def _check_texts(table: Table, spec: TableSpec, schema: pa.Schema, dialect: str) -> None:
+    """Refuse numbers in text columns: they would be compared as text, or by MySQL as floating-point numbers."""
+    for name in [*spec.key, *([spec.version] if spec.version else [])]:
+        field = schema.field(name)
+        wanted = column_type(field, in_key=False)
+        if name not in table.c or family(plain(table.c[name])) != "string":
+            continue
+        # SQLite compares a key as the text that was written; keys.py refuses types that are rounded as text.
+        exact = dialect == "sqlite" and name != spec.version
+        if family(wanted) in ("integer", "float", "decimal") and not exact:
+            raise TableMismatch(
+                f"table {table.name}: column {name} is {table.c[name].type} and keeps the rows' {field.type} as text, "
+                f"which is not compared as a number; change the column to {wanted}"
+            )
+
+
 def _check_required(table: Table, schema: pa.Schema) -> None:
     for column in table.columns:
         if column.name not in schema.names and not _fills_itself(column):
@@ -170,7 +187,7 @@ def _fills_itself(column: Column[Any]) -> bool:
 
 
 def fits(wanted: sql.TypeEngine[Any], found: sql.TypeEngine[Any]) -> bool:
-    """Whether the column can hold the value. A type we do not know is left to the database."""
+    """Whether the column can hold the value. Unknown types are left to the database."""
     need, have = family(wanted), family(found)
     if need is None or have is None:
         return True
@@ -190,7 +207,7 @@ def _bits(kind: sql.TypeEngine[Any]) -> int:
 
 
 def _digits_fit(wanted: Any, found: Any) -> bool:
-    """Whether no digit is rounded off, before or after the point. A column without a precision takes them all."""
+    """Whether the column keeps all digits before and after the point. Without a precision it keeps all."""
     if found.precision is None:
         return True
     scale = found.scale or 0
@@ -198,7 +215,7 @@ def _digits_fit(wanted: Any, found: Any) -> bool:
 
 
 def _seconds_fit(found: Any) -> bool:
-    """Whether no digit of a second is cut off. MySQL's columns keep whole seconds, unless they say more."""
+    """Whether the column keeps microseconds. MySQL's columns keep whole seconds unless declared with more digits."""
     digits = (found.fsp or 0) if hasattr(found, "fsp") else getattr(found, "precision", None)
     return digits is None or digits >= SECOND_DIGITS
 

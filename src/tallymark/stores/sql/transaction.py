@@ -1,4 +1,4 @@
-"""The open transaction on a database with SQL: SQLAlchemy's connection, with ``write`` and without ways to end it."""
+"""The handler's transaction on an SQL database: SQLAlchemy's connection with ``write``, which can't be ended."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from sqlalchemy import Connection, CursorResult, Engine, Executable, ScalarResul
 from sqlalchemy.exc import DBAPIError, PendingRollbackError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from tallymark.core.claims import Entry
+from tallymark.core.halving import Undoing
+from tallymark.core.progress import Step
+from tallymark.core.tables import Write
 from tallymark.errors import DataRefused, TableChanged, TallymarkError, Unreachable
-from tallymark.fence import Entry
-from tallymark.ledger.commit import write_entry
-from tallymark.shape import Write
-from tallymark.steps import Step
-from tallymark.stores import rows as bulk
-from tallymark.stores.dialects import Dialect
-from tallymark.stores.failures import translated
-from tallymark.stores.fitting import Fitted, fit
 from tallymark.stores.given import Given, Rows, cast, changes, check_keys
-from tallymark.stores.guard import Guard, refuse
+from tallymark.stores.sql import write as bulk
+from tallymark.stores.sql.dialect import Dialect
+from tallymark.stores.sql.errors import translated
+from tallymark.stores.sql.fitting import Fitted, fit
+from tallymark.stores.sql.guard import Guard, refuse
+from tallymark.stores.sql.ledger.commit import write_entry
 from tallymark.stores.transaction import Transaction, spec_for
 
 Known = dict[tuple[Any, ...], Fitted]
-"""Tables that were found before, by the spec and the shape of the rows."""
+"""Cache of tables, by the spec and the shape of the rows."""
 MOST_KNOWN = 1_000
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
@@ -33,16 +34,18 @@ _ENDING = ("commit", "rollback", "close", "begin", "begin_twophase", "invalidate
 
 
 class SqlTransaction(Transaction):
-    """Begins with the first statement, so that a handler that thinks first holds no lock meanwhile.
+    """Begins with the first statement, so that a handler that computes first holds no lock.
 
-    Whatever ``Connection`` has is here too; ``execute``, ``scalar`` and ``scalars`` also take plain text with named
-    parameters (``:id``). Errors are SQLAlchemy's inside the block, and ours once they leave it.
+    Has all methods of ``Connection`` that do not end the transaction. ``execute``, ``scalar`` and ``scalars`` also
+    accept plain text with named parameters (``:id``). Inside the block errors are SQLAlchemy's; outside they are
+    tallymark's.
     """
 
     def __init__(self, store: str, engine: Engine, dialect: Dialect, known: Known) -> None:
         self.written = {}
+        self.defers = dialect.defers
         self._store, self._engine, self._dialect, self._known = store, engine, dialect, known
-        # Known to others only after the commit: the table may have been made by this transaction.
+        # Added to the shared cache only after the commit: this transaction may have created the table.
         self._found: Known = {}
         self._stack = ExitStack()
         self._connection: Connection | None = None
@@ -50,9 +53,9 @@ class SqlTransaction(Transaction):
 
     @property
     def connection(self) -> Connection:
-        """SQLAlchemy's own, for ORMs: ``Session(bind=db.connection)``."""
+        """SQLAlchemy's connection, for ORMs: ``Session(bind=db.connection)``."""
         connection = self._open
-        # Inside this savepoint a session makes its own, and rolls back no more than that.
+        # A session opens its own savepoint inside this savepoint, and rolls back only that.
         self._guard.nest()
         return connection
 
@@ -120,14 +123,17 @@ class SqlTransaction(Transaction):
         try:
             yield
             nested.commit()
+        except Undoing:
+            # The database has rolled back the transaction: no savepoint is left.
+            raise
         except BaseException as error:
-            # After a deadlock or without a connection there is no savepoint any more. The guard will tell.
+            # After a deadlock or a lost connection the savepoint is gone; the guard reports that.
             with suppress(SQLAlchemyError), self._guard.rolling_back(error):
                 nested.rollback()
             self.written, self._found = written, found
             other = isinstance(error, Exception) and not isinstance(error, SQLAlchemyError | TallymarkError)
             if other and nested.connection.invalidated:
-                # Nobody can go on in this transaction, whatever the error was about.
+                # This transaction can't continue, whatever the error was.
                 raise Unreachable(f"{self._store}: the connection was cut inside a transaction; try again") from error
             raise
 
@@ -137,12 +143,12 @@ class SqlTransaction(Transaction):
 
     @contextmanager
     def opened(self) -> Iterator[SqlTransaction]:
-        """Commit at the end of the block, or roll back."""
+        """Commit at the end of the block; roll back if it raises."""
         try:
             with self._stack, self._guard.undoing():
                 yield self
         except (DBAPIError, PoolTimeout, PendingRollbackError) as error:
-            # Other errors of SQLAlchemy are about how it is used, and for the author of the handler.
+            # Other SQLAlchemy errors are usage errors in the handler and are not translated.
             try:
                 with translated(self._store):
                     raise
@@ -157,7 +163,7 @@ class SqlTransaction(Transaction):
         self._known.update(self._found)
 
     def finish(self, entry: Entry | None, on_step: Callable[[Step], None]) -> None:
-        """The end of the block: what the ledger is to say, and the positions last."""
+        """Write the entry to the ledger at the end of the block, the positions last."""
         if entry is None and self._connection is None:
             return
         connection = self._open
@@ -171,14 +177,14 @@ class SqlTransaction(Transaction):
 
 
 class _Driver(NamedTuple):
-    """Plain text as the driver wants it. SQLAlchemy would look at every parameter of every row for a type."""
+    """A statement in the driver's parameter style. SQLAlchemy would check the type of every parameter."""
 
     text: str
     names: frozenset[str]
     order: Sequence[str] | None
 
     def arranged(self, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Any:
-        """The parameters in the driver's form; None if some are missing, which SQLAlchemy explains better."""
+        """Return the parameters in the driver's form; None if some are missing, which SQLAlchemy reports better."""
         rows = [given] if isinstance(given, Mapping) else given
         if not all(self.names <= row.keys() for row in rows):
             return None

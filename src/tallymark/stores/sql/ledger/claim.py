@@ -1,23 +1,31 @@
-"""Claims in SQL: raise the epoch of a partition, name its owner, and let go again."""
+"""Claim, release and move partitions in the SQL ledger."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, update
+from sqlalchemy import Connection, bindparam, delete, update
 
-from tallymark.errors import Unreachable
-from tallymark.fence import BACK, Claim, Decide, FirstClaim, Restart, Wish, check_held, restarted
-from tallymark.ledger.commit import record_notes
-from tallymark.ledger.letters import void_letters
-from tallymark.ledger.read import lock_positions, read_group, read_positions
-from tallymark.ledger.skips import void_skips
-from tallymark.ledger.statements import insert_if_absent, key_condition, key_parameters
-from tallymark.ledger.tables import groups, positions
-from tallymark.spans import OUTCOMES, Owner, Partition, Position
+from tallymark.core.claims import BACK, Claim, Decide, FirstClaim, Restart, Wish, begun, check_held, restarted
+from tallymark.core.journal import Consent, Decision
+from tallymark.core.spans import OUTCOMES, Owner, Partition, Position
+from tallymark.errors import PositionMoved, Unreachable
+from tallymark.stores.sql.ledger.commit import record_notes
+from tallymark.stores.sql.ledger.letters import void_letters
+from tallymark.stores.sql.ledger.read import (
+    insert_if_absent,
+    key_condition,
+    key_parameters,
+    lock_positions,
+    read_group,
+    read_positions,
+)
+from tallymark.stores.sql.ledger.runs import read_runs
+from tallymark.stores.sql.ledger.skips import void_skips
+from tallymark.stores.sql.ledger.tables import batches, dead_letters, exceptions, groups, positions, rebalances, runs
 
 
 def claim(
@@ -28,7 +36,7 @@ def claim(
     decide: Decide,
     held: Mapping[Partition, Claim],
 ) -> dict[Partition, Claim]:
-    """Take over these partitions: raise their epochs and name the owner. Whoever held them is fenced."""
+    """Claim these partitions: raise their epochs and record the owner. Previous owners are fenced."""
     saved = read_group(connection, group).get(group, [])
     wish = decide(saved)
     register_group(connection, group, owner.host, owner.since)
@@ -40,7 +48,7 @@ def claim(
         {"epoch": positions.c.epoch + 1, "owner": owner.run, "owner_host": owner.host, "owned_since": owner.since},
         [key_parameters(group, partition) for partition in found],
     )
-    # After the new ones are locked: who was fenced must not take a new partition from who fenced him.
+    # Checked after the new partitions are locked: a fenced owner must not claim new partitions.
     check_held(held, read_positions(connection, group, held))
     claims = {partition: Claim.after(replace(position, owner=owner)) for partition, position in found.items()}
     for partition in wish.restarts.keys() & claims.keys():
@@ -51,17 +59,17 @@ def claim(
 def _check_unclaimed(
     group: str, epochs: Mapping[Partition, int], found: Mapping[Partition, Position], wish: Wish
 ) -> None:
-    """Refuse a wish that is out of date: another owner has claimed the partition since its position was read."""
+    """Refuse a stale decision: another owner has claimed the partition since its position was read."""
     for partition in wish.restarts.keys() & found.keys():
         if found[partition].epoch != epochs[partition]:
             raise Unreachable(f"group {group}: another run has claimed {partition} at the same moment; try again")
 
 
 def reclaim(connection: Connection, group: str, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
-    """Raise the epoch of partitions that are still ours, and read where they are; raise if any is not.
+    """Raise the epochs of claims that are still held and read their positions; raise if any claim is lost.
 
-    After a connection broke in the middle of a commit this settles whether it happened: the lock waits for a commit
-    that is still under way, and the new epoch shuts out one that has yet to arrive.
+    After a connection broke during a commit this settles whether the commit happened: the lock waits for a commit that
+    is still in progress, and the new epoch fences a commit that is yet to arrive.
     """
     found = lock_positions(connection, group, claims)
     check_held(claims, found)
@@ -72,13 +80,13 @@ def reclaim(connection: Connection, group: str, claims: Mapping[Partition, Claim
 
 
 def release(connection: Connection, group: str, claims: Iterable[Claim]) -> None:
-    """Let go of partitions that are still ours: they have no owner, and their positions stay."""
+    """Remove the owner from partitions that still have the claim's epoch; their positions stay."""
     keys = [key_parameters(group, claim.partition) | {"_epoch": claim.epoch} for claim in claims]
     _update_each(connection, {"owner": None, "owner_host": None, "owned_since": None}, keys, same_epoch=True)
 
 
 def restart(connection: Connection, group: str, held: Claim, to: Restart, now: datetime) -> Claim:
-    """Send a position that is locked somewhere else, and write down what that means."""
+    """Move a locked position to another offset, and record the consequences."""
     moved, note = restarted(held.position, to, now)
     values: dict[str, Any] = {name: getattr(moved.tally, name) for name in OUTCOMES}
     values |= {"next_offset": moved.next_offset, "first_offset": moved.first_offset, "updated_at": now}
@@ -114,3 +122,39 @@ def _update_each(
     condition = [*key_condition(), positions.c.epoch == bindparam("_epoch")] if same_epoch else key_condition()
     if keys:
         connection.execute(update(positions).where(*condition).values(**values), list(keys))
+
+
+TABLES = (positions, batches, exceptions, dead_letters, groups, rebalances, runs)
+
+
+def move(
+    connection: Connection, group: str, partitions: Collection[Partition], decide: Decision, by: str, now: datetime
+) -> None:
+    """Create positions or move them, without an owner. ``decide`` is called while all of them are locked."""
+    found = lock_positions(connection, group, partitions)
+    wish = decide(found, read_runs(connection, group))
+    register_group(connection, group, by, now)
+    insert_first(connection, group, now, wish.first)
+    _check_made(wish.first, lock_positions(connection, group, wish.first))
+    record_notes(connection, group, begun(wish.first), now)
+    free = {"epoch": positions.c.epoch + 1, "owner": None, "owner_host": None, "owned_since": None}
+    for partition, to in sorted(wish.restarts.items()):
+        connection.execute(update(positions).where(*key_condition()).values(free), key_parameters(group, partition))
+        restart(connection, group, Claim.after(found[partition]), to, now)
+
+
+def _check_made(first: Mapping[Partition, FirstClaim], found: Mapping[Partition, Position]) -> None:
+    """Raise if a run has created a position since ``decide`` was called: a missing row can't be locked."""
+    for partition, start in sorted(first.items()):
+        if found[partition].first_offset != start.offset:
+            raise PositionMoved(
+                f"{partition}: a run has begun it at {found[partition].first_offset} meanwhile; "
+                "nothing was changed: look at the preview again"
+            )
+
+
+def delete_group(connection: Connection, group: str, consent: Consent) -> None:
+    held = {one.partition for one in read_group(connection, group).get(group, [])}
+    consent(lock_positions(connection, group, held), read_runs(connection, group))
+    for table in TABLES:
+        connection.execute(delete(table).where(table.c.group_name == group))

@@ -1,7 +1,7 @@
-"""What one commit writes to the ledger, in the caller's transaction, and how it decides.
+"""Write one commit to the ledger, in the caller's transaction, and decide whether the commit may happen.
 
-``advance`` is the decision: it moves the positions only if every one still has the offset and the epoch its caller
-knows. It comes last in the transaction, so that a stuck loser holds no lock that the winner needs.
+``advance`` is the decision: it moves the positions only if each still has the offset and the epoch that the caller
+knows. It comes last in the transaction, so that a fenced owner that hangs holds no lock that the new owner needs.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ from typing import Any
 from sqlalchemy import Connection, Select, Update, bindparam, delete, func, insert, select, update
 from sqlalchemy.dialects.postgresql import psycopg
 
+from tallymark.core.claims import Advance, Entry, Note, explain_refusal, explain_settled, explain_unfillable
+from tallymark.core.records import DeadLetter, storable
+from tallymark.core.spans import OUTCOMES, GroupState
 from tallymark.errors import CommitRefused
-from tallymark.fence import Advance, Entry, Note, explain_refusal, explain_settled, explain_unfillable
-from tallymark.ledger.groups import write_state
-from tallymark.ledger.letters import letter_states, replay
-from tallymark.ledger.read import read_positions
-from tallymark.ledger.skips import fill, read_skips
-from tallymark.ledger.statements import by_driver, key_condition, key_parameters
-from tallymark.ledger.tables import batches, dead_letters, exceptions, positions
-from tallymark.read import DeadLetter, storable
-from tallymark.spans import OUTCOMES, GroupState
+from tallymark.stores.sql.ledger.letters import letter_states, replay
+from tallymark.stores.sql.ledger.read import by_driver, key_condition, key_parameters, read_positions
+from tallymark.stores.sql.ledger.runs import write_state
+from tallymark.stores.sql.ledger.skips import fill, read_skips
+from tallymark.stores.sql.ledger.tables import batches, dead_letters, exceptions, positions
 
 
 def check_fence(connection: Connection, entry: Entry) -> None:
-    """Fail early, before any work, when the commit can't succeed any more. The decision itself is ``advance``'s."""
+    """Fail before any work if the commit can no longer succeed. The decision itself is made by ``advance``."""
     found = read_positions(connection, entry.group, [step.partition for step in entry.advances])
     skips = read_skips(connection, entry.group) if entry.fills else []
     applied = [each.letter for each in entry.replays if each.error is None]
@@ -43,7 +42,7 @@ def check_fence(connection: Connection, entry: Entry) -> None:
 
 
 def write_entry(connection: Connection, entry: Entry, written: Callable[[], None]) -> None:
-    """All that the entry says, the positions last; ``written`` is called before they move."""
+    """Write the entry, the positions last; ``written`` is called before the positions move."""
     if connection.dialect.name == "postgresql" and _is_plain(entry):
         written()
         _record_and_advance(connection, entry)
@@ -54,7 +53,7 @@ def write_entry(connection: Connection, entry: Entry, written: Callable[[], None
 
 
 def record(connection: Connection, entry: Entry) -> None:
-    """Dead letters, notes and a line of history: all that stands beside the positions."""
+    """Write the entry except the positions: dead letters, notes, a line of history and the pause."""
     if entry.dead_letters:
         most = _most_bytes(connection)
         connection.execute(insert(dead_letters), [_letter(entry, letter, most) for letter in entry.dead_letters])
@@ -65,7 +64,7 @@ def record(connection: Connection, entry: Entry) -> None:
 
 
 def advance(connection: Connection, entry: Entry) -> None:
-    """Compare and set: move every position from start to stop, or raise and leave the rollback to the caller."""
+    """Compare and set: move every position from start to stop, or raise; the caller rolls back."""
     if entry.fills:
         fill(connection, entry)
     if entry.replays:
@@ -77,7 +76,7 @@ def advance(connection: Connection, entry: Entry) -> None:
 def _advance_statement() -> Update:
     values = {name: positions.c[name] + bindparam(f"_{name}") for name in OUTCOMES}
     values |= {"next_offset": bindparam("_stop"), "updated_at": bindparam("_now")}
-    # A span without records says nothing about freshness: the time of the last record stays.
+    # A span without records has no record time: keep the time of the last record.
     values["record_time"] = func.coalesce(
         bindparam("_record_time", type_=positions.c.record_time.type), positions.c.record_time
     )
@@ -94,7 +93,7 @@ def _advance_statement() -> Update:
 
 
 _ADVANCE = _advance_statement()
-"""Made once: SQLAlchemy takes longer to put it together than the database to run it."""
+"""Built once: SQLAlchemy needs longer to build it than the database to execute it."""
 
 
 def _record_and_advance_statement() -> Select[Any]:
@@ -106,11 +105,11 @@ def _record_and_advance_statement() -> Select[Any]:
 
 
 _RECORD_AND_ADVANCE = str(_record_and_advance_statement().compile(dialect=psycopg.dialect()))  # type: ignore[no-untyped-call]
-"""Both in one statement, which PostgreSQL alone can do: a small commit takes as long as it has statements."""
+"""Both in one statement, to save a round trip for small commits. Only PostgreSQL supports this."""
 
 
 def _is_plain(entry: Entry) -> bool:
-    """One position moves, and a line of history is all that there is to say."""
+    """Whether the entry only moves one position and adds a line of history."""
     more = (entry.dead_letters, entry.journal, entry.fills, entry.replays)
     return len(entry.advances) == 1 and not any(more) and entry.pause is None
 
@@ -118,7 +117,7 @@ def _is_plain(entry: Entry) -> bool:
 def _record_and_advance(connection: Connection, entry: Entry) -> None:
     line = {f"_line_{name}": value for name, value in _batch(entry).items()}
     (step,) = entry.advances
-    # SQLAlchemy takes longer over so many parameters than PostgreSQL over the statement.
+    # SQLAlchemy needs longer for so many parameters than PostgreSQL for the statement.
     with by_driver(connection, _RECORD_AND_ADVANCE) as cursor:
         (moved,) = cursor.execute(_RECORD_AND_ADVANCE, _advance_parameters(entry, step) | line).fetchone()
     if not moved:
@@ -135,7 +134,7 @@ def _advance(connection: Connection, entry: Entry) -> None:
 def record_notes(
     connection: Connection, group: str, notes: Sequence[Note], now: datetime, batch: str | None = None
 ) -> None:
-    """Write down spans that are not in the tables, or will be there again."""
+    """Record spans that are missing from the tables or will be written again."""
     shared = {"group_name": group, "batch": batch, "recorded_at": now}
     rows = [
         shared
@@ -153,7 +152,7 @@ def record_notes(
 
 
 def prune_batches(connection: Connection, group: str, before: datetime) -> None:
-    """Forget older history, but for the last commit. Positions, tallies, exceptions and dead letters stay."""
+    """Delete older history except the last commit. Positions, tallies, exceptions and dead letters are kept."""
     last = connection.scalar(select(func.max(batches.c.id)).where(batches.c.group_name == group))
     old = batches.c.group_name == group, batches.c.committed_at < before, batches.c.id < last
     if last is not None:
@@ -175,10 +174,10 @@ def _advance_parameters(entry: Entry, step: Advance) -> dict[str, Any]:
 
 
 def _most_bytes(connection: Connection) -> int:
-    """The largest value that fits into a statement. MySQL cuts the connection of who sends more."""
+    """Return the size of the largest value that fits into a statement. MySQL closes the connection on larger values."""
     if connection.dialect.name not in ("mysql", "mariadb"):
         return sys.maxsize
-    # Sent as text a value may take twice its bytes.
+    # Escaping may double the size of a value.
     return int(connection.exec_driver_sql("SELECT @@max_allowed_packet").scalar_one()) // 2 - 64 * 1024
 
 

@@ -1,6 +1,6 @@
-"""Dead letters in SQL: reading them, and changing what becomes of them.
+"""Dead letters in SQL: read them and change their states.
 
-Whoever changes letters that are counted holds their positions' locks, so that they agree with the tallies.
+Changes to letters that are counted in a tally require the locks of their positions, so that both agree.
 """
 
 from __future__ import annotations
@@ -12,18 +12,17 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, bindparam, func, select, update
 
-from tallymark.books import DEAD, REPLAYED, UNAPPLIED, VOID, Letter, LetterQuery
+from tallymark.core.claims import Entry, explain_settled
+from tallymark.core.journal import DEAD, REPLAYED, UNAPPLIED, VOID, Letter, LetterQuery
+from tallymark.core.records import DeadLetter, headers_from_json, storable
+from tallymark.core.spans import Partition
 from tallymark.errors import CommitRefused
-from tallymark.fence import Entry, explain_settled
-from tallymark.ledger.read import lock_positions
-from tallymark.ledger.statements import key_condition, key_parameters
-from tallymark.ledger.tables import dead_letters, positions
-from tallymark.read import DeadLetter, headers_from_json, storable
-from tallymark.spans import Partition
+from tallymark.stores.sql.ledger.read import key_condition, key_parameters, lock_positions
+from tallymark.stores.sql.ledger.tables import dead_letters, positions
 
 
 def read_letters(connection: Connection, query: LetterQuery) -> list[Letter]:
-    """The oldest first."""
+    """Return dead letters, oldest first."""
     return [_letter(row) for row in connection.execute(_select(query))]
 
 
@@ -40,7 +39,7 @@ def letter_states(connection: Connection, ids: Collection[str]) -> dict[str, str
 
 
 def settle(connection: Connection, ids: Sequence[str], state: str, by: str, now: datetime) -> None:
-    """Compare and set: all of these were open and have the new state, or it raises and the caller rolls back."""
+    """Compare and set: change the state of open letters, or raise if any is settled; the caller rolls back."""
     if not ids:
         return
     if error := explain_settled(letter_states(connection, ids), ids):
@@ -53,7 +52,7 @@ def settle(connection: Connection, ids: Sequence[str], state: str, by: str, now:
 
 
 def replay(connection: Connection, entry: Entry) -> None:
-    """Settle those that were applied now, with the tallies of their positions; the others keep what they say now."""
+    """Settle the letters that were applied and update the tallies; store the new error of the others."""
     found = lock_positions(connection, entry.group, {each.partition for each in entry.replays})
     applied = [each for each in entry.replays if each.error is None]
     if applied:
@@ -71,11 +70,11 @@ def replay(connection: Connection, entry: Entry) -> None:
 
 
 def void_letters(connection: Connection, group: str, partition: Partition, start: int, now: datetime) -> None:
-    """These records will be read again: who replayed their letters would apply them twice."""
+    """Void the letters of records that will be read again: replaying them would apply the records twice."""
     here = dead_letters.c.group_name == group, dead_letters.c.topic == partition.topic
     ahead = dead_letters.c.partition_id == partition.number, dead_letters.c.record_offset >= start
     query = select(dead_letters.c.id).where(*here, *ahead, dead_letters.c.state.in_(UNAPPLIED))
-    # Looked up first and changed by their ids: a scan would wait for letters of commits that wait for our lock.
+    # Select ids first, then update by id: a scan would wait for letters of commits that wait for this lock.
     ids = list(connection.scalars(query))
     if ids:
         values = {"state": VOID, "changed_at": now, "changed_by": "reset"}
@@ -84,7 +83,7 @@ def void_letters(connection: Connection, group: str, partition: Partition, start
 
 
 def _numbers(ids: Collection[str]) -> list[int]:
-    """Those that can be ids of ours."""
+    """Return the ids that are valid row ids."""
     return [int(one) for one in ids if one.isdecimal() and len(one) < 19]
 
 

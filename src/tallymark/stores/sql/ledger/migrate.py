@@ -1,4 +1,4 @@
-"""Making the ledger on first use, adding what an older one lacks, and refusing one that a newer tallymark has made."""
+"""Create the ledger on first use, upgrade an older ledger, and refuse the ledger of a newer tallymark."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from datetime import datetime, timezone
 from sqlalchemy import Connection, Table, func, insert, inspect, select, text
 
 from tallymark.errors import BadInput
-from tallymark.ledger.skips import void_before_resets
-from tallymark.ledger.tables import VERSION, dead_letters, metadata, positions, schema, status_view
+from tallymark.stores.sql.ledger.skips import void_before_resets
+from tallymark.stores.sql.ledger.tables import VERSION, dead_letters, metadata, positions, schema, status_view
 
 
 def ledger_version(connection: Connection) -> int | None:
-    """The version of the ledger in this database; None if there is none."""
+    """Return the version of the ledger in this database; None if there is no ledger."""
     if not inspect(connection).has_table(schema.name):
         return None
     version: int | None = connection.scalar(select(func.max(schema.c.version)))
@@ -22,7 +22,7 @@ def ledger_version(connection: Connection) -> int | None:
 
 
 def create_ledger(connection: Connection) -> None:
-    """Create what is missing. The version row is written last: without it the ledger is not complete."""
+    """Create what is missing. The version row is written last: without it the ledger is incomplete."""
     found = ledger_version(connection)
     if found is not None and found > VERSION:
         raise BadInput(f"the ledger has version {found}, this tallymark knows {VERSION}: upgrade tallymark")
@@ -50,7 +50,7 @@ def _create(connection: Connection, found: int | None) -> None:
 
 @contextmanager
 def _alone(connection: Connection) -> Iterator[None]:
-    """Nobody else makes a ledger meanwhile: databases do not like it when two create the same table."""
+    """Lock out other processes that create a ledger: creating a table concurrently can fail."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(hashtext('tallymark_ledger'))"))
     if connection.dialect.name not in ("mysql", "mariadb"):
@@ -64,7 +64,7 @@ def _alone(connection: Connection) -> Iterator[None]:
 
 
 def _add_columns(connection: Connection, table: Table, names: list[str]) -> None:
-    """Those of them that an older ledger lacks."""
+    """Add the columns that an older ledger lacks."""
     there = {column["name"] for column in inspect(connection).get_columns(table.name)}
     for name in names:
         if name not in there:

@@ -1,28 +1,76 @@
-"""Reading the ledger: positions of partitions and of groups."""
+"""Read positions from the SQL ledger, and build conditions and statements for them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from sqlalchemy import Connection, Row, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Table, bindparam, select, tuple_
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.sql.dml import Insert
 
-from tallymark.ledger.tables import positions
-from tallymark.spans import OUTCOMES, Owner, Partition, Position, Tally
+from tallymark.core.spans import OUTCOMES, Owner, Partition, Position, Tally
+from tallymark.stores.sql.ledger.tables import positions
+
+
+def key_condition() -> list[ColumnElement[bool]]:
+    """Match a position by bind parameters: the statement text is the same for every group and partition."""
+    return [
+        positions.c.group_name == bindparam("_group"),
+        positions.c.topic == bindparam("_topic"),
+        positions.c.partition_id == bindparam("_partition"),
+    ]
+
+
+def key_parameters(group: str, partition: Partition) -> dict[str, Any]:
+    return {"_group": group, "_topic": partition.topic, "_partition": partition.number}
+
+
+def insert_if_absent(connection: Connection, table: Table) -> Insert:
+    """Return an INSERT that keeps an existing row. Not MySQL's INSERT IGNORE, which hides other errors too."""
+    if connection.dialect.name == "postgresql":
+        return postgresql.insert(table).on_conflict_do_nothing()
+    if connection.dialect.name == "sqlite":
+        return sqlite.insert(table).on_conflict_do_nothing()
+    first = next(iter(table.primary_key.columns))
+    return mysql.insert(table).on_duplicate_key_update({first.name: first})
+
+
+@contextmanager
+def by_driver(connection: Connection, statement: str) -> Iterator[Any]:
+    """Yield a driver cursor in the same transaction, for what SQLAlchemy can't do or does too slowly.
+
+    Driver errors are raised as SQLAlchemy's, which name the statement.
+    """
+    errors, driver = connection.dialect.loaded_dbapi.Error, connection.connection.driver_connection
+    assert driver is not None
+    try:
+        with driver.cursor() as cursor:
+            yield cursor
+    except errors as error:
+        gone = connection.dialect.is_disconnect(error, driver, None)
+        if gone:
+            # Without this the rollback would fail too, and its error would replace this error.
+            connection.invalidate(error)
+        raise DBAPIError.instance(
+            statement, None, error, errors, connection_invalidated=gone, dialect=connection.dialect
+        ) from error
 
 
 def read_positions(connection: Connection, group: str, partitions: Iterable[Partition]) -> dict[Partition, Position]:
-    """The positions of those partitions that have one."""
+    """Return the positions of the partitions that have one."""
     return _select(connection, group, partitions, lock=False)
 
 
 def lock_positions(connection: Connection, group: str, partitions: Iterable[Partition]) -> dict[Partition, Position]:
-    """The same, locked until the transaction ends: waits for whoever is moving them."""
+    """Lock the positions until the transaction ends, and return them. Waits for commits that move them."""
     return _select(connection, group, partitions, lock=True)
 
 
 def read_group(connection: Connection, group: str | None = None) -> dict[str, list[Position]]:
-    """All positions, of one group or of every group."""
+    """Return the positions of one group or of all groups."""
     query = select(positions).order_by(positions.c.group_name, positions.c.topic, positions.c.partition_id)
     found: dict[str, list[Position]] = {}
     for row in connection.execute(query if group is None else query.where(positions.c.group_name == group)):

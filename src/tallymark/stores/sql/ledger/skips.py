@@ -1,7 +1,7 @@
-"""Open skips in SQL: the rows of kind 'skip' in the journal. They shrink as they are filled, and go when they are full.
+"""Open skips in SQL: the rows of kind 'skip' in the journal. Filling shrinks them; a filled skip is deleted.
 
-Whoever changes the open skips of a partition holds its position's lock, so that they agree with its tally. They are
-looked up first and changed by their ids: a scan would wait for the notes of commits that wait for that lock.
+Changes to the open skips of a partition require the lock of its position, so that skips and tally agree. Skips are
+selected first and changed by id: a scan would wait for the notes of commits that wait for that lock.
 """
 
 from __future__ import annotations
@@ -10,28 +10,28 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, delete, select, update
 
+from tallymark.core.claims import Entry, Fill, Skip, explain_unfillable
+from tallymark.core.spans import OUTCOMES, Partition, Span
 from tallymark.errors import CommitRefused
-from tallymark.fence import Entry, Fill, Skip, explain_unfillable
-from tallymark.ledger.read import lock_positions
-from tallymark.ledger.tables import exceptions, positions
-from tallymark.spans import OUTCOMES, Partition, Span
+from tallymark.stores.sql.ledger.read import lock_positions
+from tallymark.stores.sql.ledger.tables import exceptions, positions
 
 
 def read_skips(connection: Connection, group: str) -> list[Skip]:
-    """The open skips of a group, in order."""
+    """Return the open skips of a group, in order."""
     return [_skip(row) for row in connection.execute(_open(group))]
 
 
 def was_filled(connection: Connection, group: str, batch: str) -> bool:
-    """Whether what this batch fills or replays was committed."""
+    """Whether this backfill or replay batch was committed."""
     there = exceptions.c.group_name == group, exceptions.c.batch == batch, exceptions.c.kind.in_(["backfill", "replay"])
     return connection.execute(select(exceptions.c.id).where(*there).limit(1)).first() is not None
 
 
 def fill(connection: Connection, entry: Entry) -> None:
-    """Compare and set: shrink what is filled and move the tallies, or raise and leave the rollback to the caller.
+    """Compare and set: shrink the filled skips and update the tallies, or raise; the caller rolls back.
 
-    Positions stay where they are, and whose they are.
+    Offsets and owners of the positions do not change.
     """
     held = lock_positions(connection, entry.group, {span.partition for span in entry.spans})
     rows = {_span(row): row for row in connection.execute(_open(entry.group))}
@@ -44,7 +44,7 @@ def fill(connection: Connection, entry: Entry) -> None:
 
 
 def void_skips(connection: Connection, group: str, partition: Partition, start: int) -> None:
-    """What begins at ``start`` will be read again: nobody fills it. What is before stays open, out of the tally."""
+    """Void skips from ``start`` on, which will be read again. The part before stays open, outside the tally."""
     here = exceptions.c.topic == partition.topic, exceptions.c.partition_id == partition.number
     rows = list(connection.execute(_open(group).where(*here, exceptions.c.stop_offset > start)))
     _void(connection, [row.id for row in rows if row.start_offset >= start])
@@ -54,7 +54,7 @@ def void_skips(connection: Connection, group: str, partition: Partition, start: 
 
 
 def void_before_resets(connection: Connection) -> None:
-    """The same for all skips that were recorded before their partition was sent back."""
+    """Void all skips that were recorded before a reset of their partition."""
     later = exceptions.alias()
     same = (later.c[name] == exceptions.c[name] for name in ("group_name", "topic", "partition_id"))
     stale = select(exceptions.c.id).where(

@@ -1,7 +1,7 @@
-"""The ledger's tables: what a group has done, in the database that holds its rows.
+"""The tables of the ledger, in the database that holds the rows.
 
-All names start with ``tallymark_``; offsets are BIGINT and mean the next one to read; times are UTC.
-Changes to this schema are additive and raise ``VERSION``.
+All names start with ``tallymark_``; offsets are BIGINT; a position is the next offset to read; times are UTC. Changes
+to this schema only add to it, and increase ``VERSION``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class UtcTime(TypeDecorator[datetime]):
 
 
 def _name(length: int) -> TypeEngine[str]:
-    """A case-sensitive name: MySQL's default collations would take the topics ``Orders`` and ``orders`` for one."""
+    """Return a case-sensitive type: for MySQL's default collations the topics ``Orders`` and ``orders`` are equal."""
     exact = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
     return String(length).with_variant(exact, "mysql", "mariadb")
 
@@ -71,7 +71,7 @@ def _count(name: str) -> Column[int]:
 
 
 def _serial() -> Column[int]:
-    # SQLite only numbers rows by itself in a column that is exactly INTEGER.
+    # SQLite generates ids only for a column of type INTEGER.
     return Column("id", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True)
 
 
@@ -223,7 +223,7 @@ RECORD_AGE = {
 
 
 def status_view(dialect: str) -> str:
-    """The view that shows progress to anybody with SQL alone. Lag needs Kafka: ``tallymark status`` has it."""
+    """Return the CREATE VIEW statement for progress in plain SQL. Lag needs Kafka: see ``tallymark status``."""
     return f"""
         CREATE VIEW tallymark_status AS
         SELECT p.group_name, COALESCE(g.desired_state, 'running') AS desired_state, g.reason,

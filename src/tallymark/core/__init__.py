@@ -1,0 +1,1 @@
+"""The rules of exactly-once processing, independent of Kafka, Spark, databases and the clock."""

@@ -1,0 +1,229 @@
+"""A batch that is ready to commit: its rows, its dead letters, and the outcome of each of its offsets.
+
+If a record is refused, rows that come from this record alone are removed. A record can't be removed from rows that were
+merged from several records: the batch is read again without it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+
+from tallymark.core.claims import Advance, Claim, Entry, Fill, Note, Replay, Skip
+from tallymark.core.journal import Letter
+from tallymark.core.plan import Move, Plan
+from tallymark.core.records import DeadLetter, Reading, Record, Seen
+from tallymark.core.spans import Partition, Span, Tally
+from tallymark.core.tables import Changes, Refusal, TableSpec, finish, has_origin, null_keys, without
+from tallymark.errors import Fenced, TallymarkError
+
+NUMBER = re.compile(r"\d+")
+MISFIT = re.compile(r"\A([^:]*): .* does not fit ([A-Z_]+(?:\([0-9,]+\))?)\Z", re.DOTALL)
+NOT_KEPT = ("only in Kafka", "Kafka has deleted the record meanwhile")
+"""Endings of the error of a dead letter whose value is not in the ledger."""
+Letters = Callable[[Sequence[Refusal]], list[DeadLetter]]
+Again = Callable[[Collection[tuple[Partition, int]]], Reading]
+"""Reads a batch without these records."""
+Records = Callable[[Mapping[Partition, list[int]]], Mapping[tuple[Partition, int], Record]]
+
+
+def refused(reading: Reading, tables: Sequence[TableSpec]) -> list[Refusal]:
+    """Return the records that are refused before anything is written, without duplicates."""
+    nameless = [refusal for spec in tables for refusal in null_keys(spec, reading.rows[spec.name])]
+    return list({refusal.record: refusal for refusal in [*nameless, *reading.refusals]}.values())
+
+
+def parted(
+    reading: Reading, refusals: Sequence[Refusal], tables: Sequence[TableSpec], again: Again | None
+) -> tuple[Reading, Sequence[Refusal]]:
+    """Read the batch again until merged rows hold nothing of refused records.
+
+    Also returns all refusals, because reading again may add some.
+    """
+    while merged := [name for name, rows in reading.rows.items() if rows.num_rows and not has_origin(rows)]:
+        out = {refusal.record for refusal in reading.refusals}
+        mixed = [refusal for refusal in refusals if refusal.record not in out]
+        if not mixed:
+            break
+        if again is None:
+            raise TallymarkError(
+                f"table {merged[0]} merges records, and {mixed[0].partition} offset {mixed[0].offset}, which table "
+                f"{mixed[0].table} refused, can't be taken out of its rows: fill it by a pipeline of its own"
+            )
+        reading = _read_again(reading, refusals, again)
+        refusals = refused(reading, tables)
+    return reading, refusals
+
+
+def _read_again(reading: Reading, refusals: Sequence[Refusal], again: Again) -> Reading:
+    """Read again without dead records. They keep their counts, because Kafka may have deleted some since."""
+    dead = places(reading.dead_letters) | {refusal.record for refusal in refusals}
+    rest, left = again(dead), Counter(partition for partition, _ in dead)
+
+    def seen(partition: Partition) -> Seen:
+        first, others = (one.seen.get(partition, Seen()) for one in (reading, rest))
+        time = first.last_timestamp or others.last_timestamp
+        return Seen(others.records + left[partition], first.dead + others.dead, time)
+
+    return replace(
+        rest,
+        seen={partition: seen(partition) for partition in reading.seen.keys() | rest.seen.keys()},
+        dead_letters=[*reading.dead_letters, *rest.dead_letters],
+        refusals=[*refusals, *rest.refusals],
+    )
+
+
+def places(letters: Iterable[DeadLetter]) -> set[tuple[Partition, int]]:
+    """Return the records of these dead letters."""
+    return {(letter.partition, letter.offset) for letter in letters}
+
+
+def check_letters(reading: Reading) -> None:
+    """Raise unless every dead record has its dead letter: otherwise it would be counted, but not kept."""
+    counted = sum(seen.dead for seen in reading.seen.values())
+    if counted != len(reading.dead_letters):
+        raise TallymarkError(f"the reader counted {counted} dead records and kept {len(reading.dead_letters)} of them")
+
+
+def fetched(refusals: Sequence[Refusal], records: Records) -> list[DeadLetter]:
+    """Return the dead letters of these refusals, with the records that Kafka still has."""
+    wanted: dict[Partition, list[int]] = {}
+    for refusal in refusals:
+        wanted.setdefault(refusal.partition, []).append(refusal.offset)
+    found = records(wanted) if wanted else {}
+    return [DeadLetter.of(refusal, found.get(refusal.record)) for refusal in refusals]
+
+
+def alike(error: str) -> str:
+    """Return the error without its numbers and field values, to group similar errors."""
+    return NUMBER.sub("N", MISFIT.sub(r"\1: does not fit \2", error))
+
+
+def most_frequent(letters: Sequence[DeadLetter]) -> str:
+    """Return the first error of the largest group of similar errors."""
+    found: dict[str, list[str]] = {}
+    for letter in letters:
+        found.setdefault(alike(letter.error), []).append(letter.error)
+    return max(found.values(), key=len)[0]
+
+
+def is_kept(letter: DeadLetter) -> bool:
+    """Whether the letter holds its record. A letter without a value may also be a dead tombstone."""
+    return letter.value is not None or not letter.error.endswith(NOT_KEPT)
+
+
+def still_dead(stored: DeadLetter, error: str) -> str:
+    """Return the error of a letter that is dead again; it keeps saying where the value is."""
+    return error if is_kept(stored) or error.endswith(NOT_KEPT) else f"{error}; its value is {NOT_KEPT[0]}"
+
+
+Tried = Mapping[tuple[Partition, int], Letter]
+"""Dead letters that are retried, by partition and offset."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch that is ready to commit.
+
+    Its moves advance positions. If it fills an open ``skip``, its only move is the first part of that skip. If it
+    retries dead letters (``tried``), it has no moves, and ``letters`` are those that are still dead.
+    ``again`` reads the batch without refused records, for tables that merge records.
+    """
+
+    name: str
+    started: datetime
+    plan: Plan
+    reading: Reading
+    tables: Sequence[TableSpec]
+    letters: Sequence[DeadLetter]
+    changes: Sequence[Changes]
+    skip: Skip | None = None
+    tried: Tried = field(default_factory=dict)
+    again: Again | None = None
+
+    @classmethod
+    def shaped(
+        cls,
+        name: str,
+        started: datetime,
+        plan: Plan,
+        reading: Reading,
+        tables: Sequence[TableSpec],
+        letters: Sequence[DeadLetter],
+        skip: Skip | None = None,
+        tried: Tried | None = None,
+        again: Again | None = None,
+    ) -> Batch:
+        """Create the batch with the rows of each table as they are written, without rows of dead records."""
+        dead = places(letters)
+        changes = [
+            replace(finish(spec, without(reading.rows[spec.name], dead), name), staged=reading.staged.get(spec.name))
+            for spec in tables
+        ]
+        return cls(name, started, plan, reading, tables, letters, changes, skip, tried or {}, again)
+
+    def refusing(self, reading: Reading, letters: Sequence[DeadLetter]) -> Batch:
+        """Return the batch with more dead records. Their rows are replaced by older rows of the same keys."""
+        what = self.plan, reading, self.tables, [*self.letters, *letters]
+        return self.shaped(self.name, self.started, *what, self.skip, self.tried, self.again)
+
+    def advances(self, claims: Mapping[Partition, Claim]) -> list[Advance]:
+        if self.skip is not None:
+            return []
+        for move in self.plan.moves:
+            if move.partition not in claims:
+                raise Fenced(f"{move.partition} was claimed by others, and is not ours again yet; it did not move")
+        return [self._account(move, claims[move.partition].epoch) for move in self.plan.moves]
+
+    def fills(self) -> list[Fill]:
+        if self.skip is None:
+            return []
+        since = f"{self.skip.recorded_at:%Y-%m-%d %H:%M:%S} UTC"
+        return [
+            Fill(
+                self.skip.span,
+                Span(move.partition, move.start, move.stop),
+                self._account(move, 0).tally,
+                f"filled in what was skipped on {since}: {self.skip.reason}",
+            )
+            for move in self.plan.moves
+        ]
+
+    def replays(self) -> list[Replay]:
+        dead = {(letter.partition, letter.offset): letter.error for letter in self.letters}
+        return [
+            Replay(one.id, *at, still_dead(one.record, dead[at]) if at in dead else None)
+            for at, one in self.tried.items()
+        ]
+
+    def _account(self, move: Move, epoch: int) -> Advance:
+        dead = Counter(letter.partition for letter in self.letters)[move.partition]
+        return account(move, self.reading.seen.get(move.partition, Seen()), dead, epoch)
+
+    def entry(self, group: str, claims: Mapping[Partition, Claim]) -> Entry:
+        moves = self.plan.moves
+        lost = [Note("loss", move.lost_span, "deleted before they were read") for move in moves if move.lost]
+        skipped = [Note("skip", move.skipped_span, move.reason) for move in moves if move.skipped]
+        return Entry(
+            group=group,
+            batch=self.name,
+            started=self.started,
+            now=datetime.now(timezone.utc),
+            advances=self.advances(claims),
+            rows={change.spec.name: len(change) for change in self.changes},
+            dead_letters=() if self.tried else self.letters,
+            notes=[*lost, *skipped],
+            fills=self.fills(),
+            replays=self.replays(),
+        )
+
+
+def account(move: Move, seen: Seen, dead: int, epoch: int) -> Advance:
+    """Account for every offset of a move. Raises if the counts of the reader are impossible."""
+    tally = Tally(seen.records - dead, dead, move.skipped, move.lost, move.read - seen.records)
+    if min(tally.applied, tally.absent) < 0:
+        raise TallymarkError(f"{move.read_span}: the reader counted {seen.records} records, {dead} of them dead")
+    return Advance(move.partition, move.start, move.stop, epoch, tally, seen.last_timestamp, move.leader_epoch)

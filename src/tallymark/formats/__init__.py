@@ -1,0 +1,1 @@
+"""Decoding of Kafka values into Arrow columns."""

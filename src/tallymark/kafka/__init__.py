@@ -1,0 +1,1 @@
+"""The Kafka side: cluster settings, broker queries, group membership, fetching and lag."""

@@ -1,1 +1,0 @@
-"""Offsets, tallies and history, kept in the database that takes the rows."""

@@ -1,0 +1,1 @@
+"""Downloads and processes on this machine: jars, Java and the sandbox servers."""

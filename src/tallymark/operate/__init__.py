@@ -1,0 +1,1 @@
+"""Operator tasks: health, resets, imports, dead letters, checks, audits, the doctor and the demo."""

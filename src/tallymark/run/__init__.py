@@ -1,0 +1,1 @@
+"""Runs a group for either engine: claim, prepare, commit."""

@@ -1,0 +1,1 @@
+"""Consumes Kafka without Spark: App, Consumer, listeners and workers."""

@@ -1,0 +1,1 @@
+"""Store for PostgreSQL, MySQL, MariaDB and SQLite."""
