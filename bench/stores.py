@@ -28,7 +28,7 @@ from rich.progress import Progress
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
-from tallymark.core.claims import Advance, Claim, Entry, FirstClaim, Wish
+from tallymark.core.claims import Advance, Claim, Entry, FirstClaim, PositionChanges
 from tallymark.core.spans import Owner, Partition, Tally
 from tallymark.core.tables import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, TableSpec, finish
 from tallymark.local.jars import fetch
@@ -88,7 +88,7 @@ class Target:
         self.store.create_ledger()
         owner = Owner("bench", "here", datetime.now(timezone.utc))
         first = {ZERO: FirstClaim(0, "id", "cluster")}
-        self.claims = self.store.claim("bench", owner, [ZERO], lambda _: Wish(first), {})
+        self.claims = self.store.claim("bench", owner, [ZERO], lambda _: PositionChanges(first), {})
 
     def entry(self, rows: int) -> Entry:
         """The ledger's part of a commit of so many records."""

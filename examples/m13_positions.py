@@ -15,7 +15,7 @@ import tallymark as tm
 from tallymark.kafka.brokers import Brokers
 
 
-def show(when: str, place: tm.Place) -> None:
+def show(when: str, place: tm.PartitionProgress) -> None:
     ends = f"last stable {place.last_stable}, high watermark {place.high_watermark}, lag {place.lag}"
     print(f"{place.partition} {when}: committed {place.committed}, current {place.current}, {ends}")
 

@@ -34,7 +34,7 @@ from tallymark.produce.producer import Producer
 from tallymark.service.app import App
 from tallymark.service.batch import Batch, Record, Records
 from tallymark.service.consumer import Consumer
-from tallymark.service.places import Place
+from tallymark.service.progress import PartitionProgress
 from tallymark.spark.pipeline import Pipeline
 from tallymark.spark.sink import Sink
 from tallymark.stores.transaction import Transaction
@@ -58,8 +58,8 @@ __all__ = [
     "Limits",
     "LogTruncated",
     "Metadata",
+    "PartitionProgress",
     "Pipeline",
-    "Place",
     "Producer",
     "ProducerStopped",
     "Record",

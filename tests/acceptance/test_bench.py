@@ -47,7 +47,7 @@ def test_a_race_is_told_as_json_and_leaves_nothing_behind(brokers: str, database
     assert found["machine"]["SQLite"]
     assert query(store, TABLES["sqlite"]) == before
     with closing(open_sql(store)) as opened:
-        assert opened.books().groups() == {}
+        assert opened.journal().groups() == {}
     wait_until(lambda: not topics(brokers), "the topic is gone")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tallymark.core.claims import Advance, FirstClaim, Wish
+from tallymark.core.claims import Advance, FirstClaim, PositionChanges
 from tallymark.core.journal import LetterQuery
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Partition, Tally
@@ -53,12 +53,12 @@ def committed(url: str, group: str, topic: str, brokers: str) -> None:
     store, partition, asked = open_store(url), Partition(topic, 0), Brokers(brokers)
     store.create_ledger()
     first = {partition: FirstClaim(0, asked.topics([topic])[topic].id, asked.cluster_id())}
-    claims = store.claim(group, owner("a"), [partition], lambda _: Wish(first), {})
+    claims = store.claim(group, owner("a"), [partition], lambda _: PositionChanges(first), {})
     letter = DeadLetter(partition, 9, SINCE, None, b"?", (), None, "garbage")
     step = Advance(partition, 0, 10, claims[partition].epoch, Tally(applied=9, dead=1), SINCE)
     entry = moving(group, step).entry
     store.apply((), type(entry)(group, entry.batch, SINCE, entry.now, [step], dead_letters=[letter]))
-    assert store.books().letters(LetterQuery(group))
+    assert store.journal().letters(LetterQuery(group))
     store.close()
 
 

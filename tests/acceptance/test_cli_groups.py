@@ -260,7 +260,7 @@ def test_delete_group_shows_what_would_go_and_deletes_it(store: Store, url: str,
     said = json.loads(done.stdout)
     assert (said["deleted"], said["dead_letters"], said["positions"][0]["current_offset"]) == (True, {"dead": 2}, 10)
     assert store.positions(group) == {}
-    assert store.books().letters(LetterQuery(group, states=None)) == []
+    assert store.journal().letters(LetterQuery(group, states=None)) == []
     assert "knows no group" in in_process("delete-group", group, "--store", url).stderr
 
 

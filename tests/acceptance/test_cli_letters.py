@@ -13,7 +13,7 @@ import pytest
 
 from tallymark.cli import replay as cli_replay
 from tallymark.cli.load import load
-from tallymark.core.claims import Advance, FirstClaim, Note, Wish
+from tallymark.core.claims import Advance, FirstClaim, Note, PositionChanges
 from tallymark.core.journal import DISCARDED
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Partition, Span, Tally
@@ -302,7 +302,7 @@ def test_skips_and_losses_are_listed_with_what_kafka_still_holds(
     store.create_ledger()
     parts = [Partition(topic, number) for number in range(3)]
     start = FirstClaim(0, asked.topics([topic])[topic].id, asked.cluster_id())
-    claims = store.claim(group, owner("a"), parts, lambda _: Wish(dict.fromkeys(parts, start)), {})
+    claims = store.claim(group, owner("a"), parts, lambda _: PositionChanges(dict.fromkeys(parts, start)), {})
     steps = [Advance(one, 0, 20, claims[one].epoch, Tally(skipped=10, lost=10), None) for one in parts]
     notes = [Note("loss", Span(one, 0, 10), "deleted before") for one in parts]
     notes += [Note("skip", Span(one, 10, 20), "too far behind") for one in parts]

@@ -15,7 +15,7 @@ import psycopg
 import pytest
 
 import tallymark as tm
-from tallymark.core.claims import FirstClaim, Wish
+from tallymark.core.claims import FirstClaim, PositionChanges
 from tallymark.core.journal import Run
 from tallymark.core.spans import STREAMING, GroupState, Partition
 from tallymark.errors import AccessDenied
@@ -151,7 +151,9 @@ def test_what_may_not_be_looked_at_hides_no_other_group(
         stand(brokers, url, name, topic, {0: 1})
     with closing(open_store(url)) as store:
         first = {Partition(query, 0): FirstClaim(4, "query", STREAMING)}
-        store.books().move(f"{group}-c", list(first), lambda *_: Wish(first), "test", datetime.now(timezone.utc))
+        store.journal().move(
+            f"{group}-c", list(first), lambda *_: PositionChanges(first), "test", datetime.now(timezone.utc)
+        )
     ask = Brokers.topics
 
     def refuse(self: Brokers, names: Sequence[str], **how: Any) -> Any:

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 import pytest
 
 from tallymark.cli.demo import as_object
-from tallymark.core.claims import FirstClaim, Wish
+from tallymark.core.claims import FirstClaim, PositionChanges
 from tallymark.core.spans import Owner, Partition
 from tallymark.operate.demo.verdict import judge
 from tallymark.stores.opening import open_sql
@@ -53,7 +53,7 @@ def test_the_verdict_sees_what_is_missing_and_what_is_there_twice(
     store.create_ledger()
     owner = Owner("run", "host", datetime.now(timezone.utc))
     first = {Partition(topic, 0): FirstClaim(0, "id", "cluster")}
-    store.claim(group, owner, first.keys(), lambda _: Wish(first), {})
+    store.claim(group, owner, first.keys(), lambda _: PositionChanges(first), {})
     with store.transaction() as connection:
         connection.exec_driver_sql("CREATE TABLE orders (partition_id INT, record_offset INT)")
         connection.exec_driver_sql("INSERT INTO orders VALUES (0, 0), (0, 2), (0, 2), (0, 3), (0, 9)")

@@ -111,5 +111,5 @@ def test_a_row_with_such_a_time_is_dead_where_the_store_has_no_room_for_it(
         db.write("times", pa.table({"id": [record.value["id"]], "at": at}), key="id", write="upsert")
 
     assert app.run("caught-up") == Tally(applied=1, dead=1)
-    (letter,) = open_store(url).books().letters(LetterQuery())
+    (letter,) = open_store(url).journal().letters(LetterQuery())
     assert words in letter.record.error

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tallymark import Json, Kafka, Limits, Pipeline, Standalone, Tally
-from tallymark.core.claims import Advance, Fill, Note, Replay, Restart, Wish
+from tallymark.core.claims import Advance, Fill, Note, PositionChanges, Replay, Restart
 from tallymark.core.journal import DISCARDED, LetterQuery
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Partition, Span
@@ -72,11 +72,11 @@ class Restless:
         skips = self.store.skips(self.group)
         part = Span(ZERO, skips[0].span.start, skips[0].span.start + 3)
         self._apply(fills=[Fill(skips[0].span, part, Tally(applied=3))] if len(skips[0].span) > 3 else [])
-        (oldest,) = self.store.books().letters(LetterQuery(self.group, most=1))
+        (oldest,) = self.store.journal().letters(LetterQuery(self.group, most=1))
         if self.turns % 3 == 0:
             self._apply(replays=[Replay(oldest.id, ZERO, oldest.record.offset)])
         elif self.turns % 3 == 1:
-            self.store.books().settle([oldest], DISCARDED, "op", SINCE)
+            self.store.journal().settle([oldest], DISCARDED, "op", SINCE)
         if self.turns % 10 == 9:
             self._restart(self.at + 5)
         elif self.turns % 10 == 5:
@@ -86,9 +86,9 @@ class Restless:
         self.store.apply((), dataclasses.replace(moving(self.group).entry, **{"advances": []} | what))
 
     def _restart(self, to: int) -> None:
-        wish = Wish({}, {ZERO: Restart(to, "by hand")})
+        changes = PositionChanges({}, {ZERO: Restart(to, "by hand")})
         now = datetime.now(timezone.utc)
-        self.store.books().move(self.group, [ZERO], lambda *_: wish, "op", now)
+        self.store.journal().move(self.group, [ZERO], lambda *_: changes, "op", now)
         self.claims, self.at = take(self.store, self.group, "next", [ZERO]), to
 
     def __enter__(self) -> Restless:
@@ -161,8 +161,8 @@ def bad(comparison: Comparison, table: str) -> list[tuple[int, int, str]]:
 
 
 def sent(store: Store, group: str, partition: Partition, to: int) -> None:
-    wish = Wish({}, {partition: Restart(to, "by hand")})
-    store.books().move(group, [partition], lambda *_: wish, "op", datetime.now(timezone.utc))
+    changes = PositionChanges({}, {partition: Restart(to, "by hand")})
+    store.journal().move(group, [partition], lambda *_: changes, "op", datetime.now(timezone.utc))
 
 
 @pytest.mark.usefixtures("spark")

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from tallymark.core.claims import FirstClaim, Restart, Wish
+from tallymark.core.claims import FirstClaim, PositionChanges, Restart
 from tallymark.core.plan import Limits
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import Reading
@@ -46,11 +46,11 @@ class Skipped:
         found = self.brokers.topics([self.topic])[self.topic]
         self.parts = found.partitions
         start = FirstClaim(0, topic_id or found.id, self.brokers.cluster_id())
-        self._claim(Wish(dict.fromkeys(self.parts, start)))
-        self._claim(Wish({}, dict.fromkeys(self.parts, Restart(to, "too far behind"))))
+        self._claim(PositionChanges(dict.fromkeys(self.parts, start)))
+        self._claim(PositionChanges({}, dict.fromkeys(self.parts, Restart(to, "too far behind"))))
 
-    def _claim(self, wish: Wish) -> None:
-        self.store.claim(self.group, owner("live"), self.parts, lambda _: wish, {})
+    def _claim(self, changes: PositionChanges) -> None:
+        self.store.claim(self.group, owner("live"), self.parts, lambda _: changes, {})
 
     def job(self, tables: Sequence[Filled] = TABLES, run: str = "back") -> Job:
         start, specs = Start.parse("uncommitted-earliest"), [table.spec for table in tables]

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 import pytest
 
-from tallymark.core.claims import Wish
+from tallymark.core.claims import PositionChanges
 from tallymark.core.progress import Progress, Step
 from tallymark.core.spans import Owner, Partition
 from tallymark.errors import Fenced, Unreachable
@@ -252,5 +252,5 @@ def test_a_database_that_dies_between_the_rows_and_the_commit_is_waited_for(
 
 def claim_for_rival(url: str, group: str, partitions: list[Partition]) -> None:
     store = open_sql(url)
-    store.claim(group, RIVAL, partitions, lambda _: Wish({}), {})
+    store.claim(group, RIVAL, partitions, lambda _: PositionChanges({}), {})
     store.close()

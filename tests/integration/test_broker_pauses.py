@@ -20,7 +20,7 @@ import tallymark as tm
 from tallymark.core.claims import Claim
 from tallymark.core.spans import Partition
 from tallymark.local.sandbox import Kafka
-from tallymark.run.ownership import Share
+from tallymark.run.ownership import Ownership
 from tests.support import databases, truth
 from tests.support.crash import Run
 from tests.support.load import Load
@@ -143,15 +143,15 @@ def test_markers_are_passed_over_though_the_brokers_are_silent_meanwhile(
     broker: Kafka, topic: str, group: str, tmp_path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     abort(broker, topic)
-    asking, silences = Share.ask_identity, ExitStack()
+    asking, silences = Ownership.ask_identity, ExitStack()
 
-    def silently(share: Share) -> Callable[[], None]:
+    def silently(ownership: Ownership) -> Callable[[], None]:
         """The brokers have delivered, and fall silent before they are asked whether the topic is the same."""
-        monkeypatch.setattr(Share, "ask_identity", asking)
+        monkeypatch.setattr(Ownership, "ask_identity", asking)
         silences.enter_context(silenced(broker))
-        return asking(share)
+        return asking(ownership)
 
-    monkeypatch.setattr(Share, "ask_identity", silently)
+    monkeypatch.setattr(Ownership, "ask_identity", silently)
     store = f"sqlite:///{tmp_path / 'store.db'}"
     consumer = tm.Consumer(
         group=group, source=tm.Kafka(broker.brokers, topic), store=store, membership=tm.Standalone(), patience=20
@@ -174,15 +174,15 @@ def test_a_pipeline_waits_for_brokers_before_it_starts_spark(
 def test_a_claim_that_waits_for_brokers_ends_when_it_is_told_to(
     broker: Kafka, topic: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    store, waiting, claim, pid = f"sqlite:///{tmp_path / 'store.db'}", threading.Event(), Share._claim, broker.pid
+    store, waiting, claim, pid = f"sqlite:///{tmp_path / 'store.db'}", threading.Event(), Ownership._claim, broker.pid
     assert pid is not None
 
-    def silently(share: Share, partitions: frozenset[Partition]) -> dict[Partition, Claim]:
+    def silently(ownership: Ownership, partitions: frozenset[Partition]) -> dict[Partition, Claim]:
         os.kill(pid, signal.SIGSTOP)
         waiting.set()
-        return claim(share, partitions)
+        return claim(ownership, partitions)
 
-    monkeypatch.setattr(Share, "_claim", silently)
+    monkeypatch.setattr(Ownership, "_claim", silently)
     with ExitStack() as stack:
         running: Running | Service
         if kind == "loop":

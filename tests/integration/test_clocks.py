@@ -13,7 +13,7 @@ from tallymark.core.spans import Owner, Partition, Tally
 from tallymark.core.start import Start
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.membership import Assignment
-from tallymark.run.ownership import Share
+from tallymark.run.ownership import Ownership
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tests.support.commits import apply, moving
@@ -40,7 +40,7 @@ class Assigned:
 
     def join(self) -> None: ...
     def leave(self) -> None: ...
-    def let_go(self, partitions: Iterable[Partition]) -> None: ...
+    def acknowledge(self, partitions: Iterable[Partition]) -> None: ...
     def mirror(self, positions: Mapping[Partition, int]) -> None: ...
 
 
@@ -64,21 +64,21 @@ class Member:
         self.assigned = Assigned()
         owner = Owner(f"run-{id(self)}", "host", datetime.now(timezone.utc) + ahead)
         start = Start.parse("earliest")
-        self.share = Share(group, owner, self.assigned, Brokers(brokers), store, start, threading.Event())
-        self.share.join([topic])
+        self.ownership = Ownership(group, owner, self.assigned, Brokers(brokers), store, start, threading.Event())
+        self.ownership.join([topic])
 
     def take(self, *partitions: Partition) -> list[int]:
         self.assigned.give(*partitions)
-        self.share.settle()
-        return [self.share.claims[one].position.next_offset for one in partitions]
+        self.ownership.reconcile()
+        return [self.ownership.claims[one].position.next_offset for one in partitions]
 
     def commit(self, partition: Partition, stop: int) -> None:
-        held = self.share.claims[partition]
+        held = self.ownership.claims[partition]
         step = Advance(partition, held.position.next_offset, stop, held.epoch, Tally(absent=stop), None)
-        apply(self.store, moving(self.group, step), self.share.claims)
+        apply(self.store, moving(self.group, step), self.ownership.claims)
 
     def leave(self) -> None:
-        self.share.leave()
+        self.ownership.leave()
 
 
 @pytest.mark.parametrize("ahead", [-HOUR, HOUR], ids=["behind", "ahead"])

@@ -106,7 +106,7 @@ def test_partitions_that_are_not_ours_any_more_are_read_anew(
     one = Partition(topic, 0)
     stop = ends(brokers, topic)[one]
     read(direct, Span(one, 0, 4))
-    direct.let_go([one, Partition(topic, 1)])
+    direct.release([one, Partition(topic, 1)])
     # A new client, which has nothing of what the old one had fetched.
     before = direct._fetcher._client
     assert read(direct, Span(one, 4, stop)) == expected(topics, topic, Span(one, 4, stop))

@@ -12,7 +12,7 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 from sqlalchemy.engine import make_url
 
-from tallymark.core.claims import FirstClaim, Wish
+from tallymark.core.claims import FirstClaim, PositionChanges
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.cluster import Cluster, Sasl, Tls
 from tallymark.local.sandbox.cluster import KafkaCluster
@@ -49,7 +49,7 @@ def hold(store_url: str, brokers: str, group: str, topic: str, at: int) -> None:
     (found,) = cluster.topics([topic]).values()
     first = {partition: FirstClaim(at, found.id, cluster.cluster_id()) for partition in found.partitions}
     store.create_ledger()
-    store.claim(group, owner("a"), found.partitions, lambda _: Wish(first), {})
+    store.claim(group, owner("a"), found.partitions, lambda _: PositionChanges(first), {})
     store.close()
 
 

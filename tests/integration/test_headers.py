@@ -55,7 +55,7 @@ def test_a_service_gets_them_and_its_dead_letters_keep_them(
             # A second look finds what the first one did.
             assert len(batch.records.to_arrow()["headers"][0]) == len(FOUND)
     assert found == [(1, FOUND), (2, [])]
-    (letter,) = open_store(store_url).books().letters(LetterQuery(group))
+    (letter,) = open_store(store_url).journal().letters(LetterQuery(group))
     assert [(name, value) for name, value in letter.record.headers] == FOUND
 
 

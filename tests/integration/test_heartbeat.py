@@ -29,10 +29,10 @@ def store(database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> It
 def test_it_beats_until_it_ends_and_says_why(store: Store, group: str) -> None:
     beating = Heartbeat(store, group, owner("first"))
     beating.start()
-    (begun,) = store.books().runs(group)
-    wait_for(lambda: store.books().runs(group)[0].seen > begun.seen)
+    (begun,) = store.journal().runs(group)
+    wait_for(lambda: store.journal().runs(group)[0].seen > begun.seen)
     beating.end("it broke")
-    (ended,) = store.books().runs(group)
+    (ended,) = store.journal().runs(group)
     assert ended.ended is not None
     assert ended.error == "it broke"
 
@@ -42,8 +42,8 @@ def test_it_ends_by_itself_when_nobody_wants_the_run_any_more(store: Store, grou
     beating = Heartbeat(store, group, owner("first"), lambda: wanted[0])
     beating.start()
     wanted[0] = False
-    wait_for(lambda: store.books().runs(group)[0].ended is not None)
-    assert store.books().runs(group)[0].error is None
+    wait_for(lambda: store.journal().runs(group)[0].ended is not None)
+    assert store.journal().runs(group)[0].error is None
 
 
 def test_a_run_that_fails_before_it_begins_is_told_of_if_there_is_a_ledger(
@@ -53,6 +53,6 @@ def test_a_run_that_fails_before_it_begins_is_told_of_if_there_is_a_ledger(
     pipeline.table("events")(lambda records: records)
     with pytest.raises(BadInput, match="no-such-topic"):
         pipeline.run("caught-up")
-    (told,) = store.books().runs(group)
+    (told,) = store.journal().runs(group)
     assert "no-such-topic" in str(told.error)
     assert told.ended is not None

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from sqlalchemy import insert
 
-from tallymark.core.claims import Advance, Claim, Note, Restart, Wish
+from tallymark.core.claims import Advance, Claim, Note, PositionChanges, Restart
 from tallymark.core.progress import Step
 from tallymark.core.spans import GroupState, Partition, Position, Span, Tally
 from tallymark.errors import BadInput, CommitRefused, Fenced, PositionMoved
@@ -278,7 +278,7 @@ def test_a_claim_decides_by_the_positions_that_are_there(store: SqlStore, group:
     take(store, group, "a", [ONE], at=3)
     seen: list[Position] = []
 
-    def decide(saved: Sequence[Position]) -> Wish:
+    def decide(saved: Sequence[Position]) -> PositionChanges:
         seen.extend(saved)
         raise BadInput("no")
 
@@ -375,8 +375,8 @@ def test_a_dead_letter_whose_error_quotes_a_nul_is_kept(store: SqlStore, store_u
 
 def restarted(store: SqlStore, group: str, offset: int) -> Claim:
     """Claimed once more, and sent elsewhere."""
-    wish = Wish({}, {ZERO: Restart(offset, "because")})
-    return store.claim(group, owner("b"), [ZERO], lambda _: wish, {})[ZERO]
+    changes = PositionChanges({}, {ZERO: Restart(offset, "because")})
+    return store.claim(group, owner("b"), [ZERO], lambda _: changes, {})[ZERO]
 
 
 EXCEPTIONS = "SELECT kind, start_offset, stop_offset, reason FROM tallymark_exceptions"
@@ -462,7 +462,7 @@ def test_looking_waits_for_no_writer(store: SqlStore, store_url: str, group: str
 
 
 def test_a_claim_for_nothing_does_nothing(store: SqlStore, group: str) -> None:
-    assert store.claim(group, owner("a"), [ZERO], lambda _: Wish({}), {}) == {}
+    assert store.claim(group, owner("a"), [ZERO], lambda _: PositionChanges({}), {}) == {}
     assert store.reclaim(group, {}) == {}
     store.release(group, [])
 

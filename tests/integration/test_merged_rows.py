@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tallymark.core.budget import Budget
-from tallymark.core.claims import FirstClaim, Restart, Wish
+from tallymark.core.claims import FirstClaim, PositionChanges, Restart
 from tallymark.core.journal import DEAD, LetterQuery
 from tallymark.core.plan import Limits
 from tallymark.core.spans import Tally
@@ -85,7 +85,7 @@ class Shop:
         assert self.ids() == sorted(ids)
         assert self.counted() == len(ids)
         assert all(one.balanced for one in self.store.positions(self.group)[self.group])
-        dead = self.store.books().letters(LetterQuery(self.group, states=(DEAD,)))
+        dead = self.store.journal().letters(LetterQuery(self.group, states=(DEAD,)))
         assert len(dead) == len(VALUES) - len(ids)
 
 
@@ -123,8 +123,8 @@ def skip(shop: Shop) -> None:
     found = Brokers(shop.brokers).topics([shop.topic])[shop.topic]
     first = FirstClaim(0, found.id, Brokers(shop.brokers).cluster_id())
     begins, jumps = dict.fromkeys(found.partitions, first), dict.fromkeys(found.partitions, Restart(8, "far"))
-    shop.store.claim(shop.group, new_owner(), found.partitions, lambda _: Wish(begins), {})
-    shop.store.claim(shop.group, new_owner(), found.partitions, lambda _: Wish({}, jumps), {})
+    shop.store.claim(shop.group, new_owner(), found.partitions, lambda _: PositionChanges(begins), {})
+    shop.store.claim(shop.group, new_owner(), found.partitions, lambda _: PositionChanges({}, jumps), {})
 
 
 @pytest.mark.parametrize("large", [False, True], ids=["refused", "in parts"])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tallymark import Consumer, Json, Kafka, Standalone
-from tallymark.core.claims import Entry, Wish
+from tallymark.core.claims import Entry, PositionChanges
 from tallymark.core.progress import Progress, Step
 from tallymark.core.spans import GroupState, Owner, Partition
 from tallymark.errors import BadInput, Fenced, Unreachable
@@ -99,7 +99,9 @@ def _check_pause(port: int, group: str, store: str) -> None:
 def _check_fence(port: int, group: str, store: str, partition: Partition, topics: Topics) -> None:
     """A partition that another one claims is not told of any more, and the commit it refuses is counted."""
     ledger = open_store(store)
-    ledger.claim(group, Owner("other", "there", datetime.now(timezone.utc)), [partition], lambda _: Wish({}), {})
+    ledger.claim(
+        group, Owner("other", "there", datetime.now(timezone.utc)), [partition], lambda _: PositionChanges({}), {}
+    )
     ledger.close()
     wait_for(
         lambda: list(Scrape(port).samples("tallymark_lag_records", group=group, topic=partition.topic)) == [("0",)]

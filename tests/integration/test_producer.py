@@ -501,7 +501,7 @@ def test_a_second_close_waits_for_the_first(impatient: None) -> None:
     own.send("orders", "value", on_delivery=lambda *_: None)
     first = threading.Thread(target=own.close, args=(0.5,))
     first.start()
-    while not own._standing.closed:
+    while not own._state.closed:
         time.sleep(0.01)
     own.close()
     assert own.statistics().failed == 1

@@ -19,14 +19,14 @@ from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError
 
 import tallymark as tm
-from tallymark.core.claims import Wish
+from tallymark.core.claims import PositionChanges
 from tallymark.core.spans import Owner, Partition
 from tallymark.errors import BadInput, Fenced, UnknownTopic, Unreachable
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.fetch import Fetcher
 from tallymark.kafka.member import Member
 from tallymark.kafka.membership import Assignment, Group, Standalone
-from tallymark.run.ownership import Share
+from tallymark.run.ownership import Ownership
 from tallymark.service.batch import Batch
 from tallymark.service.consumer import Consumer
 from tallymark.stores.opening import open_store
@@ -122,7 +122,7 @@ def run_of(member: Working) -> str:
 def claim_for_another(spec: Spec, partition: int) -> None:
     """What a zombie does that wakes up late: it claims what is not its own any more."""
     store, zombie = open_store(spec.store), Owner("zombie", "host", datetime.now(timezone.utc))
-    store.claim(spec.group, zombie, {Partition(f"{spec.group}-0", partition)}, lambda _: Wish({}), {})
+    store.claim(spec.group, zombie, {Partition(f"{spec.group}-0", partition)}, lambda _: PositionChanges({}), {})
     store.close()
 
 
@@ -228,10 +228,10 @@ def go_on(consumer: Consumer, most: int, fences: list[Fenced], before: Callable[
             fences.append(error)
 
 
-def claiming_all(member: Working) -> Share:
-    """Its share of the group, once it knows of its four claims: the ledger has them a moment earlier."""
-    wait_for(lambda: member.consumer._run is not None and len(member.consumer._run.share.claims) == 4)
-    return member.consumer._run.share  # type: ignore[union-attr]
+def claiming_all(member: Working) -> Ownership:
+    """Its ownership of the group, once it knows of its four claims: the ledger has them a moment earlier."""
+    wait_for(lambda: member.consumer._run is not None and len(member.consumer._run.ownership.claims) == 4)
+    return member.consumer._run.ownership  # type: ignore[union-attr]
 
 
 def test_partitions_that_left_with_a_fenced_claim_are_forgotten(
@@ -239,17 +239,17 @@ def test_partitions_that_left_with_a_fenced_claim_are_forgotten(
 ) -> None:
     """In one look: some are revoked, some are new, and one that stays was claimed by another."""
     member = join(spec)
-    share = claiming_all(member)
-    before, held = share._membership.assignment, sorted(share.claims)
+    ownership = claiming_all(member)
+    before, held = ownership._membership.assignment, sorted(ownership.claims)
     ours = dict(before().ours)
     # The group takes 0 and gives it back with a new number; 1 is claimed by another.
     claim_for_another(spec, 1)
     changed = {**ours, held[0]: 99}
     del changed[held[3]]
     now = replace(before(), ours=changed)
-    monkeypatch.setattr(share._membership, "assignment", lambda: now)
-    wait_for(lambda: len(share.claims) == 3)
-    wait_for(lambda: set(member.consumer._run._next) == set(share.claims))  # type: ignore[union-attr]
+    monkeypatch.setattr(ownership._membership, "assignment", lambda: now)
+    wait_for(lambda: len(ownership.claims) == 3)
+    wait_for(lambda: set(member.consumer._run._next) == set(ownership.claims))  # type: ignore[union-attr]
     send(topics, spec, 0, 40)
     wait_for(lambda: numbers(spec).total() == 30)
     assert member.alive
@@ -260,12 +260,14 @@ def test_what_was_taken_and_given_back_between_two_looks_is_claimed_anew(
 ) -> None:
     """Somebody else may have had it in between."""
     member = join(spec)
-    share = claiming_all(member)
-    now, (first, *_) = share._membership.assignment(), sorted(share.claims)
-    epochs = {one: claim.epoch for one, claim in share.claims.items()}
+    ownership = claiming_all(member)
+    now, (first, *_) = ownership._membership.assignment(), sorted(ownership.claims)
+    epochs = {one: claim.epoch for one, claim in ownership.claims.items()}
     given_back = replace(now, ours={**now.ours, first: 99})
-    monkeypatch.setattr(share._membership, "assignment", lambda: given_back)
-    wait_for(lambda: {one: claim.epoch for one, claim in share.claims.items()} == {**epochs, first: epochs[first] + 1})
+    monkeypatch.setattr(ownership._membership, "assignment", lambda: given_back)
+    wait_for(
+        lambda: {one: claim.epoch for one, claim in ownership.claims.items()} == {**epochs, first: epochs[first] + 1}
+    )
 
 
 # Slow handlers and moves
@@ -279,14 +281,14 @@ def test_a_handler_that_takes_three_times_the_poll_interval_is_not_thrown_out(
 
     def inside(batch: Batch) -> None:
         if not held:
-            held.append(member.consumer._run.share.rebalances)  # type: ignore[union-attr]
+            held.append(member.consumer._run.ownership.rebalances)  # type: ignore[union-attr]
             time.sleep(3.0)
 
     member = join(replace(spec, settings=fast), inside)
     wait_for(lambda: shares(spec) == [4])
     send(topics, spec, 0, 40)
     wait_for(lambda: numbers(spec) == once(0, 40))
-    assert member.consumer._run.share.rebalances == held[0] == 1  # type: ignore[union-attr]
+    assert member.consumer._run.ownership.rebalances == held[0] == 1  # type: ignore[union-attr]
     assert len(Brokers(spec.brokers).members(spec.group)) == 1
 
 
@@ -366,7 +368,7 @@ def test_a_static_member_that_was_killed_goes_on_without_a_rebalance(
     wait_for(lambda: shares(spec) == [4])
     process = start(named)
     wait_for(lambda: shares(spec) == [2, 2])
-    before, mine = other.consumer._run.share.rebalances, owners(spec)  # type: ignore[union-attr]
+    before, mine = other.consumer._run.ownership.rebalances, owners(spec)  # type: ignore[union-attr]
     process.kill()
     process.join()
     send(topics, spec, 0, 40)
@@ -375,7 +377,7 @@ def test_a_static_member_that_was_killed_goes_on_without_a_rebalance(
         wait_for(lambda: numbers(spec) == once(0, 40))
         kept = {at for at, owner in mine.items() if owner == run_of(other)}
         assert {at for at, owner in owners(spec).items() if owner == run_of(other)} == kept
-        assert other.consumer._run.share.rebalances == before  # type: ignore[union-attr]
+        assert other.consumer._run.ownership.rebalances == before  # type: ignore[union-attr]
     finally:
         again.kill()
         again.join()

@@ -11,7 +11,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from tallymark.core.claims import Advance, Claim, Entry, FirstClaim, Note, Restart, Wish
+from tallymark.core.claims import Advance, Claim, Entry, FirstClaim, Note, PositionChanges, Restart
 from tallymark.core.progress import Step
 from tallymark.core.spans import GroupState, Partition, Position, Span, Tally
 from tallymark.errors import BadInput, CommitRefused, Fenced, PositionMoved, TallymarkError
@@ -68,8 +68,8 @@ def test_a_ledger_of_version_1_is_brought_up_to_date(store: RedisStore, redis_ur
     """It has skips in its journal only."""
     take(store, group, "one", BOTH, at=10)
     for to in (20, 15, 25, 30):
-        wish = Wish({}, {ZERO: Restart(to, "jump")})
-        store.claim(group, owner("two"), [ZERO], lambda _: wish, {})  # noqa: B023
+        changes = PositionChanges({}, {ZERO: Restart(to, "jump")})
+        store.claim(group, owner("two"), [ZERO], lambda _: changes, {})  # noqa: B023
     server, before = client(redis_url), store.skips(group)
     assert [skip.span for skip in before] == [Span(ZERO, 10, 15), Span(ZERO, 15, 25), Span(ZERO, 25, 30)]
     server.delete(key(redis_url, f"tallymark:skips:{group}"))
@@ -113,9 +113,9 @@ def test_what_decide_wishes_sees_the_saved_positions_in_order(store: RedisStore,
     take(store, group, "one", [ZERO])
     seen: list[Position] = []
 
-    def decide(found: Sequence[Position]) -> Wish:
+    def decide(found: Sequence[Position]) -> PositionChanges:
         seen.extend(found)
-        return Wish({})
+        return PositionChanges({})
 
     assert store.claim(group, owner("two"), [Partition("orders", 9)], decide, {}) == {}
     assert [found.partition for found in seen] == BOTH
@@ -125,7 +125,7 @@ def test_a_claim_that_decide_refuses_changes_nothing(store: RedisStore, group: s
     take(store, group, "one", BOTH)
     before = dump(redis_url)
 
-    def refuse(_: object) -> Wish:
+    def refuse(_: object) -> PositionChanges:
         raise BadInput("no")
 
     with pytest.raises(BadInput):
@@ -137,7 +137,7 @@ def test_who_was_fenced_takes_no_new_partition(store: RedisStore, group: str, re
     held = take(store, group, "one", [ZERO])
     take(store, group, "two", [ZERO])
     before = dump(redis_url)
-    first = Wish({ONE: FirstClaim(0, "topic-id", "cluster-id")})
+    first = PositionChanges({ONE: FirstClaim(0, "topic-id", "cluster-id")})
     with pytest.raises(Fenced, match="run two on host-of-two"):
         store.claim(group, owner("one"), [ONE], lambda _: first, held)
     assert dump(redis_url) == before
@@ -145,9 +145,9 @@ def test_who_was_fenced_takes_no_new_partition(store: RedisStore, group: str, re
 
 def test_who_is_fenced_while_it_claims_is_told(store: RedisStore, redis_url: str, group: str) -> None:
     held = take(store, group, "one", [ZERO])
-    first = Wish({ONE: FirstClaim(0, "topic-id", "cluster-id")})
+    first = PositionChanges({ONE: FirstClaim(0, "topic-id", "cluster-id")})
 
-    def decide(_: object) -> Wish:
+    def decide(_: object) -> PositionChanges:
         take(RedisStore(redis_url), group, "two", [ZERO])
         return first
 
@@ -159,9 +159,9 @@ def test_who_is_fenced_while_it_claims_is_told(store: RedisStore, redis_url: str
 def test_a_claim_takes_over_while_the_owner_commits(store: RedisStore, redis_url: str, group: str) -> None:
     held = take(store, group, "one", [ZERO])
 
-    def decide(_: object) -> Wish:
+    def decide(_: object) -> PositionChanges:
         commit(RedisStore(redis_url), group, held, 0, 5)
-        return Wish({})
+        return PositionChanges({})
 
     taken = store.claim(group, owner("two"), [ZERO], decide, {})
     assert (taken[ZERO].epoch, taken[ZERO].position.next_offset) == (2, 5)
@@ -187,7 +187,7 @@ def test_a_restart_ahead_is_a_skip_and_one_back_begins_a_new_tally(
 ) -> None:
     commit(store, group, take(store, group, "one", BOTH), 0, 10)
     restarts = {ZERO: Restart(25, "jump"), ONE: Restart(4, "again")}
-    held = store.claim(group, owner("two"), BOTH, lambda _: Wish({}, restarts), {})
+    held = store.claim(group, owner("two"), BOTH, lambda _: PositionChanges({}, restarts), {})
     assert [held[one].position for one in BOTH] == store.positions(group)[group]
     assert held[ZERO].position.tally == Tally(applied=10, skipped=15)
     assert (held[ONE].position.first_offset, held[ONE].position.tally) == (4, Tally())

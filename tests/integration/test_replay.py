@@ -15,7 +15,7 @@ import pytest
 
 from tallymark import App, Consumer, Json, Kafka, Pipeline, Record, Retry, Standalone
 from tallymark.core.budget import Budget
-from tallymark.core.claims import Advance, Entry, FirstClaim, Restart, Wish
+from tallymark.core.claims import Advance, Entry, FirstClaim, PositionChanges, Restart
 from tallymark.core.journal import DEAD, DISCARDED, REPLAYED, VOID, LetterQuery
 from tallymark.core.plan import Limits
 from tallymark.core.progress import OnStep, Progress, Step, ignore
@@ -108,10 +108,10 @@ class Dead:
         return self.store.positions(self.group)[self.group]
 
     def states(self) -> Counter[str]:
-        return Counter(one.state for one in self.store.books().letters(LetterQuery(self.group, states=None)))
+        return Counter(one.state for one in self.store.journal().letters(LetterQuery(self.group, states=None)))
 
     def errors(self) -> set[str]:
-        return {one.record.error for one in self.store.books().letters(LetterQuery(self.group))}
+        return {one.record.error for one in self.store.journal().letters(LetterQuery(self.group))}
 
     def check(self, applied: Counter[tuple[int, int, int]] = GOOD) -> None:
         """The tables hold these records once, their letters are settled, and the books are balanced."""
@@ -119,7 +119,7 @@ class Dead:
         assert truth.rows(self.url, "traced", "tallymark_partition", "tallymark_offset", "id") == applied
         truth.check_batches_of_rows(self.url)
         truth.check_accounts(self.url)
-        done = self.store.books().letters(LetterQuery(self.group, states=[REPLAYED]))
+        done = self.store.journal().letters(LetterQuery(self.group, states=[REPLAYED]))
         places = Counter((one.record.partition.number, one.record.offset) for one in done)
         assert places == Counter((part, offset) for part, offset, _ in applied.elements())
         assert Tally.sum(one.tally for one in self.positions()).dead == len(PLACES) - len(places)
@@ -265,11 +265,11 @@ def test_letters_that_others_settle_meanwhile_are_left_out(state: str, anywhere:
         if step is not Step.STAGED or progress.batch != "again-replay-1":
             return
         if state == VOID:
-            wish = Wish({}, {PARTS[0]: Restart(40, "once more")})
-            other.books().move(dead.group, [PARTS[0]], lambda *_: wish, "op", SINCE)
+            changes = PositionChanges({}, {PARTS[0]: Restart(40, "once more")})
+            other.journal().move(dead.group, [PARTS[0]], lambda *_: changes, "op", SINCE)
         else:
-            found = other.books().letters(LetterQuery(dead.group, partition=0))
-            other.books().settle([one for one in found if one.record.offset >= 40], state, "op", SINCE)
+            found = other.journal().letters(LetterQuery(dead.group, partition=0))
+            other.journal().settle([one for one in found if one.record.offset >= 40], state, "op", SINCE)
 
     tally = dead.replay(settle)
     other.close()
@@ -369,7 +369,7 @@ def unkept(topics: Topics, brokers: str, group: str, database: Callable[[str], s
     dead.store.create_ledger()
     part = Partition(topic, 0)
     first = FirstClaim(0, asked.topics([topic])[topic].id, asked.cluster_id())
-    dead.claims = dead.store.claim(group, owner("live"), [part], lambda _: Wish({part: first}), {})
+    dead.claims = dead.store.claim(group, owner("live"), [part], lambda _: PositionChanges({part: first}), {})
     letters = [DeadLetter(part, at, SINCE, None, None, [], None, UNKEPT[0]) for at in (1, 2)]
     letters += [DeadLetter(part, 0, None, None, None, [], "events", UNKEPT[1])]
     letters += [DeadLetter(part, 3, SINCE, b"key", None, [], None, "a tombstone that died")]
@@ -448,8 +448,8 @@ def test_a_handler_that_is_late_gets_what_is_left_of_its_batch(dead: Dead) -> No
     others = open_store(dead.url)
     batches = consumer(dead).replay(letters=LetterQuery(partition=0))
     first = next(batches)
-    some = others.books().letters(LetterQuery(dead.group, partition=0, most=5))
-    others.books().settle(some, DISCARDED, "op", SINCE)
+    some = others.journal().letters(LetterQuery(dead.group, partition=0, most=5))
+    others.journal().settle(some, DISCARDED, "op", SINCE)
     others.close()
     with pytest.raises(CommitRefused, match="is discarded already"), first.transaction() as db:
         write(db, first.records)

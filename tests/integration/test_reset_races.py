@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tallymark.cli.reset import reset
-from tallymark.core.claims import Advance, Entry, Wish
+from tallymark.core.claims import Advance, Entry, PositionChanges
 from tallymark.core.spans import Log, Partition, Tally
 from tallymark.errors import CommitRefused, PositionMoved
 from tallymark.kafka.brokers import Brokers, Topic
@@ -75,7 +75,7 @@ def at_once(*jobs: Callable[[], Any]) -> list[BaseException | None]:
 def go_on(store_url: str, group: str, partition: Partition, stop: int) -> None:
     """A run claims the partition, commits up to there, and stays its owner."""
     store, owner = open_store(store_url), new_owner()
-    claims = store.claim(group, owner, [partition], lambda _: Wish({}), {})
+    claims = store.claim(group, owner, [partition], lambda _: PositionChanges({}), {})
     at = claims[partition].position.next_offset
     step = Advance(partition, at, stop, claims[partition].epoch, Tally(applied=stop - at), None)
     store.apply([], Entry(group, f"{owner.run}-1", owner.since, owner.since, [step]))

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import tallymark as tm
-from tallymark.core.claims import Claim, Wish
+from tallymark.core.claims import Claim, PositionChanges
 from tallymark.core.progress import Progress, Step
 from tallymark.core.spans import Owner, Partition
 from tallymark.errors import Unreachable
@@ -175,5 +175,5 @@ def test_who_is_fenced_while_the_store_is_away_gives_up_the_batch_and_goes_on(
 
 def claim_for_another(url: str, group: str, partition: Partition) -> None:
     store, zombie = open_store(url), Owner("zombie", "host", datetime.now(timezone.utc))
-    store.claim(group, zombie, {partition}, lambda _: Wish({}), {})
+    store.claim(group, zombie, {partition}, lambda _: PositionChanges({}), {})
     store.close()

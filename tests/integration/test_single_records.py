@@ -10,7 +10,7 @@ import confluent_kafka
 import pytest
 
 import tallymark as tm
-from tallymark.core.claims import Advance, Entry, FirstClaim, Restart, Wish
+from tallymark.core.claims import Advance, Entry, FirstClaim, PositionChanges, Restart
 from tallymark.core.journal import Letter, LetterQuery
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Log, Partition, Tally
@@ -59,7 +59,7 @@ def dead_letters(store_url: str, group: str, partition: Partition, brokers: str,
     asked, store, owner = Brokers(brokers), open_store(store_url), new_owner()
     first = {partition: FirstClaim(0, asked.topics([partition.topic])[partition.topic].id, asked.cluster_id())}
     store.create_ledger()
-    claims = store.claim(group, owner, [partition], lambda _: Wish(first), {})
+    claims = store.claim(group, owner, [partition], lambda _: PositionChanges(first), {})
     step = Advance(partition, 0, count, claims[partition].epoch, Tally(dead=count), None)
     words = "no; Kafka has deleted the record meanwhile"
     letters = [DeadLetter(partition, offset, None, None, None, (), None, words) for offset in range(count)]
@@ -111,7 +111,9 @@ def test_what_is_deleted_while_a_service_fills_it_in_is_a_loss(
     topics.send(topic, numbers(50))
     stand(brokers, store_url, group, topic, {0: 0})
     store = open_store(store_url)
-    store.claim(group, new_owner(), [partition], lambda _: Wish({}, {partition: Restart(50, "far behind")}), {})
+    store.claim(
+        group, new_owner(), [partition], lambda _: PositionChanges({}, {partition: Restart(50, "far behind")}), {}
+    )
     store.close()
 
     def ask_and_delete(self: OpenSkips, one: Partition) -> Log:

@@ -13,7 +13,7 @@ from datetime import timedelta
 
 import pytest
 
-from tallymark.core.claims import Advance, Claim, Fill, Note, Rebalance, Restart, Skip, Wish
+from tallymark.core.claims import Advance, Claim, Fill, Note, PositionChanges, Rebalance, Restart, Skip
 from tallymark.core.progress import Step
 from tallymark.core.spans import Partition, Position, Span, Tally
 from tallymark.errors import CommitRefused, PositionMoved
@@ -194,9 +194,9 @@ def test_a_fill_in_the_middle_of_a_commit_disturbs_nobody(store: Store, url: str
 
 
 def restart(store: Store, group: str, to: int, between: Callable[[], None] = lambda: None) -> None:
-    def decide(_: object) -> Wish:
+    def decide(_: object) -> PositionChanges:
         between()
-        return Wish({}, {ZERO: Restart(to, "because")})
+        return PositionChanges({}, {ZERO: Restart(to, "because")})
 
     store.claim(group, owner("b"), [ZERO], decide, {})
 

@@ -1,4 +1,4 @@
-"""Poison among good records, on Spark: each poisonous one becomes a dead letter with its reason, the rest goes on."""
+"""Poison among good records, on Spark: each bad one becomes a dead letter with its reason, the rest goes on."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_a_batch_with_too_many_dead_moves_nothing(brokers: str, topics: Topics, 
 def test_a_function_that_always_fails_is_not_taken_for_bad_records(
     brokers: str, topics: Topics, group: str, database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tallymark.spark.rows.MOST_POISON", 3)
+    monkeypatch.setattr("tallymark.spark.rows.MOST_REFUSED", 3)
     topic, url = topics.create(1), database("sqlite")
     topics.send(topic, [{"id": n, "name": "boom", "amount": 1.0} for n in range(16)])
     with pytest.raises(TooManyDead, match=r"table orders: its function failed on more than 3 records.*boom"):

@@ -46,10 +46,10 @@ def kafka_frame(spark: SparkSession, values: Iterable[bytes | None]) -> DataFram
 def decoded(spark: SparkSession) -> Callable[[list[bytes | None]], list[tuple[Any, str | None]]]:
     """For each value what it was decoded to, and why not, all of them in one job."""
     from tallymark.formats.json import explain
-    from tallymark.spark.decode import RAW, Decoder
+    from tallymark.spark.decode import RAW, SparkDecoder
 
     def decoded(values: list[bytes | None]) -> list[tuple[Any, str | None]]:
-        rows = Decoder(SCHEMA)(kafka_frame(spark, values)).select("value", RAW).toArrow().to_pylist()
+        rows = SparkDecoder(SCHEMA)(kafka_frame(spark, values)).select("value", RAW).toArrow().to_pylist()
         return [(row["value"], explain(SCHEMA, row[RAW]) if row[RAW] is not None else None) for row in rows]
 
     return decoded
@@ -178,21 +178,21 @@ def test_a_tombstone_is_a_record_without_a_value(decoded: Callable[..., list[tup
 
 
 def test_everything_but_the_value_is_as_kafka_has_it(spark: SparkSession) -> None:
-    from tallymark.spark.decode import RAW, RECORD, SIZE, Decoder
+    from tallymark.spark.decode import RAW, RECORD, SIZE, SparkDecoder
 
     raw = kafka_frame(spark, [b'{"id":1}', b"dead", None])
     for source in (SCHEMA, Bytes()):
-        frame = Decoder(source)(raw)
+        frame = SparkDecoder(source)(raw)
         others = [name for name in RECORD if name != "value"]
         assert sorted(frame.columns) == sorted([*RECORD, RAW, SIZE])
         assert frame.select(*others).collect() == raw.select(*others).collect()
 
 
 def test_bytes_are_left_as_they_are_and_never_die(spark: SparkSession) -> None:
-    from tallymark.spark.decode import RAW, Decoder
+    from tallymark.spark.decode import RAW, SparkDecoder
 
     values = [b"\xff\x00", b"", None, b'{"id":1}']
-    rows = Decoder(Bytes())(kafka_frame(spark, values)).toArrow().to_pylist()
+    rows = SparkDecoder(Bytes())(kafka_frame(spark, values)).toArrow().to_pylist()
     assert [row["value"] for row in rows] == values
     assert [row[RAW] for row in rows] == [None] * 4
 
@@ -210,10 +210,10 @@ def test_a_schema_that_can_not_be_read_is_refused_in_one_line(spark: SparkSessio
 @pytest.fixture(scope="module")
 def records(spark: SparkSession) -> DataFrame:
     """What a table's function gets: two records for each of three ids."""
-    from tallymark.spark.decode import RECORD, Decoder
+    from tallymark.spark.decode import RECORD, SparkDecoder
 
     values = [json.dumps({"id": n % 3, "name": f"n{n}", "list": [n, n + 100]}).encode() for n in range(6)]
-    return Decoder(SCHEMA)(kafka_frame(spark, values)).select(*RECORD)
+    return SparkDecoder(SCHEMA)(kafka_frame(spark, values)).select(*RECORD)
 
 
 def from_sql(statement: str) -> Function:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tallymark import Json
 from tallymark.errors import BadInput
-from tallymark.formats.json import Decoder
+from tallymark.formats.json import JsonDecoder
 from tests.integration.test_spark_decode import kafka_frame
 from tests.support import json_values as corpus
 
@@ -31,8 +31,7 @@ def utc(spark: SparkSession) -> None:
 
 
 def by_spark(spark: SparkSession, schema: str, values: list[bytes]) -> list[Any]:
-    from tallymark.spark.decode import RAW
-    from tallymark.spark.decode import Decoder as SparkDecoder
+    from tallymark.spark.decode import RAW, SparkDecoder
 
     decoded = SparkDecoder(Json(schema))(kafka_frame(spark, values)).select("offset", "value", RAW)
     rows = sorted(decoded.toArrow().to_pylist(), key=lambda row: int(row["offset"]))
@@ -40,7 +39,7 @@ def by_spark(spark: SparkSession, schema: str, values: list[bytes]) -> list[Any]
 
 
 def by_arrow(schema: str, values: list[bytes]) -> list[Any]:
-    decoded = Decoder(Json(schema))(values)
+    decoded = JsonDecoder(Json(schema))(values)
     return [DEAD if at in decoded.errors else value for at, value in enumerate(decoded.values.to_pylist())]
 
 
@@ -177,7 +176,7 @@ def drawn(count: int) -> list[bytes]:
 def test_whatever_comes(spark: SparkSession) -> None:
     examples = drawn(EXAMPLES)
     assert not differences(spark, corpus.SCALARS, examples)
-    assert len(Decoder(Json(corpus.SCALARS))(examples).errors) in range(EXAMPLES // 10, EXAMPLES * 9 // 10)
+    assert len(JsonDecoder(Json(corpus.SCALARS))(examples).errors) in range(EXAMPLES // 10, EXAMPLES * 9 // 10)
 
 
 @pytest.mark.parametrize(
@@ -195,10 +194,10 @@ def test_whatever_comes(spark: SparkSession) -> None:
 def test_a_schema_gives_the_types_that_spark_gives(spark: SparkSession, schema: str) -> None:
     from pyspark.sql.pandas.types import to_arrow_type
 
-    from tallymark.spark.decode import Decoder as SparkDecoder
+    from tallymark.spark.decode import SparkDecoder
 
     spark_type = SparkDecoder(Json(schema))(kafka_frame(spark, [])).schema["value"].dataType
-    assert Decoder(Json(schema)).type == to_arrow_type(spark_type)
+    assert JsonDecoder(Json(schema)).type == to_arrow_type(spark_type)
 
 
 @pytest.mark.parametrize(
@@ -207,6 +206,6 @@ def test_a_schema_gives_the_types_that_spark_gives(spark: SparkSession, schema: 
 def test_a_schema_that_spark_can_not_read_is_refused(spark: SparkSession, schema: str) -> None:
     from tallymark.spark.decode import parse_schema
 
-    for read in (Decoder, parse_schema):
+    for read in (JsonDecoder, parse_schema):
         with pytest.raises(BadInput, match="Json schema "):
             read(Json(schema))

@@ -77,7 +77,7 @@ def reader(spark: SparkSession, brokers: str, topic: str, road: str, **tables: F
     average, small = ROADS[road]
     specs = [(TableSpec(name), function) for name, function in tables.items()]
     made = module.SparkReader(spark, Kafka(brokers, topic, value=Json(SCHEMA)), specs, f"run-{road}", memory=1 << 30)
-    made._room.average, made._small = average, small
+    made._memory.average, made._small = average, small
     return made
 
 
@@ -196,7 +196,7 @@ def test_tasks_stage_in_one_pass_what_the_driver_would_read(
             assert all_rows(store, found, "b", name) == all_rows(store, here, "b", name)
         # What Spark alone can decode is the one row that did not go that way.
         assert [found.rows["picks"].num_rows, found.staged["picks"].rows] == [0, len(values()) - 1 - 5]
-        tasks.forget(found)
+        tasks.discard(found)
         assert tables_of(store) == []
 
 
@@ -258,7 +258,7 @@ def test_records_that_grow_from_part_to_part_are_not_all_taken(
     made = topics.create(1)
     topics.send(made, [{"id": n, "name": "x" * (10 if n < 100 else 5_000)} for n in range(400)])
     one = reader(spark, brokers, made, "driver", picks=FUNCTIONS["picks"])
-    one._room.memory, one._room.average = 50_000, 100.0
+    one._memory.memory, one._memory.average = 50_000, 100.0
     monkeypatch.setattr(module, "PART", 10_000)
     taken: list[int] = []
     to_arrow = one._scan.to_arrow
@@ -301,9 +301,9 @@ def test_what_functions_compute_on_has_to_fit_java_s_heap_too(spark: SparkSessio
     picking, computing = (
         reader(spark, brokers, topic, "driver", **{name: FUNCTIONS[name]}) for name in ("picks", "computes")
     )
-    assert picking._room.heap is None
-    assert (computing._room.heap or 0) > 100 << 20
-    computing._room.heap = 16 * 1_000
+    assert picking._memory.heap is None
+    assert (computing._memory.heap or 0) > 100 << 20
+    computing._memory.heap = 16 * 1_000
     with pytest.raises(BatchTooLarge, match="more than 1,000, what Java's heap of 16,000 bytes has room for"):
         computing.read(everything(topic), "b")
 
@@ -322,7 +322,7 @@ def test_a_large_batch_is_not_scanned_ahead_where_spark_holds_another_one(
     assert bool(made._scanning._ahead[0]) is ahead
 
 
-@pytest.mark.parametrize("end", ["let_go", "cancel"])
+@pytest.mark.parametrize("end", ["release", "cancel"])
 def test_what_was_scanned_ahead_of_partitions_that_are_gone_is_not_used(
     spark: SparkSession, brokers: str, topic: str, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
@@ -330,8 +330,8 @@ def test_what_was_scanned_ahead_of_partitions_that_are_gone_is_not_used(
     ahead = reader(spark, brokers, topic, "driver", picks=FUNCTIONS["picks"])
     ahead.read(first, "b", then=second)
     monkeypatch.setattr(ahead._scan, "to_arrow", lambda _: raw.SCHEMA.empty_table())
-    if end == "let_go":
-        ahead.let_go([Partition(topic, 0)])
+    if end == "release":
+        ahead.release([Partition(topic, 0)])
         assert ahead.read(second, "b").seen == {}
     else:
         ahead.cancel()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tallymark import Sink
-from tallymark.core.claims import Wish
+from tallymark.core.claims import PositionChanges
 from tallymark.core.progress import Progress, Step
 from tallymark.core.spans import Partition
 from tallymark.core.tables import TableSpec
@@ -139,7 +139,7 @@ def test_of_two_drivers_with_the_same_checkpoint_the_older_one_is_fenced(
 
     def overtaken(step: Step, progress: Progress) -> None:
         if step is Step.STAGED and progress.batch.split("-")[1] == "1":
-            other.claim(NAME, new_owner(), [Partition(NAME, 0)], lambda _: Wish({}), {})
+            other.claim(NAME, new_owner(), [Partition(NAME, 0)], lambda _: PositionChanges({}), {})
 
     with closing(other), pytest.raises(Exception, match=r"was claimed by run \S+ on test-host"):
         run(sink_into(url, overtaken), files(spark, source), checkpoint)

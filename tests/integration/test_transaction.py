@@ -526,7 +526,7 @@ class Base(DeclarativeBase):
     pass
 
 
-class Seen(Base):
+class PartitionCounts(Base):
     __tablename__ = "seen"
     id: Mapped[int] = mapped_column(Integer, primary_key=True)
     name: Mapped[str | None] = mapped_column(String(20))
@@ -536,16 +536,16 @@ class Seen(Base):
 def test_an_orm_session_joins_it(store: SqlStore, claims: dict[Partition, Claim], options: Any) -> None:
     with store.begin(step(claims)) as db:
         with Session(bind=db.connection, **options) as session:
-            session.add(Seen(id=1, name="one"))
+            session.add(PartitionCounts(id=1, name="one"))
             session.commit()
-            session.add(Seen(id=2))
+            session.add(PartitionCounts(id=2))
             session.flush()
             session.rollback()
         assert seen(store) == []
 
     def fail(db: Any) -> None:
         with Session(bind=db.connection, **options) as session:
-            session.add(Seen(id=3))
+            session.add(PartitionCounts(id=3))
             session.commit()
         raise KeyError
 
@@ -559,7 +559,7 @@ def test_it_can_do_what_a_connection_can(store: SqlStore) -> None:
         assert isinstance(db.connection, Connection)
         assert db.dialect.name == db.connection.dialect.name
         assert db.exec_driver_sql("SELECT 1").scalar_one() == 1
-        assert db.execute(select(Seen.id)).all() == []
+        assert db.execute(select(PartitionCounts.id)).all() == []
         with pytest.raises(AttributeError):
             db.no_such_thing  # noqa: B018
 

@@ -16,7 +16,7 @@ from confluent_kafka import KafkaException, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import tallymark as tm
-from tallymark.core.claims import Wish
+from tallymark.core.claims import PositionChanges
 from tallymark.core.progress import Progress, Step
 from tallymark.core.spans import Log, Partition, Tally, Truncation
 from tallymark.errors import Fenced, LogTruncated
@@ -69,7 +69,7 @@ def test_who_goes_back_to_where_a_log_was_cut_begins_a_new_tally_and_is_refused_
     partition = Partition(topic, 0)
     stand(brokers, store, group, topic, {0: 30})
     opened = open_store(store)
-    claims = opened.claim(group, us, [partition], lambda _: Wish({}), {})
+    claims = opened.claim(group, us, [partition], lambda _: PositionChanges({}), {})
     assert cut_back(opened, group, us, claims, [Truncation(partition, 40, 20, 2)]) == {}
     claims = cut_back(opened, group, us, claims, [Truncation(partition, 30, 20, 2)])
     assert claims[partition].position == opened.positions(group)[group][0]
@@ -78,7 +78,7 @@ def test_who_goes_back_to_where_a_log_was_cut_begins_a_new_tally_and_is_refused_
     (line,) = journal(store, group, "truncation")
     assert (line.note.span.start, line.note.span.stop) == (20, 30)
     assert line.note.reason.startswith(f"{partition}: the log was truncated at 20 by an unclean leader election")
-    opened.claim(group, rival, [partition], lambda _: Wish({}), {})
+    opened.claim(group, rival, [partition], lambda _: PositionChanges({}), {})
     with pytest.raises(Fenced):
         cut_back(opened, group, us, claims, [Truncation(partition, 20, 10, 3)])
     assert offsets(store, group) == {0: 20}

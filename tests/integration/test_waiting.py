@@ -13,7 +13,7 @@ from tallymark.core.start import Start
 from tallymark.errors import Unreachable
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.membership import Alone
-from tallymark.run.ownership import Share
+from tallymark.run.ownership import Ownership
 from tallymark.run.setup import new_owner
 from tallymark.stores.opening import open_sql, open_store
 from tests.support.crash import Run, make_loop
@@ -79,7 +79,7 @@ def test_the_look_at_what_others_have_done_is_patient(proxy: Proxy, brokers: str
     store.create_ledger()
     cut = Cut(b"tallymark_positions", "request")
     start, alone = Start.parse("uncommitted-earliest"), Alone(cluster, [topic])
-    share = Share(group, new_owner(), alone, cluster, store, start, threading.Event())
+    share = Ownership(group, new_owner(), alone, cluster, store, start, threading.Event())
     goals = share.goals(cluster.topics([topic]))
     proxy.arm(cut)
     assert not goals.reached({})

@@ -10,7 +10,7 @@ from datetime import datetime, timezone
 import pyarrow as pa
 
 from tallymark.core.budget import Budget
-from tallymark.core.claims import Advance, Claim, Entry, FirstClaim, Wish
+from tallymark.core.claims import Advance, Claim, Entry, FirstClaim, PositionChanges
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Owner, Partition, Tally
 from tallymark.core.tables import Changes, TableSpec
@@ -46,7 +46,7 @@ def take(
 ) -> dict[Partition, Claim]:
     """Claim these partitions; those without a position start at ``at``. ``held`` is what the run has already."""
     first = {partition: FirstClaim(at, "topic-id", "cluster-id") for partition in partitions}
-    return store.claim(group, owner(run), partitions, lambda _: Wish(first), held or {})
+    return store.claim(group, owner(run), partitions, lambda _: PositionChanges(first), held or {})
 
 
 @dataclass(frozen=True)

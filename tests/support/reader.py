@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from tallymark.core.records import DeadLetter, Reading, Seen
+from tallymark.core.records import DeadLetter, PartitionCounts, Reading
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
 from tallymark.kafka.diagnosis import judged
@@ -143,15 +143,15 @@ class PlainReader:
     def _shaped(self, found: Mapping[Partition, _Found]) -> Reading:
         taken = [record for one in found.values() for record in one.taken]
         return Reading(
-            {partition: Seen(one.records, len(one.letters), one.last) for partition, one in found.items()},
+            {partition: PartitionCounts(one.records, len(one.letters), one.last) for partition, one in found.items()},
             {table.spec.name: _rows(table, taken) for table in self.tables},
             [letter for one in found.values() for letter in one.letters],
         )
 
-    def forget(self, reading: Reading) -> None:
+    def discard(self, reading: Reading) -> None:
         pass
 
-    def let_go(self, partitions: Collection[Partition]) -> None:
+    def release(self, partitions: Collection[Partition]) -> None:
         pass
 
     def renew(self, partitions: Collection[Partition]) -> None:

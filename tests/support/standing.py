@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
 from typing import Any
 
-from tallymark.core.claims import FirstClaim, Wish
+from tallymark.core.claims import FirstClaim, PositionChanges
 from tallymark.core.journal import NoteLine
 from tallymark.core.spans import Partition, Position
 from tallymark.errors import CommitRefused, TallymarkError
@@ -30,7 +30,7 @@ def stand(brokers: str, store_url: str, group: str, topic: str, at: Mapping[int,
     first = {Partition(topic, number): FirstClaim(offset, topic_id, cluster) for number, offset in at.items()}
     store = open_store(store_url)
     store.create_ledger()
-    store.books().move(group, list(first), lambda *_: Wish(first), "test", datetime.now(timezone.utc))
+    store.journal().move(group, list(first), lambda *_: PositionChanges(first), "test", datetime.now(timezone.utc))
     store.close()
 
 
@@ -51,7 +51,7 @@ def offsets(store_url: str, group: str) -> dict[int, int]:
 def journal(store_url: str, group: str, *kinds: str) -> list[NoteLine]:
     store = open_store(store_url)
     try:
-        return store.books().notes(group, kinds)
+        return store.journal().notes(group, kinds)
     finally:
         store.close()
 

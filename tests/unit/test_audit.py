@@ -23,7 +23,7 @@ from tallymark.core.tables import TableSpec
 from tallymark.operate.audit.accounts import accounts, check, check_log
 from tallymark.operate.audit.compare import BAD, Compared
 from tallymark.operate.audit.scope import MADE, RECORDS, Difference, Origins, Scope, chunks
-from tallymark.stores.snapshot import ORIGIN, Mark, Moment
+from tallymark.stores.snapshot import ORIGIN, Moment, SnapshotMark
 from tests.support.newest import Made, Oracle
 
 ZERO = Partition("orders", 0)
@@ -38,7 +38,7 @@ class Ledger:
         self.tally, self.time = Tally(), NOW
         self.skips: list[Span] = []
         self.notes: list[tuple[Note, datetime]] = []
-        self.letters: list[Mark] = []
+        self.letters: list[SnapshotMark] = []
         self.lines: list[BatchLine] = []
 
     def _note(self, kind: str, start: int, stop: int) -> None:
@@ -53,7 +53,7 @@ class Ledger:
         if skipped:
             self.skips.append(Span(ZERO, at, at + skipped))
         at += skipped
-        self.letters += [Mark(ZERO, at + number, "dead", self.time) for number in range(dead)]
+        self.letters += [SnapshotMark(ZERO, at + number, "dead", self.time) for number in range(dead)]
         tally = Tally(applied, dead, skipped, lost, absent)
         self.tally, self.next = self.tally + tally, start + tally.total
         self._line(tally, Span(ZERO, start, self.next))
@@ -67,7 +67,7 @@ class Ledger:
         lost, dead = len(done) // 2, min(1, len(done) - len(done) // 2)
         self._note("loss", done.start, done.start + lost)
         self._note("backfill", done.start, done.stop)
-        self.letters += [Mark(ZERO, done.start + lost, "dead", self.time)] if dead else []
+        self.letters += [SnapshotMark(ZERO, done.start + lost, "dead", self.time)] if dead else []
         if done.stop < skip.stop:
             self.skips.insert(0, Span(ZERO, done.stop, skip.stop))
         if done.start >= self.first:
@@ -218,7 +218,7 @@ def test_whatever_the_clock_of_its_writer_said_a_letter_counts_until_a_reset_voi
     ledger.commit(applied=9, dead=1)
     ledger.letters[-1] = replace(ledger.letters[-1], state=state, recorded_at=NOW - timedelta(hours=1))
     assert broken(ledger.moment()) == {}
-    ledger.letters.append(Mark(ZERO, 5, "discarded", ledger.time))
+    ledger.letters.append(SnapshotMark(ZERO, 5, "discarded", ledger.time))
     assert broken(ledger.moment()).keys() == {"dead letters"}
 
 
@@ -286,7 +286,7 @@ def compared(
             rows = pa.table(columns, schema=pa.schema(list(MADE)[2:]))
             chosen = [versions.get(one[0]) if versions else 1 for one in some]
             table.compare(span, records, rows.append_column("version", pa.array(chosen, pa.int64())))
-    table.settle()
+    table.conclude()
     return table
 
 
@@ -568,6 +568,6 @@ def test_an_account_is_of_its_partition_alone() -> None:
         moment,
         notes=[*moment.notes, *foreign],
         skips=[*moment.skips, Span(other, 0, 4)],
-        letters=[*moment.letters, Mark(other, 3, "dead", NOW)],
+        letters=[*moment.letters, SnapshotMark(other, 3, "dead", NOW)],
     )
     assert accounts(mixed) == accounts(moment)

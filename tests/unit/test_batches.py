@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tallymark.core.batch import Batch as Accounts
+from tallymark.core.batch import BatchToCommit
 from tallymark.core.journal import Letter
 from tallymark.core.plan import Move
 from tallymark.core.records import DeadLetter
@@ -45,7 +45,7 @@ class Attempts:
         moves = () if tries_letters else [Move(one, 0, lost=0, read=10) for one in (ZERO, ONE)]
         records = Records([one for some in messages.values() for one in some], pa.array([b"x"] * 20))
         self.batch = Batch("run-1", moves, messages, records, (), self._commit, tried=tried)
-        self.told: list[Accounts] = []
+        self.told: list[BatchToCommit] = []
         self._ledger_first = ledger_first
         self._failing = failing
 

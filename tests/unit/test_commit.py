@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.core.batch import Batch, account, check_letters
+from tallymark.core.batch import BatchToCommit, account, check_letters
 from tallymark.core.budget import Budget
 from tallymark.core.claims import Claim, Decide, Entry, Note, Rebalance, Skip, explain_refusal, explain_unfillable
 from tallymark.core.journal import Run
 from tallymark.core.plan import Move, Plan
 from tallymark.core.progress import Step
-from tallymark.core.records import DeadLetter, Reading, Seen
+from tallymark.core.records import DeadLetter, PartitionCounts, Reading
 from tallymark.core.spans import GroupState, Owner, Partition, Position, Span, Tally
 from tallymark.core.tables import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, Refusal, TableSpec, origin
 from tallymark.errors import BadInput, BatchTooLarge, Fenced, PositionMoved, TallymarkError, TooManyDead, Unreachable
@@ -50,13 +50,13 @@ def test_every_offset_of_a_move_is_accounted_for_once_or_the_count_is_refused(
     move: Move, records: int, dead: int
 ) -> None:
     if dead <= records <= move.read:
-        step = account(move, Seen(records, 0, NOON), dead, epoch=4)
+        step = account(move, PartitionCounts(records, 0, NOON), dead, epoch=4)
         assert step.tally == Tally(records - dead, dead, move.skipped, move.lost, move.read - records)
         assert step.tally.total == step.stop - step.start
         assert (step.start, step.stop, step.epoch, step.record_time) == (move.start, move.stop, 4, NOON)
     else:
         with pytest.raises(TallymarkError, match=rf"orders\[0\].*counted {records} records, {dead} of them dead"):
-            account(move, Seen(records), dead, epoch=4)
+            account(move, PartitionCounts(records), dead, epoch=4)
 
 
 def letter(offset: int, partition: Partition = ZERO) -> DeadLetter:
@@ -64,7 +64,7 @@ def letter(offset: int, partition: Partition = ZERO) -> DeadLetter:
 
 
 def test_every_dead_record_has_its_letter() -> None:
-    seen = {ZERO: Seen(5, 1), ONE: Seen(5, 1)}
+    seen = {ZERO: PartitionCounts(5, 1), ONE: PartitionCounts(5, 1)}
     check_letters(Reading(seen, {}, [letter(1), letter(2)]))
     for letters in ([], [letter(1)], [letter(1), letter(2), letter(3)]):
         with pytest.raises(TallymarkError, match=f"counted 2 dead records and kept {len(letters)} of them"):
@@ -182,10 +182,10 @@ class FakeStore(Store):
     def set_state(self, group: str, state: GroupState) -> None: ...
     def prune(self, group: str, before: datetime) -> None: ...
     def write_run(self, group: str, run: Run, *, new: bool = False) -> None: ...
-    def books(self) -> Any:
+    def journal(self) -> Any:
         raise NotImplementedError
 
-    def still(self) -> Any:
+    def snapshot(self) -> Any:
         raise NotImplementedError
 
     def claim(
@@ -236,7 +236,7 @@ class Pair:
         return Tally.sum(found.tally for found in self.ledger.saved.values())
 
 
-def batch(letters: Sequence[DeadLetter] = ()) -> Batch:
+def batch(letters: Sequence[DeadLetter] = ()) -> BatchToCommit:
     """Offset n of the first partition has id n, of the second 100 + n; ``latest`` gets the ids of the first twice."""
     places = [(ZERO, n, n) for n in range(10)] + [(ONE, n, 100 + n) for n in range(5)]
     records: list[dict[str, Any]] = [
@@ -246,18 +246,18 @@ def batch(letters: Sequence[DeadLetter] = ()) -> Batch:
     by_five = [record | {"id": 200 + record["id"] % 5} for record in records[:10]]
     rows = {"orders": pa.Table.from_pylist(records, SCHEMA), "latest": pa.Table.from_pylist(by_five, SCHEMA)}
     plan = Plan((Move(ZERO, 0, 0, 10), Move(ONE, 0, 0, 5)))
-    seen = {ZERO: Seen(10, len(letters), NOON), ONE: Seen(5, 0, NOON)}
-    return Batch.shaped("us-1", NOON, plan, Reading(seen, rows, letters), [ORDERS, LATEST], letters)
+    seen = {ZERO: PartitionCounts(10, len(letters), NOON), ONE: PartitionCounts(5, 0, NOON)}
+    return BatchToCommit.shaped("us-1", NOON, plan, Reading(seen, rows, letters), [ORDERS, LATEST], letters)
 
 
 SKIPPED = Skip(Span(ZERO, 0, 10), "too far behind", NOON)
 
 
-def filling(letters: Sequence[DeadLetter] = ()) -> Batch:
+def filling(letters: Sequence[DeadLetter] = ()) -> BatchToCommit:
     whole, plan = batch(letters), Plan((Move(ZERO, 0, 2, 8),))
     rows = {name: found.slice(2, 8) for name, found in whole.reading.rows.items()}
-    reading = Reading({ZERO: Seen(7, len(letters), NOON)}, rows, letters)
-    return Batch.shaped("us-fill-1", NOON, plan, reading, whole.tables, letters, SKIPPED)
+    reading = Reading({ZERO: PartitionCounts(7, len(letters), NOON)}, rows, letters)
+    return BatchToCommit.shaped("us-fill-1", NOON, plan, reading, whole.tables, letters, SKIPPED)
 
 
 def together(store: FakeStore, budget: Budget | None = None) -> Pair:

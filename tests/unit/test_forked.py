@@ -8,12 +8,12 @@ import sys
 FORKED = """
 import concurrent.futures, gc, os, signal, sys, threading
 import tallymark
-from tallymark.formats.json import PIECE_BYTES, Decoder
+from tallymark.formats.json import PIECE_BYTES, JsonDecoder
 from tallymark.formats.value import Json
 
 assert threading.active_count() == 1
 assert not [one for one in gc.get_objects() if isinstance(one, concurrent.futures.Executor)]
-decode = Decoder(Json("id BIGINT, name STRING"))
+decode = JsonDecoder(Json("id BIGINT, name STRING"))
 values = [b'{"id": %d, "name": "%s"}' % (n, b"x" * 4000) for n in range(2 * PIECE_BYTES // 4000)]
 
 

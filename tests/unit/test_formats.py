@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tallymark import Bytes, Json
 from tallymark.errors import BadInput
-from tallymark.formats.json import FEW, Decoder
+from tallymark.formats.json import FEW, JsonDecoder
 from tests.support import json_values as corpus
 
 ORDERS = Json("id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP")
@@ -25,7 +25,7 @@ def order(number: int) -> bytes:
     return json.dumps({"id": number, "customer": f"c{number}", "amount": 0.5, "at": "2026-01-31T12:00:00Z"}).encode()
 
 
-def ids(decoder: Decoder, values: list[bytes | None]) -> list[int | str | None]:
+def ids(decoder: JsonDecoder, values: list[bytes | None]) -> list[int | str | None]:
     decoded = decoder(values)
     rows = decoded.values.to_pylist()
     return [decoded.errors.get(at, row and row["id"]) for at, row in enumerate(rows)]
@@ -38,7 +38,7 @@ def ids(decoder: Decoder, values: list[bytes | None]) -> list[int | str | None]:
 )
 def test_in_bulk_a_value_is_what_it_is_alone(monkeypatch: pytest.MonkeyPatch, schema: str, values: list[bytes]) -> None:
     monkeypatch.setattr("tallymark.formats.json.FEW", 1)
-    decoder = Decoder(Json(schema))
+    decoder = JsonDecoder(Json(schema))
     for value in values:
         alone, among = decoder([value]), decoder([value, value])
         assert repr(among.values.to_pylist()) == repr(alone.values.to_pylist() * 2), value[:100]
@@ -47,7 +47,7 @@ def test_in_bulk_a_value_is_what_it_is_alone(monkeypatch: pytest.MonkeyPatch, sc
 
 @given(st.lists(st.sampled_from([None, *corpus.NESTED_VALUES[:80]]), max_size=20))
 def test_every_value_stays_in_its_place(values: list[bytes | None]) -> None:
-    decoder = Decoder(Json(corpus.NESTED))
+    decoder = JsonDecoder(Json(corpus.NESTED))
     alone = [decoder([value]) for value in values]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tallymark.formats.json.FEW", 1)
@@ -68,14 +68,14 @@ def test_every_value_stays_in_its_place(values: list[bytes | None]) -> None:
     ],
 )
 def test_values_that_make_up_for_each_other_die_both(odd: list[bytes]) -> None:
-    found = ids(Decoder(ORDERS), [*map(order, range(MANY)), *odd, *map(order, range(MANY))])
+    found = ids(JsonDecoder(ORDERS), [*map(order, range(MANY)), *odd, *map(order, range(MANY))])
     assert found[:MANY] == found[MANY + 2 :] == list(range(MANY))
     assert all(isinstance(why, str) for why in found[MANY : MANY + 2])
 
 
 def test_a_batch_is_parsed_at_once_and_a_bad_value_costs_only_its_neighbours() -> None:
     values: list[bytes | None] = [order(number) for number in range(2000)]
-    decoder = Decoder(ORDERS)
+    decoder = JsonDecoder(ORDERS)
     assert decoder(values).values.num_chunks == 1
     values[777] = b"bad"
     decoded = decoder(values)
@@ -93,7 +93,7 @@ def test_a_batch_is_parsed_at_once_and_a_bad_value_costs_only_its_neighbours() -
     ],
 )
 def test_the_common_spellings_of_a_time_are_parsed_at_once(at: str) -> None:
-    decoded = Decoder(ORDERS)([json.dumps({"at": at}).encode()] * MANY)
+    decoded = JsonDecoder(ORDERS)([json.dumps({"at": at}).encode()] * MANY)
     assert decoded.values.num_chunks == 1
     assert {str(row["at"]) for row in decoded.values.to_pylist()} == {"2026-01-31 12:00:00+00:00"}
 
@@ -102,11 +102,11 @@ def test_the_common_spellings_of_a_time_are_parsed_at_once(at: str) -> None:
     "kind", ["ARRAY<DOUBLE>", "STRUCT<x: STRING>", "DECIMAL(5, 2)", "DATE", "TIMESTAMP_NTZ", "BYTE"]
 )
 def test_these_types_are_parsed_at_once(kind: str) -> None:
-    assert Decoder(Json(f"id BIGINT, a {kind}"))([b'{"id":1}'] * MANY).values.num_chunks == 1
+    assert JsonDecoder(Json(f"id BIGINT, a {kind}"))([b'{"id":1}'] * MANY).values.num_chunks == 1
 
 
 def test_a_record_without_a_value_is_neither_dead_nor_decoded() -> None:
-    decoder = Decoder(ORDERS)
+    decoder = JsonDecoder(ORDERS)
     assert ids(decoder, [None, order(1), None, order(2)]) == [None, 1, None, 2]
     assert ids(decoder, [None, *map(order, range(MANY)), None]) == [None, *range(MANY), None]
     assert decoder([None, None]).values.null_count == 2
@@ -135,7 +135,7 @@ def test_a_record_without_a_value_is_neither_dead_nor_decoded() -> None:
 )
 def test_a_dead_value_says_why_in_the_words_of_its_letter(value: bytes, words: str) -> None:
     for values in ([value], [order(1), value], [*map(order, range(MANY)), value]):
-        assert Decoder(ORDERS)(values).errors == {len(values) - 1: words}
+        assert JsonDecoder(ORDERS)(values).errors == {len(values) - 1: words}
 
 
 @pytest.mark.parametrize(
@@ -156,19 +156,19 @@ def test_a_dead_value_names_the_field(value: dict[str, Any], words: str) -> None
         "text STRING, price DECIMAL(10, 2), tiny TINYINT, items ARRAY<STRUCT<price: DECIMAL(10, 2)>>, "
         "days MAP<STRING, DATE>"
     )
-    assert Decoder(Json(schema))([json.dumps(value).encode()]).errors == {0: words}
+    assert JsonDecoder(Json(schema))([json.dumps(value).encode()]).errors == {0: words}
 
 
 def test_a_long_batch_of_large_values_is_no_more_than_arrow_can_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tallymark.formats.json.PIECE_BYTES", 50_000)
-    decoded = Decoder(ORDERS)([order(number) for number in range(2000)])
+    decoded = JsonDecoder(ORDERS)([order(number) for number in range(2000)])
     assert [len(chunk) for chunk in decoded.values.chunks] == [667, 667, 666]
     assert decoded.slow == 0
     assert [row["id"] for row in decoded.values.to_pylist()] == list(range(2000))
 
 
 def test_bytes_are_left_as_they_are() -> None:
-    decoder = Decoder(Bytes())
+    decoder = JsonDecoder(Bytes())
     values: list[Any] = [b"\xff\x00", b"", None, b'{"id":1}']
     decoded = decoder(values)
     assert decoder.type == decoded.values.type == pa.binary()
@@ -177,11 +177,11 @@ def test_bytes_are_left_as_they_are() -> None:
 
 
 def test_the_type_is_known_before_the_first_value() -> None:
-    decoder = Decoder(ORDERS)
+    decoder = JsonDecoder(ORDERS)
     assert decoder.type == decoder([]).values.type == decoder([order(1)]).values.type
     assert [field.name for field in decoder.type] == ["id", "customer", "amount", "at"]
     with pytest.raises(BadInput, match="Json schema 'id NUMBER' can't be read"):
-        Decoder(Json("id NUMBER"))
+        JsonDecoder(Json("id NUMBER"))
 
 
 def test_spark_is_not_needed() -> None:
@@ -194,14 +194,14 @@ def test_spark_is_not_needed() -> None:
 )
 def test_a_value_that_is_nested_too_deeply_is_found_among_many(deep: bytes) -> None:
     good = b'{"id": 1, "z": [{"a": 1}]}'
-    found = Decoder(Json("id BIGINT"))([*[good] * 250, b'{"id": 2, "z": ' + deep + b"}", *[good] * 250])
+    found = JsonDecoder(Json("id BIGINT"))([*[good] * 250, b'{"id": 2, "z": ' + deep + b"}", *[good] * 250])
     assert found.errors == {250: "nested too deeply"}
 
 
 @pytest.mark.parametrize("place", range(0, 65, 4))
 def test_a_number_that_is_too_long_is_found_among_many(place: int) -> None:
     good, long = b'{"id": 1, "z": "' + b"x" * 1001 + b'"}', b'{"id": 2, "z": ' + b" " * place + b"7" * 1001 + b"}"
-    found = Decoder(Json("id BIGINT"))([*[good] * 250, long, *[good] * 250])
+    found = JsonDecoder(Json("id BIGINT"))([*[good] * 250, long, *[good] * 250])
     assert list(found.errors) == [250]
 
 
@@ -211,7 +211,7 @@ def test_a_number_that_is_too_long_is_found_among_many(place: int) -> None:
 def test_a_decimal_that_arrow_can_not_scale_is_found_among_many(tiny: bytes) -> None:
     good = b'{"p": 1.5, "many": [{"p": 2}]}'
     for odd in (b'{"p":' + tiny + b"}", b'{"many": [{"p": ' + tiny + b"}]}"):
-        found = Decoder(Json("p DECIMAL(5, 2), many ARRAY<STRUCT<p: DECIMAL(5, 2)>>"))(
+        found = JsonDecoder(Json("p DECIMAL(5, 2), many ARRAY<STRUCT<p: DECIMAL(5, 2)>>"))(
             [*[good] * 250, odd, *[good] * 250]
         )
         assert list(found.errors) == [250]
@@ -219,7 +219,7 @@ def test_a_decimal_that_arrow_can_not_scale_is_found_among_many(tiny: bytes) -> 
 
 def test_many_numbers_are_not_taken_for_a_long_one() -> None:
     numbers = b'{"id": 1, "z": [' + b",".join([b"1234567890" * 99] * 20) + b"]}"
-    found = Decoder(Json("id BIGINT"))([numbers] * 250)
+    found = JsonDecoder(Json("id BIGINT"))([numbers] * 250)
     assert not found.errors
     assert not found.slow
 
@@ -227,13 +227,13 @@ def test_many_numbers_are_not_taken_for_a_long_one() -> None:
 @pytest.mark.parametrize("name", [b"a" * 50_001, b'\\"' * 50_001, b"\\\\" * 50_001])
 def test_a_name_that_is_too_long_is_found_among_many(name: bytes) -> None:
     good, long = b'{"id": 1, "' + name[:50_000] + b'": "\\\\"}', b'{"id": 2, "z": {"' + name + b'": 1}}'
-    found = Decoder(Json("id BIGINT"))([*[good] * 250, long, *[good] * 250])
+    found = JsonDecoder(Json("id BIGINT"))([*[good] * 250, long, *[good] * 250])
     assert list(found.errors) == [250]
 
 
 @pytest.mark.parametrize("odd", [b"\xff", b"\xed\xa0\x80", b"\xc0\x80", b"\xf5\x80\x80\x80"])
 def test_what_is_not_utf_8_is_found_among_many(odd: bytes) -> None:
-    found = Decoder(ORDERS)([*map(order, range(250)), b'{"customer": "' + odd + b'"}', *map(order, range(250))])
+    found = JsonDecoder(ORDERS)([*map(order, range(250)), b'{"customer": "' + odd + b'"}', *map(order, range(250))])
     assert list(found.errors) == [250]
     assert found.errors[250].startswith("not UTF-8: ")
 
@@ -241,7 +241,7 @@ def test_what_is_not_utf_8_is_found_among_many(odd: bytes) -> None:
 @pytest.mark.parametrize("word", [b"NaN", b"-Infinity", b"Inf"])
 def test_a_name_that_arrow_takes_for_a_number_is_none(word: bytes) -> None:
     named = b'{"customer": "NaN, Infinity: I Need Nan", "amount": 1}'
-    found = Decoder(ORDERS)([*[named] * 250, b'{"amount": ' + word + b"}", *[named] * 250])
-    alone = Decoder(ORDERS)([b'{"amount": ' + word + b"}"])
+    found = JsonDecoder(ORDERS)([*[named] * 250, b'{"amount": ' + word + b"}", *[named] * 250])
+    alone = JsonDecoder(ORDERS)([b'{"amount": ' + word + b"}"])
     assert list(found.errors) == [250 for _ in alone.errors]
     assert found.values[250].as_py() == alone.values[0].as_py()

@@ -22,7 +22,7 @@ from tallymark.service.handler import Handler, RecordFailed
 
 RECORD = Record("t", 0, 0, None, None, b"", ())
 RECORDS = Records([], pa.nulls(0, pa.binary()))
-Seen = list[tuple[Any, Any]]
+PartitionCounts = list[tuple[Any, Any]]
 
 
 def call(function: Callable[..., Any], db: Any = None, *, batch: bool = False) -> None:
@@ -44,7 +44,7 @@ def plainly_decorated(function: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-def disguises(seen: Seen) -> dict[str, Callable[..., Any]]:
+def disguises(seen: PartitionCounts) -> dict[str, Callable[..., Any]]:
     async def receive(record: Any, db: Any) -> None:
         await asyncio.sleep(0)
         seen.append((record, db))
@@ -82,7 +82,7 @@ def disguises(seen: Seen) -> dict[str, Callable[..., Any]]:
 @pytest.mark.parametrize("batch", [False, True])
 @pytest.mark.parametrize("disguise", disguises([]))
 def test_an_async_function_runs_however_it_is_hidden(disguise: str, batch: bool) -> None:
-    seen: Seen = []
+    seen: PartitionCounts = []
     call(disguises(seen)[disguise], "db", batch=batch)
     assert seen == [(RECORDS if batch else RECORD, "db")]
 

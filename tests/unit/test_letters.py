@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.core.batch import alike, check_letters, most_frequent, parted, places, refused
-from tallymark.core.records import LONGEST, DeadLetter, Reading, Seen, storable
+from tallymark.core.batch import alike, check_letters, most_frequent, records_of, refused, without_refused
+from tallymark.core.records import LONGEST, DeadLetter, PartitionCounts, Reading, storable
 from tallymark.core.spans import Partition
 from tallymark.core.tables import OFFSET, PARTITION, TOPIC, Refusal, TableSpec
 from tallymark.errors import TallymarkError
@@ -45,7 +45,7 @@ class Log:
             OFFSET: pa.array(good, pa.int64()),
         }
         totals = pa.table({"records": pa.array([len(good)] if good else [], pa.int64())})
-        seen = {ZERO: Seen(len(there), len(letters), NOON)} if there else {}
+        seen = {ZERO: PartitionCounts(len(there), len(letters), NOON)} if there else {}
         return Reading(seen, {"orders": pa.table(columns), "totals": totals}, letters)
 
 
@@ -60,11 +60,11 @@ def test_what_is_refused_is_in_no_sum_and_is_counted_once(
     """First what has no key, then what a table refuses; Kafka may delete any of it before it is read again."""
     log = Log(nameless, garbage, deleted)
     reading = log.read()
-    reading, found = parted(reading, refused(reading, TABLES), TABLES, log.read)
+    reading, found = without_refused(reading, refused(reading, TABLES), TABLES, log.read)
     late &= set(reading.rows["orders"][OFFSET].to_pylist())
-    reading, found = parted(reading, [*found, *refusals(late)], TABLES, log.read)
+    reading, found = without_refused(reading, [*found, *refusals(late)], TABLES, log.read)
 
-    dead = places(reading.dead_letters) | {refusal.record for refusal in found}
+    dead = records_of(reading.dead_letters) | {refusal.record for refusal in found}
     assert dead == {(ZERO, one) for one in garbage | nameless | late}
     assert len(dead) == len(reading.dead_letters) + len(found)
     check_letters(reading)
@@ -78,14 +78,14 @@ def test_without_a_table_that_merges_records_nothing_is_read_again() -> None:
     log = Log(nameless=[3])
     reading = log.read()
     reading = Reading(reading.seen, {"orders": reading.rows["orders"]}, [])
-    assert parted(reading, refusals([3]), TABLES[:1], None) == (reading, refusals([3]))
+    assert without_refused(reading, refusals([3]), TABLES[:1], None) == (reading, refusals([3]))
 
 
 def test_a_batch_that_can_not_be_read_again_is_not_written() -> None:
     with pytest.raises(
         TallymarkError, match=r"totals merges records, and orders\[0\] offset 3, which table orders refu"
     ):
-        parted(Log().read(), refusals([3]), TABLES, None)
+        without_refused(Log().read(), refusals([3]), TABLES, None)
 
 
 def test_words_are_kept_as_every_database_can_hold_them() -> None:

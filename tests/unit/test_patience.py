@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tallymark.core.retry import patiently
+from tallymark.core.retry import retrying
 from tallymark.errors import AccessDenied, Unreachable
 
 
@@ -27,7 +27,7 @@ def failing(times: int, error: Exception) -> tuple[Callable[[], str], list[int]]
 
 def test_a_transient_error_is_tried_again_until_it_passes() -> None:
     work, calls = failing(2, Unreachable("away"))
-    assert patiently(work) == "done"
+    assert retrying(work) == "done"
     assert len(calls) == 3
 
 
@@ -35,7 +35,7 @@ def test_a_transient_error_is_tried_again_until_it_passes() -> None:
 def test_an_error_that_will_not_pass_is_raised_at_once(error: Exception) -> None:
     work, calls = failing(99, error)
     with pytest.raises(type(error)):
-        patiently(work)
+        retrying(work)
     assert len(calls) == 1
 
 
@@ -43,7 +43,7 @@ def test_the_end_of_patience_raises_the_last_error() -> None:
     work, calls = failing(99, Unreachable("still away"))
     began = time.monotonic()
     with pytest.raises(Unreachable, match="still away"):
-        patiently(work, patience=0.2)
+        retrying(work, patience=0.2)
     assert 0.2 <= time.monotonic() - began < 2
     assert len(calls) > 1
 
@@ -51,7 +51,7 @@ def test_the_end_of_patience_raises_the_last_error() -> None:
 def test_pauses_grow_so_that_a_server_in_trouble_is_not_pestered() -> None:
     work, calls = failing(99, Unreachable("away"))
     with pytest.raises(Unreachable):
-        patiently(work, patience=0.6)
+        retrying(work, patience=0.6)
     assert len(calls) <= 6
 
 
@@ -65,7 +65,7 @@ def test_somebody_who_wants_to_leave_does_not_wait() -> None:
 
     began = time.monotonic()
     with pytest.raises(Unreachable):
-        patiently(work_and_stop, stop)
+        retrying(work_and_stop, stop)
     assert len(calls) == 1
     assert time.monotonic() - began < 5
 
@@ -74,10 +74,10 @@ def test_what_has_to_be_finished_gets_a_last_moment() -> None:
     stop = threading.Event()
     stop.set()
     work, calls = failing(2, Unreachable("away for a moment"))
-    assert patiently(work, stop, after_stop=5) == "done"
+    assert retrying(work, stop, after_stop=5) == "done"
     assert len(calls) == 3
     work, _ = failing(99, Unreachable("away for good"))
     began = time.monotonic()
     with pytest.raises(Unreachable):
-        patiently(work, stop, patience=600, after_stop=0.3)
+        retrying(work, stop, patience=600, after_stop=0.3)
     assert time.monotonic() - began < 5

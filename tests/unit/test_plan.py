@@ -16,12 +16,12 @@ from tallymark.core.plan import (
     Move,
     Plan,
     adapt,
+    apportion,
     caught_up,
     check_identity,
     lowered,
     plan,
     readable_from,
-    share,
 )
 from tallymark.core.spans import Log, Partition, Span
 from tallymark.errors import BadInput, BeyondEnd, ForeignCluster, RecordsLost, TopicRecreated
@@ -36,12 +36,12 @@ limits = st.integers(1, 20_000)
 @given(draw.lags, limits)
 def test_shares_use_the_whole_limit_or_one_for_each_that_lags(lags: dict[Partition, int], limit: int) -> None:
     lagging = sum(1 for lag in lags.values() if lag)
-    assert sum(share(lags, limit).values()) == min(sum(lags.values()), max(limit, lagging))
+    assert sum(apportion(lags, limit).values()) == min(sum(lags.values()), max(limit, lagging))
 
 
 @given(draw.lags, limits)
 def test_a_share_is_at_least_one_and_never_more_than_the_lag(lags: dict[Partition, int], limit: int) -> None:
-    shares = share(lags, limit)
+    shares = apportion(lags, limit)
     assert shares.keys() == lags.keys()
     assert all(min(1, lag) <= shares[partition] <= lag for partition, lag in lags.items())
 
@@ -52,14 +52,14 @@ def test_shares_above_the_first_record_are_proportional_to_the_lag(lags: dict[Pa
     if sum(lags.values()) <= limit or limit <= lagging:
         return
     ratio = Fraction(limit - lagging, sum(lags.values()) - lagging)
-    for partition, taken in share(lags, limit).items():
+    for partition, taken in apportion(lags, limit).items():
         exact = 1 + (lags[partition] - 1) * ratio if lags[partition] else Fraction(0)
         assert abs(taken - exact) < 1, f"{partition} takes {taken} instead of about {float(exact)}"
 
 
 @given(draw.lags, limits)
 def test_who_lags_more_never_gets_less(lags: dict[Partition, int], limit: int) -> None:
-    taken = share(lags, limit)
+    taken = apportion(lags, limit)
     by_lag = sorted(lags, key=lambda partition: lags[partition])
     assert all(taken[a] <= taken[b] for a, b in pairwise(by_lag) if lags[a] < lags[b])
 

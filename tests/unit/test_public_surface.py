@@ -30,7 +30,7 @@ def test_the_public_names_are_these() -> None:
         "LogTruncated",
         "Metadata",
         "Pipeline",
-        "Place",
+        "PartitionProgress",
         "Producer",
         "ProducerStopped",
         "Record",

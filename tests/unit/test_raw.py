@@ -1,4 +1,4 @@
-"""Undecoded records in Arrow: counted, parted, and kept as letters, as they came."""
+"""Undecoded records in Arrow: counted, split, and kept as letters, as they came."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime, timedelta, timezone
 import pyarrow as pa
 
 from tallymark.core import raw
-from tallymark.core.records import DeadLetter, Seen
+from tallymark.core.records import DeadLetter, PartitionCounts
 from tallymark.core.spans import Partition, Span
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
@@ -39,8 +39,8 @@ def test_letters_come_back_as_they_were() -> None:
 def test_every_partition_is_counted_with_its_dead_and_the_time_of_its_last_record() -> None:
     found = records((ONE, 3), (ONE, 5), (TWO, 9), (ONE, 8))
     assert raw.seen(found, [1, 2]) == {
-        ONE: Seen(3, 1, NOON + timedelta(seconds=8)),
-        TWO: Seen(1, 1, NOON + timedelta(seconds=9)),
+        ONE: PartitionCounts(3, 1, NOON + timedelta(seconds=8)),
+        TWO: PartitionCounts(1, 1, NOON + timedelta(seconds=9)),
     }
     assert raw.seen(found.slice(0, 0), []) == {}
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.errors import BadInput, DataRefused
-from tallymark.stores.redis.transaction import _HOLDS, _settled
+from tallymark.stores.redis.transaction import _HOLDS, _resolved
 
 State = dict[str, Any]
 numbers = st.integers(-5, 5) | st.just(10**15 - 1)
@@ -71,7 +71,7 @@ def test_what_passes_the_check_never_fails_and_does_what_was_asked_for(
     state: State, wanted: list[tuple[Any, ...]]
 ) -> None:
     try:
-        sent = _settled(wanted)
+        sent = _resolved(wanted)
     except (BadInput, DataRefused):
         return
     if not all(passes(state, *command) for command in sent):

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.core.plan import Jump, plan
-from tallymark.core.skip_ahead import Lookout, SkipAhead, by_records, by_time, jumps
+from tallymark.core.skip_ahead import Every, SkipAhead, by_records, by_time, jumps
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput
 from tests.unit.strategies import NOON, log
@@ -61,12 +61,12 @@ def test_what_makes_no_sense_is_refused(said: dict[str, Any], words: str) -> Non
 
 
 def test_it_is_due_at_once_and_then_every_so_often() -> None:
-    lookout = Lookout(SkipAhead(every="10s"))
-    assert [lookout.due(now) for now in (100.0, 100.1, 109.9, 110.0, 111.0, 250.0, 255.0)] == [
+    interval = Every(SkipAhead(every="10s"))
+    assert [interval.due(now) for now in (100.0, 100.1, 109.9, 110.0, 111.0, 250.0, 255.0)] == [
         True, False, False, True, False, True, False,
     ]  # fmt: skip
-    lookout.again()
-    assert lookout.due(255.1)
+    interval.again()
+    assert interval.due(255.1)
 
 
 # By records

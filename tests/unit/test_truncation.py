@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tallymark.core.batch import account
 from tallymark.core.claims import Advance, Claim, Note, Restart, advanced, restarted
 from tallymark.core.plan import Move, Plan, plan
-from tallymark.core.records import Seen
+from tallymark.core.records import PartitionCounts
 from tallymark.core.spans import Log, Mark, Partition, Span, Tally, Truncation
 from tallymark.errors import LogTruncated, PositionMoved, PositionRefused
 from tallymark.run.prepare import Cursor
@@ -91,7 +91,7 @@ def test_a_move_has_the_epoch_of_the_leader_that_told_its_end_also_in_parts() ->
 
 @given(epochs)
 def test_a_position_gets_the_epoch_of_the_move_to_it(epoch: int | None) -> None:
-    assert account(Move(ZERO, 7, 0, 3, leader_epoch=epoch), Seen(3), 0, 1).leader_epoch == epoch
+    assert account(Move(ZERO, 7, 0, 3, leader_epoch=epoch), PartitionCounts(3), 0, 1).leader_epoch == epoch
 
 
 @pytest.mark.parametrize(("of_step", "kept"), [(None, 4), (0, 0), (6, 6)])

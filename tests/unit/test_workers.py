@@ -15,7 +15,7 @@ from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, Retry, TallymarkError
 from tallymark.service.batch import Record
 from tallymark.service.handler import Handler
-from tallymark.service.workers import Lanes, Order, Outcome, Workers
+from tallymark.service.workers import Lanes, LanesOutcome, Order, Workers
 
 
 class Notes:
@@ -69,7 +69,7 @@ def work(
     given: list[Record],
     workers: int,
     order: Order,
-    outcomes: list[Outcome] | None = None,
+    outcomes: list[LanesOutcome] | None = None,
 ) -> tuple[OneBatch, Notes]:
     batch, db = OneBatch(given), Notes()
     pool = Workers(Handler(function, takes_batches=False), workers, order)
@@ -222,7 +222,7 @@ def test_what_failed_is_counted_against_what_was_finished() -> None:
             raise Retry("later")
         raise ValueError("no")
 
-    outcomes: list[Outcome] = []
+    outcomes: list[LanesOutcome] = []
     work(handle, records(1, 12), 2, "partition", outcomes)
     [outcome] = outcomes
     assert (outcome.finished, len(outcome.failed)) == (8, 8)

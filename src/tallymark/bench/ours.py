@@ -130,7 +130,7 @@ def forget(course: Course) -> None:
 
 
 def forget_groups(store: Store, topic: str) -> None:
-    books = store.books()
+    books = store.journal()
     for group in [name for name in books.groups() if name.startswith(f"{topic}-")]:
         books.delete(group, lambda _positions, _runs: None)
         store.clear_stages(group)

@@ -68,7 +68,7 @@ def _forget(store: SqlStore, topic: str) -> None:
 
 def _remove_ledger(store: SqlStore) -> None:
     """The race has made it, and it is ours to remove unless somebody else began to use it."""
-    if not store.has_ledger() or store.books().groups():
+    if not store.has_ledger() or store.journal().groups():
         return
     with store.transaction() as connection:
         connection.execute(text("DROP VIEW IF EXISTS tallymark_status"))

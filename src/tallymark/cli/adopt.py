@@ -114,7 +114,7 @@ def _import(store: Store, group: str, found: Found, there: Mapping[Partition, Lo
         store.create_ledger()
         by = operator()
         decision = adopting(plan, found.offsets, f"taken over from {found.source} by {by}")
-        store.books().move(group, there, decision, by, datetime.now(timezone.utc))
+        store.journal().move(group, there, decision, by, datetime.now(timezone.utc))
     return plan
 
 

@@ -14,7 +14,7 @@ from tallymark.cli.tables import plain_table, print_table
 from tallymark.core.spans import OUTCOMES, Tally
 from tallymark.errors import BadInput
 from tallymark.operate.demo.play import KILLS, Play
-from tallymark.operate.demo.verdict import Verdict
+from tallymark.operate.demo.verdict import DemoVerdict
 
 StoreUrl = Annotated[
     str | None, typer.Option("--store", help="A database for the rows and the offsets; SQLite if none.")
@@ -51,7 +51,7 @@ def demo(
         raise typer.Exit(1)
 
 
-def as_object(verdict: Verdict) -> dict[str, int | float]:
+def as_object(verdict: DemoVerdict) -> dict[str, int | float]:
     tally = verdict.tally
     return {
         "records": verdict.total("records"),
@@ -63,7 +63,7 @@ def as_object(verdict: Verdict) -> dict[str, int | float]:
     }
 
 
-def _print(verdict: Verdict, out: Console) -> None:
+def _print(verdict: DemoVerdict, out: Console) -> None:
     heads = ("partition", "position", *OUTCOMES, "kafka", "rows", "letters", "verdict")
     table = plain_table(*heads)
     for line in verdict.partitions:

@@ -43,15 +43,15 @@ class Holdings:
 
     @classmethod
     def of(cls, store: Store, group: str) -> Holdings:
-        books = store.books()
-        batches = len(books.history(group, most=MOST_BATCHES))
+        journal = store.journal()
+        batches = len(journal.history(group, most=MOST_BATCHES))
         return cls(
             group,
             store.positions(group).get(group, []),
             f"{batches}+" if batches == MOST_BATCHES else str(batches),
-            books.letter_counts(group),
+            journal.letter_counts(group),
             len(store.skips(group)),
-            books.runs(group),
+            journal.runs(group),
         )
 
     def words(self) -> list[str]:
@@ -117,7 +117,7 @@ def _delete(store: Store, held: Holdings, take_over: bool, with_letters: bool) -
     def consent(positions: Mapping[Partition, Position], runs: Sequence[Run]) -> None:
         check(held, positions, runs, take_over=take_over, with_letters=with_letters)
 
-    store.books().delete(group, consent)
+    store.journal().delete(group, consent)
     store.clear_stages(group)
     log.warning("deleted group=%s by=%s store=%s", group, by, store.name)
 

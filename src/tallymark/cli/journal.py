@@ -121,9 +121,9 @@ def _needed(store: str | None, command: str) -> str:
 
 
 def _notes(store: Store, group: str | None, kinds: Collection[str]) -> list[Line]:
-    books = store.books()
-    groups = books.groups()
-    return [Line(name, note) for name in groups if group in (None, name) for note in books.notes(name, kinds)]
+    journal = store.journal()
+    groups = journal.groups()
+    return [Line(name, note) for name in groups if group in (None, name) for note in journal.notes(name, kinds)]
 
 
 def _with_logs(lines: Sequence[Line], group: str, positions: Sequence[Position], brokers: Brokers) -> list[Line]:

@@ -123,7 +123,7 @@ def discard(
     if of.store is None:
         raise BadInput(NEEDS_STORE)
     with ledger(of.store, of.group) as opened:
-        found = opened.books().letters(query)
+        found = opened.journal().letters(query)
         _check_named(opened, ids or (), found)
         if execute:
             _discard(opened, found, f"{operator()}: {reason}" if reason else operator())
@@ -141,14 +141,14 @@ def _letters(store_url: str | None, query: LetterQuery, most: int | None = None)
     if store_url is None:
         raise BadInput(NEEDS_STORE)
     with ledger(store_url, query.group) as store:
-        return store.books().letters(LetterQuery(**{**vars(query), "most": most}))
+        return store.journal().letters(LetterQuery(**{**vars(query), "most": most}))
 
 
 def _check_named(store: Store, ids: Sequence[str], found: Sequence[Letter]) -> None:
     """Those that are named must be there, and open."""
     missing = set(ids) - {letter.id for letter in found}
     if missing:
-        others = {one.id: one.state for one in store.books().letters(LetterQuery(states=None, ids=list(missing)))}
+        others = {one.id: one.state for one in store.journal().letters(LetterQuery(states=None, ids=list(missing)))}
         first = min(missing)
         words = f"dead letter {first} is {others.get(first, 'unknown')}"
         words += ", and the filters leave it out" if others.get(first) == DEAD else ""
@@ -158,7 +158,7 @@ def _check_named(store: Store, ids: Sequence[str], found: Sequence[Letter]) -> N
 def _discard(store: Store, letters: Sequence[Letter], by: str) -> None:
     for at in range(0, len(letters), MOST):
         try:
-            store.books().settle(letters[at : at + MOST], DISCARDED, by[:CHANGED_BY], datetime.now(timezone.utc))
+            store.journal().settle(letters[at : at + MOST], DISCARDED, by[:CHANGED_BY], datetime.now(timezone.utc))
         except CommitRefused as error:
             raise type(error)(f"{error}; {at} of {len(letters)} were discarded before: look again") from error
 

@@ -144,7 +144,7 @@ def _check_ids(setups: Sequence[Setup], ids: Sequence[str]) -> None:
     unknown = set(ids)
     for setup in setups if ids else ():
         with ledger(setup.ledger_url) as store:
-            there = store.books().letters(LetterQuery(setup.group, states=None, ids=list(ids)))
+            there = store.journal().letters(LetterQuery(setup.group, states=None, ids=list(ids)))
             unknown -= {letter.id for letter in there}
     if unknown:
         raise BadInput(f"the groups of the file have no dead letter {min(unknown)}: tallymark dead-letters list")

@@ -128,7 +128,7 @@ class _Resetting:
 
     @property
     def in_the_way(self) -> list[Position]:
-        return busy(self.preview, self.store.books().runs(self.group), self.now)
+        return busy(self.preview, self.store.journal().runs(self.group), self.now)
 
     def execute(self, take_over: bool, reason: str | None) -> list[Planned]:
         words = f"{self.aim.said} by {self.by}" + (f": {reason}" if reason else "")
@@ -138,7 +138,7 @@ class _Resetting:
             plan[:] = planned
 
         decide = self.reset.decide(self.preview, self.now, words, done, take_over=take_over)
-        self.store.books().move(self.group, self.reset.logs, decide, self.by, self.now)
+        self.store.journal().move(self.group, self.reset.logs, decide, self.by, self.now)
         return plan
 
 

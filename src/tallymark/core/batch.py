@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from tallymark.core.claims import Advance, Claim, Entry, Fill, Note, Replay, Skip
 from tallymark.core.journal import Letter
 from tallymark.core.plan import Move, Plan
-from tallymark.core.records import DeadLetter, Reading, Record, Seen
+from tallymark.core.records import DeadLetter, PartitionCounts, RawRecord, Reading
 from tallymark.core.spans import Partition, Span, Tally
 from tallymark.core.tables import Changes, Refusal, TableSpec, finish, has_origin, null_keys, without
 from tallymark.errors import Fenced, TallymarkError
@@ -27,7 +27,7 @@ NOT_KEPT = ("only in Kafka", "Kafka has deleted the record meanwhile")
 Letters = Callable[[Sequence[Refusal]], list[DeadLetter]]
 Again = Callable[[Collection[tuple[Partition, int]]], Reading]
 """Reads a batch without these records."""
-Records = Callable[[Mapping[Partition, list[int]]], Mapping[tuple[Partition, int], Record]]
+Records = Callable[[Mapping[Partition, list[int]]], Mapping[tuple[Partition, int], RawRecord]]
 
 
 def refused(reading: Reading, tables: Sequence[TableSpec]) -> list[Refusal]:
@@ -36,7 +36,7 @@ def refused(reading: Reading, tables: Sequence[TableSpec]) -> list[Refusal]:
     return list({refusal.record: refusal for refusal in [*nameless, *reading.refusals]}.values())
 
 
-def parted(
+def without_refused(
     reading: Reading, refusals: Sequence[Refusal], tables: Sequence[TableSpec], again: Again | None
 ) -> tuple[Reading, Sequence[Refusal]]:
     """Read the batch again until merged rows hold nothing of refused records.
@@ -60,13 +60,13 @@ def parted(
 
 def _read_again(reading: Reading, refusals: Sequence[Refusal], again: Again) -> Reading:
     """Read again without dead records. They keep their counts, because Kafka may have deleted some since."""
-    dead = places(reading.dead_letters) | {refusal.record for refusal in refusals}
+    dead = records_of(reading.dead_letters) | {refusal.record for refusal in refusals}
     rest, left = again(dead), Counter(partition for partition, _ in dead)
 
-    def seen(partition: Partition) -> Seen:
-        first, others = (one.seen.get(partition, Seen()) for one in (reading, rest))
+    def seen(partition: Partition) -> PartitionCounts:
+        first, others = (one.seen.get(partition, PartitionCounts()) for one in (reading, rest))
         time = first.last_timestamp or others.last_timestamp
-        return Seen(others.records + left[partition], first.dead + others.dead, time)
+        return PartitionCounts(others.records + left[partition], first.dead + others.dead, time)
 
     return replace(
         rest,
@@ -76,7 +76,7 @@ def _read_again(reading: Reading, refusals: Sequence[Refusal], again: Again) -> 
     )
 
 
-def places(letters: Iterable[DeadLetter]) -> set[tuple[Partition, int]]:
+def records_of(letters: Iterable[DeadLetter]) -> set[tuple[Partition, int]]:
     """Return the records of these dead letters."""
     return {(letter.partition, letter.offset) for letter in letters}
 
@@ -125,7 +125,7 @@ Tried = Mapping[tuple[Partition, int], Letter]
 
 
 @dataclass(frozen=True)
-class Batch:
+class BatchToCommit:
     """A batch that is ready to commit.
 
     Its moves advance positions. If it fills an open ``skip``, its only move is the first part of that skip. If it
@@ -156,16 +156,16 @@ class Batch:
         skip: Skip | None = None,
         tried: Tried | None = None,
         again: Again | None = None,
-    ) -> Batch:
+    ) -> BatchToCommit:
         """Create the batch with the rows of each table as they are written, without rows of dead records."""
-        dead = places(letters)
+        dead = records_of(letters)
         changes = [
             replace(finish(spec, without(reading.rows[spec.name], dead), name), staged=reading.staged.get(spec.name))
             for spec in tables
         ]
         return cls(name, started, plan, reading, tables, letters, changes, skip, tried or {}, again)
 
-    def refusing(self, reading: Reading, letters: Sequence[DeadLetter]) -> Batch:
+    def refusing(self, reading: Reading, letters: Sequence[DeadLetter]) -> BatchToCommit:
         """Return the batch with more dead records. Their rows are replaced by older rows of the same keys."""
         what = self.plan, reading, self.tables, [*self.letters, *letters]
         return self.shaped(self.name, self.started, *what, self.skip, self.tried, self.again)
@@ -201,7 +201,7 @@ class Batch:
 
     def _account(self, move: Move, epoch: int) -> Advance:
         dead = Counter(letter.partition for letter in self.letters)[move.partition]
-        return account(move, self.reading.seen.get(move.partition, Seen()), dead, epoch)
+        return account(move, self.reading.seen.get(move.partition, PartitionCounts()), dead, epoch)
 
     def entry(self, group: str, claims: Mapping[Partition, Claim]) -> Entry:
         moves = self.plan.moves
@@ -221,7 +221,7 @@ class Batch:
         )
 
 
-def account(move: Move, seen: Seen, dead: int, epoch: int) -> Advance:
+def account(move: Move, seen: PartitionCounts, dead: int, epoch: int) -> Advance:
     """Account for every offset of a move. Raises if the counts of the reader are impossible."""
     tally = Tally(seen.records - dead, dead, move.skipped, move.lost, move.read - seen.records)
     if min(tally.applied, tally.absent) < 0:

@@ -50,14 +50,14 @@ class Restart:
 
 
 @dataclass(frozen=True)
-class Wish:
+class PositionChanges:
     """The first positions and restarts that a claim asks for, decided from the saved positions."""
 
     first: Mapping[Partition, FirstClaim]
     restarts: Mapping[Partition, Restart] = field(default_factory=dict)
 
 
-Decide = Callable[[Sequence[Position]], Wish]
+Decide = Callable[[Sequence[Position]], PositionChanges]
 
 
 @dataclass(frozen=True)

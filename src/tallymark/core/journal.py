@@ -1,6 +1,6 @@
 """The operator's interface to the ledger: runs, history, journal and dead letters of a group.
 
-``store.books()`` returns the implementation of a store. Reading needs no claim. A manual change of a position raises
+``store.journal()`` returns the implementation of a store. Reading needs no claim. A manual change of a position raises
 its epoch in the same transaction, which fences the run that owns it.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from tallymark.core.claims import Note, Wish
+from tallymark.core.claims import Note, PositionChanges
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import GroupState, Partition, Position, Span, Tally
 
@@ -95,13 +95,13 @@ class LetterQuery:
     most: int | None = None
 
 
-Decision = Callable[[Mapping[Partition, Position], Sequence[Run]], Wish]
+Decision = Callable[[Mapping[Partition, Position], Sequence[Run]], PositionChanges]
 """Decides from the locked positions and the runs which positions to move; raises to change nothing."""
 Consent = Callable[[Mapping[Partition, Position], Sequence[Run]], None]
 """Raises to change nothing."""
 
 
-class Books(ABC):
+class Journal(ABC):
     """The operator's interface to a ledger."""
 
     @abstractmethod

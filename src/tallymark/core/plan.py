@@ -131,7 +131,7 @@ def plan(
         partition: max(start, min(jumps[partition].to, logs[partition].stop)) for partition, start in kept.items()
     }
     lags = {partition: max(0, logs[partition].stop - start) for partition, start in starts.items()}
-    shares = share(lags, limit)
+    shares = apportion(lags, limit)
     moves = (
         Move(
             partition,
@@ -179,7 +179,7 @@ def check_identity(position: Position, topic_id: str, cluster_id: str) -> None:
         )
 
 
-def share(lags: Mapping[Partition, int], limit: int) -> dict[Partition, int]:
+def apportion(lags: Mapping[Partition, int], limit: int) -> dict[Partition, int]:
     """Split ``limit`` in proportion to the lags: at most the lag, and at least 1 for each partition that lags.
 
     Rounds by the largest remainder method; of equal remainders the larger lag wins.

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
-from tallymark.core.records import DeadLetter, Seen
+from tallymark.core.records import DeadLetter, PartitionCounts
 from tallymark.core.spans import Partition, Span
 from tallymark.core.times import LAST_MILLIS, headers
 
@@ -72,7 +72,7 @@ def size(records: pa.Table) -> int:
     return sum(pc.sum(pc.binary_length(records[name])).as_py() or 0 for name in ("key", "value"))
 
 
-def seen(records: pa.Table, dead: Collection[int]) -> dict[Partition, Seen]:
+def seen(records: pa.Table, dead: Collection[int]) -> dict[Partition, PartitionCounts]:
     """Count the records of each partition; ``dead`` rows are dead. Records of a partition are in offset order."""
     places = pa.table({name: records[name] for name in ("topic", "partition", "timestamp")})
     # Grouping keeps the order only with a single thread.
@@ -85,7 +85,7 @@ def seen(records: pa.Table, dead: Collection[int]) -> dict[Partition, Seen]:
     found = {}
     for row in counts:
         partition = Partition(row["topic"], row["partition"])
-        found[partition] = Seen(row["count_all"], died.get(partition, 0), row["timestamp_last"])
+        found[partition] = PartitionCounts(row["count_all"], died.get(partition, 0), row["timestamp_last"])
     return found
 
 

@@ -23,7 +23,7 @@ LONGEST = 20_000
 
 
 @dataclass(frozen=True)
-class Seen:
+class PartitionCounts:
     """Counts of the records in a span of one partition."""
 
     records: int = 0
@@ -32,7 +32,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Record:
+class RawRecord:
     """A record as it is in Kafka."""
 
     offset: int
@@ -56,7 +56,7 @@ class DeadLetter:
     error: str
 
     @classmethod
-    def of(cls, refusal: Refusal, record: Record | None) -> DeadLetter:
+    def of(cls, refusal: Refusal, record: RawRecord | None) -> DeadLetter:
         """Create the letter of a refused record; ``record`` is None if Kafka has deleted it since."""
         if record is None:
             error = f"{refusal.error}; Kafka has deleted the record meanwhile"
@@ -93,7 +93,7 @@ class Reading:
     ``refusals`` are records that were decoded and then refused: no row contains data from them.
     """
 
-    seen: Mapping[Partition, Seen]
+    seen: Mapping[Partition, PartitionCounts]
     rows: Mapping[str, pa.Table]
     dead_letters: Sequence[DeadLetter]
     refusals: Sequence[Refusal] = ()
@@ -123,10 +123,10 @@ class Reader(Protocol):
         smaller spans.
         """
 
-    def forget(self, reading: Reading) -> None:
+    def discard(self, reading: Reading) -> None:
         """Release what was staged for this reading: it was committed, or never will be."""
 
-    def let_go(self, partitions: Collection[Partition]) -> None:
+    def release(self, partitions: Collection[Partition]) -> None:
         """Discard what was fetched ahead of these partitions: they are no longer assigned to this member."""
 
     def renew(self, partitions: Collection[Partition]) -> None:

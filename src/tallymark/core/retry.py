@@ -26,7 +26,7 @@ LAST_SECONDS = 5.0
 T = TypeVar("T")
 
 
-def patiently(
+def retrying(
     work: Callable[[], T],
     stop: threading.Event | None = None,
     patience: float | None = None,

@@ -53,7 +53,7 @@ class SkipAhead:
         return None
 
 
-class Lookout:
+class Every:
     """Schedules the checks: at the first call, then at the interval ``every``. Times are from a monotonic clock."""
 
     def __init__(self, ahead: SkipAhead) -> None:

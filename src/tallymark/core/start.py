@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from operator import index
 from typing import Literal
 
-from tallymark.core.claims import FirstClaim, Restart, Wish
+from tallymark.core.claims import FirstClaim, PositionChanges, Restart
 from tallymark.core.spans import Log, Partition, Position
 from tallymark.errors import BadInput
 
@@ -113,7 +113,7 @@ def overridden_offset(start: Start, log: Log, at_timestamp: int | None) -> int |
 
 
 @dataclass(frozen=True)
-class Beginning:
+class StartRules:
     """How a run begins: its strategy, and the topics that existed when it started.
 
     If partitions were ``chosen`` individually, the strategy applies to each of them. If topics are subscribed to by
@@ -134,14 +134,14 @@ class Beginning:
             return frozenset()
         return self.topics - {position.partition.topic for position in saved}
 
-    def wish(
+    def decide(
         self,
         saved: Sequence[Position],
         wanted: frozenset[Partition],
         logs: Mapping[Partition, Log],
         at: Mapping[Partition, int | None],
         may_override: Callable[[Position], bool],
-    ) -> Wish:
+    ) -> PositionChanges:
         """Return first positions for partitions without a position, and restarts for those that the strategy overrides.
 
         The first claim of a topic creates positions for all of its partitions. A partition that has no position after
@@ -176,4 +176,4 @@ class Beginning:
             for one, to in targets.items()
             if to is not None
         }
-        return Wish(first, restarts)
+        return PositionChanges(first, restarts)

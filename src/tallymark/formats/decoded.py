@@ -9,11 +9,11 @@ from itertools import accumulate
 import pyarrow as pa
 
 from tallymark.core import raw
-from tallymark.formats.json import Decoder
+from tallymark.formats.json import JsonDecoder
 
 
 @dataclass(frozen=True)
-class Arrived:
+class DecodedRecords:
     """``found`` are the original records; ``records`` have decoded values, which are NULL for dead records.
 
     ``errors`` maps rows of dead records to errors; ``slow`` is the number of values that were decoded by Python instead
@@ -27,13 +27,13 @@ class Arrived:
     size: int
 
     @classmethod
-    def of(cls, found: pa.Table, decode: Decoder) -> Arrived:
+    def of(cls, found: pa.Table, decode: JsonDecoder) -> DecodedRecords:
         decoded = decode(found["value"])
         records = found.set_column(found.schema.get_field_index("value"), "value", decoded.values)
         return cls(found, records, decoded.errors, decoded.slow, raw.size(found))
 
     @classmethod
-    def joined(cls, parts: Sequence[Arrived]) -> Arrived:
+    def joined(cls, parts: Sequence[DecodedRecords]) -> DecodedRecords:
         """Concatenate parts of a batch."""
         firsts = accumulate((part.found.num_rows for part in parts[:-1]), initial=0)
         return cls(

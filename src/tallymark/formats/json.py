@@ -80,7 +80,7 @@ class Decoded:
     slow: int = 0
 
 
-class Decoder:
+class JsonDecoder:
     """Decodes values of one format. Created once, called for every batch."""
 
     def __init__(self, source: Json | Bytes) -> None:

@@ -25,8 +25,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 
-from tallymark.core.records import Record
-from tallymark.core.retry import patiently
+from tallymark.core.records import RawRecord
+from tallymark.core.retry import retrying
 from tallymark.core.spans import Log, Partition
 from tallymark.errors import BadInput, TallymarkError, UnknownTopic, Unreachable
 from tallymark.kafka.cluster import Cluster
@@ -180,7 +180,7 @@ class Brokers:
 
     def logs(self, topics: Mapping[str, Topic]) -> dict[Partition, Log]:
         """Return the current log of each partition. Retries, because a new partition may have no leader yet."""
-        return patiently(lambda: self._logs(topics), self.stop, TIMEOUT)
+        return retrying(lambda: self._logs(topics), self.stop, TIMEOUT)
 
     def _logs(self, topics: Mapping[str, Topic]) -> dict[Partition, Log]:
         partitions = [partition for topic in topics.values() for partition in topic.partitions]
@@ -208,7 +208,7 @@ class Brokers:
         offsets = {partition: self._offset(answers, partition) for partition in wanted}
         return {partition: None if offset < 0 else offset for partition, offset in offsets.items()}
 
-    def records(self, wanted: Mapping[Partition, Collection[int]]) -> dict[tuple[Partition, int], Record]:
+    def records(self, wanted: Mapping[Partition, Collection[int]]) -> dict[tuple[Partition, int], RawRecord]:
         """Return the records at these offsets. Records that no longer exist are left out."""
         return Probe(self.cluster, self.explain).records(wanted)
 

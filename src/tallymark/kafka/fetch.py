@@ -201,7 +201,7 @@ class Direct:
                 self._drop()
                 raise
 
-    def let_go(self, partitions: Collection[Partition]) -> None:
+    def release(self, partitions: Collection[Partition]) -> None:
         """Discard what was fetched of these partitions: they are no longer assigned to this member."""
         self._gone.update(partitions)
 

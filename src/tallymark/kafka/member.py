@@ -152,12 +152,12 @@ class Member:
                 raise self._error
             return self._now
 
-    def let_go(self, partitions: Iterable[Partition]) -> None:
+    def acknowledge(self, partitions: Iterable[Partition]) -> None:
         with self._change:
             # Released partitions are no longer assigned, although the group is notified slightly later.
             gone = self._now.leaving & set(partitions)
             ours = {one: serial for one, serial in self._now.ours.items() if one not in gone}
-            self._now = Assignment(ours, self._now.leaving - gone, self._now.told)
+            self._now = Assignment(ours, self._now.leaving - gone, self._now.announced_at)
             self._change.notify_all()
 
     def mirror(self, positions: Mapping[Partition, int]) -> None:
@@ -260,7 +260,7 @@ class Member:
         """
         log.warning("shut out group=%s instance=%s error=%s", self.name, self._instance, error.str())
         with self._change:
-            self._now = Assignment(told=time.monotonic())
+            self._now = Assignment(announced_at=time.monotonic())
             self._change.notify_all()
         if not self._is_given_up():
             raise Fenced(

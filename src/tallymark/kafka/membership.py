@@ -26,7 +26,7 @@ DISCOVERY_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Group:
-    """Share the partitions with all other members of the Kafka group.
+    """Ownership the partitions with all other members of the Kafka group.
 
     ``strategy`` is the assignment strategy; with ``protocol="consumer"`` (KIP-848) the brokers assign. ``instance`` is
     the id of a static member: after a restart, even after a crash, it gets its partitions back at once, without a
@@ -80,7 +80,7 @@ class Assignment:
 
     ours: Mapping[Partition, int] = field(default_factory=dict)
     leaving: frozenset[Partition] = frozenset()
-    told: float = 0.0
+    announced_at: float = 0.0
     """Monotonic time of the last change; 0 before the first assignment."""
 
 
@@ -97,7 +97,7 @@ class Membership(Protocol):
     def assignment(self) -> Assignment:
         """Return the current assignment; raises if the membership has failed."""
 
-    def let_go(self, partitions: Iterable[Partition]) -> None:
+    def acknowledge(self, partitions: Iterable[Partition]) -> None:
         """Release these partitions: no batch uses them any more, and a waiting rebalance may continue."""
 
     def mirror(self, positions: Mapping[Partition, int]) -> None:
@@ -141,14 +141,14 @@ class Alone:
             log.warning("could not look for new partitions error=%s", error)
         else:
             ours = found if self.chosen is None else found & self.chosen
-            self._found = Assignment(dict.fromkeys(ours, 0), told=time.monotonic())
+            self._found = Assignment(dict.fromkeys(ours, 0), announced_at=time.monotonic())
         self._looked = time.monotonic()
 
     def _partitions(self) -> frozenset[Partition]:
         topics = self._brokers.topics(self._brokers.resolve(self._topics))
         return frozenset(partition for topic in topics.values() for partition in topic.partitions)
 
-    def let_go(self, partitions: Iterable[Partition]) -> None:
+    def acknowledge(self, partitions: Iterable[Partition]) -> None:
         pass
 
     def mirror(self, positions: Mapping[Partition, int]) -> None:

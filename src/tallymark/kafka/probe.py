@@ -10,7 +10,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
-from tallymark.core.records import Record
+from tallymark.core.records import RawRecord
 from tallymark.core.spans import Partition
 from tallymark.core.times import headers, timestamp
 from tallymark.errors import TallymarkError, Unreachable
@@ -30,10 +30,10 @@ class Probe:
         self._cluster = cluster
         self._explain = explain
 
-    def records(self, wanted: Mapping[Partition, Collection[int]]) -> dict[tuple[Partition, int], Record]:
+    def records(self, wanted: Mapping[Partition, Collection[int]]) -> dict[tuple[Partition, int], RawRecord]:
         """Return the records at these offsets. Records that no longer exist are left out."""
         left = {partition: runs(offsets) for partition, offsets in wanted.items() if offsets}
-        found: dict[tuple[Partition, int], Record] = {}
+        found: dict[tuple[Partition, int], RawRecord] = {}
         with self._client("error", "read_committed") as client:
             while left:
                 self._read(client, {partition: each.popleft() for partition, each in left.items()}, found)
@@ -57,7 +57,7 @@ class Probe:
         return found
 
     def _read(
-        self, client: Consumer, wanted: dict[Partition, deque[int]], found: dict[tuple[Partition, int], Record]
+        self, client: Consumer, wanted: dict[Partition, deque[int]], found: dict[tuple[Partition, int], RawRecord]
     ) -> None:
         """Read one run of offsets of each partition."""
         client.assign([placed(partition, run[0]) for partition, run in wanted.items()])
@@ -151,5 +151,5 @@ def placed(partition: Partition, offset: int, leader_epoch: int | None = None) -
     return TopicPartition(partition.topic, partition.number, offset, leader_epoch=leader_epoch)
 
 
-def _record(message: Any) -> Record:
-    return Record(message.offset(), timestamp(message), message.key(), message.value(), headers(message))
+def _record(message: Any) -> RawRecord:
+    return RawRecord(message.offset(), timestamp(message), message.key(), message.value(), headers(message))

@@ -10,11 +10,11 @@ from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 
-from tallymark.core.batch import Batch, fetched, refused
+from tallymark.core.batch import BatchToCommit, fetched, refused
 from tallymark.core.plan import Plan, check_identity, plan
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Log, Partition
-from tallymark.core.start import Beginning
+from tallymark.core.start import StartRules
 from tallymark.core.tables import TableSpec, table_schema, visible
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.membership import Standalone
@@ -33,7 +33,7 @@ SAMPLE = 100
 
 
 @dataclass(frozen=True)
-class Start:
+class SampledStart:
     """Where a run would begin to read a partition. ``saved``: the offset is a position of the ledger."""
 
     partition: Partition
@@ -61,7 +61,7 @@ class Trial:
     """The result of a dry run."""
 
     group: str
-    starts: Sequence[Start]
+    starts: Sequence[SampledStart]
     records: int = 0
     tables: Sequence[Sampled] = ()
     letters: Sequence[DeadLetter] = ()
@@ -88,7 +88,7 @@ def try_pipeline(pipeline: Pipeline, rows: int = 10) -> Trial:
             tables = [_sampled(destination.rows, spec, schemas, None, rows) for spec in job.tables]
             return Trial(setup.group, starts, tables=tables)
         letters = [*reading.dead_letters, *fetched(refused(reading, job.tables), brokers.records)]
-        batch = Batch.shaped("check", datetime.now(timezone.utc), sample, reading, job.tables, letters)
+        batch = BatchToCommit.shaped("check", datetime.now(timezone.utc), sample, reading, job.tables, letters)
         tables = [_sampled(destination.rows, spec, schemas, batch, rows) for spec in job.tables]
         return Trial(setup.group, starts, sum(seen.records for seen in reading.seen.values()), tables, letters)
 
@@ -101,7 +101,7 @@ def _brokers(setup: Setup, destination: Destination) -> Brokers:
     return brokers
 
 
-def _starts(setup: Setup, brokers: Brokers, ledger: Store) -> list[Start]:
+def _starts(setup: Setup, brokers: Brokers, ledger: Store) -> list[SampledStart]:
     """Return where a run that starts now, as the only member, would begin in each partition."""
     topics, chosen = brokers.find(setup.source.topic_names), _chosen(setup)
     logs = {one: log for one, log in brokers.logs(topics).items() if chosen is None or one in chosen}
@@ -111,22 +111,22 @@ def _starts(setup: Setup, brokers: Brokers, ledger: Store) -> list[Start]:
         check_identity(position, topics[position.partition.topic].id, brokers.cluster_id())
     at = brokers.offsets_at(logs, setup.starts.timestamp) if setup.starts.timestamp else {}
     by_pattern = any(map(is_pattern, setup.source.topic_names))
-    beginning = Beginning(setup.starts, frozenset(topics), chosen, by_pattern)
-    wish = beginning.wish(positions, frozenset(logs), logs, at, lambda _: True)
+    rules = StartRules(setup.starts, frozenset(topics), chosen, by_pattern)
+    changes = rules.decide(positions, frozenset(logs), logs, at, lambda _: True)
     offsets = {
         **{position.partition: position.next_offset for position in saved},
-        **{one: first.offset for one, first in wish.first.items()},
-        **{one: restart.offset for one, restart in wish.restarts.items()},
+        **{one: first.offset for one, first in changes.first.items()},
+        **{one: restart.offset for one, restart in changes.restarts.items()},
     }
-    known = {position.partition for position in saved} - wish.restarts.keys()
-    return [Start(one, offsets[one], log, one in known) for one, log in sorted(logs.items())]
+    known = {position.partition for position in saved} - changes.restarts.keys()
+    return [SampledStart(one, offsets[one], log, one in known) for one, log in sorted(logs.items())]
 
 
 def _chosen(setup: Setup) -> frozenset[Partition] | None:
     return setup.membership.chosen() if isinstance(setup.membership, Standalone) else None
 
 
-def _sample(starts: Sequence[Start], setup: Setup) -> Plan:
+def _sample(starts: Sequence[SampledStart], setup: Setup) -> Plan:
     """Plan the records that would be read first, or if none are left to read, the last records of the log."""
     logs = {start.partition: start.log for start in starts}
     first = plan({start.partition: start.offset for start in starts}, logs, SAMPLE, setup.on_loss)
@@ -137,7 +137,7 @@ def _sample(starts: Sequence[Start], setup: Setup) -> Plan:
 
 
 def _sampled(
-    store: Store, spec: TableSpec, schemas: Mapping[str, pa.Schema], batch: Batch | None, most: int
+    store: Store, spec: TableSpec, schemas: Mapping[str, pa.Schema], batch: BatchToCommit | None, most: int
 ) -> Sampled:
     schema = table_schema(spec, schemas[spec.name])
     columns = _columns(store, spec.name) if isinstance(store, SqlStore) else schema.names

@@ -88,21 +88,21 @@ class Facts:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Health:
     """One of ``STATES``, and why."""
 
     state: str
     reason: str
 
 
-def judge(facts: Facts) -> Verdict:
+def judge(facts: Facts) -> Health:
     """Return the state of a group."""
     state = facts.state
     if state.paused:
-        return Verdict(PAUSED, f"by {state.by} since {moment(state.since)}: {state.reason}")
+        return Health(PAUSED, f"by {state.by} since {moment(state.since)}: {state.reason}")
     if not facts.alive:
         return _unheard(facts) or _ended(facts)
-    return _stalled(facts) or _rewound(facts) or Verdict(RUNNING, "; ".join([_pace(facts), *_ownerless(facts)]))
+    return _stalled(facts) or _rewound(facts) or Health(RUNNING, "; ".join([_pace(facts), *_ownerless(facts)]))
 
 
 def applied_rates(facts: Facts) -> dict[Partition, float]:
@@ -164,7 +164,7 @@ def _named(run: Run | Owner) -> str:
     return f"run {run.name if isinstance(run, Run) else run.run} on {run.host}"
 
 
-def _unheard(facts: Facts) -> Verdict | None:
+def _unheard(facts: Facts) -> Health | None:
     """Judge a group with owners that do not report runs, such as sinks of streaming queries."""
     known, last = {run.name for run in facts.runs}, max(map(_end, facts.runs), default=None)
     owners = [one.owner for one in facts.positions if one.owner and one.owner.run not in known]
@@ -174,12 +174,12 @@ def _unheard(facts: Facts) -> Verdict | None:
     owner = max(silent, key=lambda one: one.since)
     words = f"{_named(owner)} has it since {moment(owner.since)} and does not report; {_last_commit(facts)}"
     recent = facts.last_commit is not None and facts.now - facts.last_commit < patience(facts.history)
-    return Verdict(RUNNING if recent else UNKNOWN, words)
+    return Health(RUNNING if recent else UNKNOWN, words)
 
 
-def _ended(facts: Facts) -> Verdict:
+def _ended(facts: Facts) -> Health:
     if not facts.runs:
-        return Verdict(STOPPED, "; ".join(["no run of it is known", *_moved(facts, None)]))
+        return Health(STOPPED, "; ".join(["no run of it is known", *_moved(facts, None)]))
     last = max(facts.runs, key=_end)
     # If a run fails, the runs beside it are stopped, too: report the failure.
     together = [run for run in facts.runs if _end(run) >= max(last.started, _end(last) - ALIVE)]
@@ -189,7 +189,7 @@ def _ended(facts: Facts) -> Verdict:
         words = f"{_named(run)} vanished without a word, last seen {moment(run.seen)}"
     else:
         words = f"{_named(run)} ended {moment(run.ended)}" + (f": {run.error}" if run.error else "")
-    return Verdict(FAILED if failed else STOPPED, "; ".join([words, *_moved(facts, _end(last))]))
+    return Health(FAILED if failed else STOPPED, "; ".join([words, *_moved(facts, _end(last))]))
 
 
 def _moved(facts: Facts, since: datetime | None) -> list[str]:
@@ -203,7 +203,7 @@ def _moved(facts: Facts, since: datetime | None) -> list[str]:
     return found
 
 
-def _stalled(facts: Facts) -> Verdict | None:
+def _stalled(facts: Facts) -> Health | None:
     limit = patience(facts.history)
     since = {one.partition: _waiting_since(facts, one) for one in facts.positions}
     late = sorted((time, one) for one, time in since.items() if time is not None and facts.now - time > limit)
@@ -212,7 +212,7 @@ def _stalled(facts: Facts) -> Verdict | None:
     time, partition = late[0]
     others = f"; {len(late)} partitions wait" if len(late) > 1 else ""
     unread = facts.lags[partition].records
-    return Verdict(STALLED, f"{partition} has {unread:,} unread records and no commit since {moment(time)}{others}")
+    return Health(STALLED, f"{partition} has {unread:,} unread records and no commit since {moment(time)}{others}")
 
 
 def _waiting_since(facts: Facts, position: Position) -> datetime | None:
@@ -232,7 +232,7 @@ def _waiting_since(facts: Facts, position: Position) -> datetime | None:
     return max([*moved, owner.since, facts.state.since, min(lag.unread, facts.now)])
 
 
-def _rewound(facts: Facts) -> Verdict | None:
+def _rewound(facts: Facts) -> Health | None:
     notes: dict[Partition, Note] = {}
     for note in (line.note for line in facts.notes if line.note.kind == "reset"):
         # A second reset on the way does not change the end: the position where the first reset began.
@@ -244,7 +244,7 @@ def _rewound(facts: Facts) -> Verdict | None:
         return None
     most = max(left, key=lambda one: left[one])
     words = f"{sum(left.values()):,} offsets are applied once more, {most} up to {notes[most].span.stop}"
-    return Verdict(REWOUND, f"{words}: {notes[most].reason}")
+    return Health(REWOUND, f"{words}: {notes[most].reason}")
 
 
 def _pace(facts: Facts) -> str:

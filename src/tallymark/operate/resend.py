@@ -15,7 +15,7 @@ from tallymark.core.spans import Tally
 from tallymark.errors import CommitRefused
 from tallymark.kafka.brokers import Brokers
 from tallymark.produce.producer import Producer
-from tallymark.run.letters import MOST, OpenLetters, completed, place
+from tallymark.run.letters import MOST, OpenLetters, completed, coordinates
 from tallymark.stores.contract import Store
 
 PREFIX = "tallymark-"
@@ -26,13 +26,13 @@ def resend(letters: OpenLetters, ledger: Store, brokers: Brokers, producer: Prod
     total = Tally()
     while found := letters.take(MOST):
         whole, gone = completed(found, ledger, brokers)
-        group = {place(letter): letter.group for letter in found}
+        group = {coordinates(letter): letter.group for letter in found}
         for record in whole:
             headers = origin(record, group[record.partition, record.offset])
             producer.send(topic, record.value, key=record.key, headers=headers)
         producer.flush()
         missing = {(one.partition, one.offset) for one in gone}
-        _settle(ledger, [letter for letter in found if place(letter) not in missing], by)
+        _settle(ledger, [letter for letter in found if coordinates(letter) not in missing], by)
         letters.drop(letter.id for letter in found)
         total += Tally(applied=len(whole), dead=len(gone))
     return total
@@ -55,8 +55,8 @@ def _settle(ledger: Store, letters: Sequence[Letter], by: str) -> None:
     """Settle the letters together, or singly if some of them were settled by another process."""
     now = datetime.now(timezone.utc)
     try:
-        ledger.books().settle(letters, SENT, by, now)
+        ledger.journal().settle(letters, SENT, by, now)
     except CommitRefused:
         for letter in letters:
             with suppress(CommitRefused):
-                ledger.books().settle([letter], SENT, by, now)
+                ledger.journal().settle([letter], SENT, by, now)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from typing import Literal
 
-from tallymark.core.claims import FirstClaim, Restart, Wish
+from tallymark.core.claims import FirstClaim, PositionChanges, Restart
 from tallymark.core.journal import Decision, Run, owners_alive
 from tallymark.core.plan import check_identity
 from tallymark.core.spans import Log, Partition, Position
@@ -146,13 +146,13 @@ class Reset:
         with the final plan.
         """
 
-        def decide(found: Mapping[Partition, Position], runs: Sequence[Run]) -> Wish:
+        def decide(found: Mapping[Partition, Position], runs: Sequence[Run]) -> PositionChanges:
             plan = self._reaching(seen, found).plan(found)
             if not take_over:
                 check_idle(plan, runs, now)
                 check_unmoved(seen, plan)
             done(plan)
-            return wish(plan, reason)
+            return changes(plan, reason)
 
         return decide
 
@@ -171,7 +171,7 @@ class Reset:
         return replace(self, logs=logs)
 
 
-def wish(plan: Sequence[Planned], reason: str) -> Wish:
+def changes(plan: Sequence[Planned], reason: str) -> PositionChanges:
     """Return the changes to request from the ledger. Unchanged positions keep their owners."""
     first, restarts = {}, {}
     for one in plan:
@@ -181,7 +181,7 @@ def wish(plan: Sequence[Planned], reason: str) -> Wish:
                 first[one.partition] = FirstClaim(one.new, *ids, reason, one.log.leader_epoch)
             else:
                 restarts[one.partition] = Restart(one.new, reason, leader_epoch=one.log.leader_epoch)
-    return Wish(first, restarts)
+    return PositionChanges(first, restarts)
 
 
 def busy(plan: Sequence[Planned], runs: Sequence[Run], now: datetime) -> list[Position]:

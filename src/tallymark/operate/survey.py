@@ -11,12 +11,12 @@ from functools import cached_property
 from typing import Any
 
 from tallymark.core.claims import BACK
-from tallymark.core.journal import DEAD, Books
+from tallymark.core.journal import DEAD, Journal
 from tallymark.core.spans import GroupState, Position, Tally
 from tallymark.errors import BadInput, TableChanged, TallymarkError, Unreachable
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.lag import Lag, measure, rates_in
-from tallymark.operate.health import HISTORY, Facts, Verdict, applied_rates, drain, judge
+from tallymark.operate.health import HISTORY, Facts, Health, applied_rates, drain, judge
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_existing
 
@@ -72,7 +72,7 @@ class Survey:
     trouble: str | None = None
 
     @cached_property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> Health:
         return judge(self.facts)
 
     @property
@@ -165,15 +165,15 @@ def look(store: Store, group: str | None, brokers: Brokers | None) -> Sight:
 
 
 def _from_ledger(store: Store, group: str | None) -> list[Survey]:
-    books, positions = store.books(), store.positions(group)
-    states = {name: state for name, state in books.groups().items() if group in (None, name)}
-    return [_survey(books, name, state, positions.get(name, [])) for name, state in states.items()]
+    journal, positions = store.journal(), store.positions(group)
+    states = {name: state for name, state in journal.groups().items() if group in (None, name)}
+    return [_survey(journal, name, state, positions.get(name, [])) for name, state in states.items()]
 
 
-def _survey(books: Books, group: str, state: GroupState, positions: list[Position]) -> Survey:
-    runs, history = books.runs(group), books.history(group, most=HISTORY)
-    notes = books.notes(group, [*BACK, "skip"])
-    letters = books.letter_counts(group).get(DEAD, 0)
+def _survey(journal: Journal, group: str, state: GroupState, positions: list[Position]) -> Survey:
+    runs, history = journal.runs(group), journal.history(group, most=HISTORY)
+    notes = journal.notes(group, [*BACK, "skip"])
+    letters = journal.letter_counts(group).get(DEAD, 0)
     return Survey(group, Facts(datetime.now(timezone.utc), state, positions, runs, history, notes), letters)
 
 

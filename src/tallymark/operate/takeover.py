@@ -19,7 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 from confluent_kafka import ConsumerGroupTopicPartitions
 
-from tallymark.core.claims import FirstClaim, Wish
+from tallymark.core.claims import FirstClaim, PositionChanges
 from tallymark.core.journal import Decision, Run
 from tallymark.core.plan import check_identity
 from tallymark.core.spans import Log, Partition, Position, Span
@@ -237,12 +237,12 @@ def adopting(plan: Sequence[Planned], there: Mapping[Partition, int], reason: st
     """Return a decision that creates the positions of the plan, unless different positions exist by then."""
     logs = {one.partition: one.log for one in plan}
 
-    def decide(found: Mapping[Partition, Position], _: Sequence[Run]) -> Wish:
+    def decide(found: Mapping[Partition, Position], _: Sequence[Run]) -> PositionChanges:
         try:
             again = adopt(there, logs, found)
         except BadInput as moved:
             raise PositionMoved(f"{moved}; nothing was changed") from None
-        return Wish(
+        return PositionChanges(
             {
                 one.partition: FirstClaim(one.new, one.log.topic_id, one.log.cluster_id, reason, one.log.leader_epoch)
                 for one in again

@@ -37,7 +37,7 @@ from tallymark.produce.settings import (
     encode,
     epoch_millis,
 )
-from tallymark.produce.state import ASK_SECONDS, Reasons, Standing
+from tallymark.produce.state import ASK_SECONDS, ProducerState, Reasons
 from tallymark.produce.transactions import Transactions
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Producer:
         own = {"error_cb": self._reasons.complaints.on_error}
         self.settings = chosen.effective(settings or {})
         self._client: Any = connect(Client, {**cluster.settings(), **self.settings, **own})
-        self._standing = Standing(self._reasons, stops=chosen.stops_on_failure, halted=transactional_id is not None)
+        self._state = ProducerState(self._reasons, stops=chosen.stops_on_failure, halted=transactional_id is not None)
         self._buffer_seconds = buffer_seconds
         self._interceptors = Interceptors(interceptors)
         self._encode: Encode = value or encode
@@ -103,16 +103,14 @@ class Producer:
         count = partial(count_partitions, self._client, self._reasons.of_failure)
         self._choice = Choice(partitioner, count) if partitioner else None
         self._reports = Reports(
-            self._reasons.of_failure, self._wait, self._interceptors, on_success, on_error, self._standing.on_failure
+            self._reasons.of_failure, self._wait, self._interceptors, on_success, on_error, self._state.on_failure
         )
         self._closing = threading.RLock()
         self._ticks = itertools.count()
         self._topics: set[str] = set()
-        self._pump = Pump(
-            self._client, lambda error: self._standing.on_fatal(error, last=self._idle()), self._drop_queued
-        )
+        self._pump = Pump(self._client, lambda error: self._state.on_fatal(error, last=self._idle()), self._drop_queued)
         self._transactions = (
-            Transactions(self._client, self._pump, self._reasons, self._standing, transactional_id, buffer_seconds)
+            Transactions(self._client, self._pump, self._reasons, self._state, transactional_id, buffer_seconds)
             if transactional_id
             else None
         )
@@ -134,8 +132,8 @@ class Producer:
         Raises ``BufferFull`` if the buffer has no room in time, ``RecordTooLarge``, or ``ProducerStopped`` after a
         failure.
         """
-        if self._standing.halted:
-            raise self._standing.refusal()
+        if self._state.halted:
+            raise self._state.refusal()
         if self._interceptors.sending:
             topic, key, value, headers, partition, timestamp = self._interceptors.on_send(
                 Outgoing(topic, key, value, headers, partition, timestamp)
@@ -157,7 +155,7 @@ class Producer:
             self._wait_for_room(record)
         except (KafkaException, TypeError, ValueError, OverflowError) as error:
             raise self._refused(error, record) from error
-        if self._standing.closed:
+        if self._state.closed:
             self._check_late(delivery)
         if not next(self._ticks) % SERVED_EVERY:
             self._pump.nudge()
@@ -175,15 +173,15 @@ class Producer:
         self._pump.check_caller()
         if self._transactions is None:
             raise BadInput("this producer has no transactions; make it with transactional_id='a-name-of-its-own'")
-        if self._standing.closed or self._standing.failure:
-            raise self._standing.refusal()
+        if self._state.closed or self._state.failure:
+            raise self._state.refusal()
         try:
             with self._transactions.one():
-                self._standing.halted = False
+                self._state.halted = False
                 try:
                     yield
                 finally:
-                    self._standing.halted = True
+                    self._state.halted = True
         finally:
             # The end of the block has reported the outcome: it committed, or it raised.
             self._reports.forget()
@@ -197,9 +195,9 @@ class Producer:
         """Flush and close. Records that are not delivered in time are dropped and reported."""
         self._pump.check_caller()
         with self._closing:
-            if self._standing.closed:
+            if self._state.closed:
                 return
-            self._standing.close("this producer is closed; make a new one")
+            self._state.close("this producer is closed; make a new one")
             try:
                 self._empty(timeout)
             except TallymarkError as error:
@@ -212,11 +210,11 @@ class Producer:
             self._end()
             self._reports.tell()
 
-    def disown(self) -> None:
+    def detach(self) -> None:
         """Close in a forked child: the producer and its records belong to the parent process."""
-        self._standing.close(FORKED)
+        self._state.close(FORKED)
         self._closing = threading.RLock()
-        self._pump.disown()
+        self._pump.detach()
 
     def statistics(self) -> Statistics:
         # repr() is "count(7)". The counter is thread-safe without a lock, and has no other way to be read.
@@ -243,7 +241,7 @@ class Producer:
             self._wait(self._idle, seconds)
 
     def _wait(self, condition: Callable[[], bool], seconds: float) -> None:
-        def settled() -> bool:
+        def delivered() -> bool:
             if condition():
                 return True
             if self._reports.delivered:
@@ -251,15 +249,15 @@ class Producer:
             self._reasons.complaints.check()  # waiting does not help a client whose access was denied
             return False
 
-        if not self._pump.wait_until(settled, seconds):
+        if not self._pump.wait_until(delivered, seconds):
             count = self.statistics().waiting
             waiting = f"{count:,} {'record waits' if count == 1 else 'records wait'} after {seconds:g} s"
             raise StillWaiting(f"{waiting}: {self._reasons.of_waiting(sorted(self._topics))}")
 
     def _wait_for_room(self, record: tuple[Any, ...]) -> None:
         def fits() -> bool:
-            if self._standing.halted:
-                raise self._standing.refusal()
+            if self._state.halted:
+                raise self._state.refusal()
             try:
                 self._client.produce(*record)
             except BufferError:
@@ -278,18 +276,18 @@ class Producer:
         """Return why the client refused a record. This stops the producer only if the client has a fatal error."""
         code = error.args[0].code() if isinstance(error, KafkaException) else None
         if code == KafkaError._STATE and self._transactions:
-            first = f": {self._standing.first}" if self._standing.first else ""
+            first = f": {self._state.first}" if self._state.first else ""
             return NotDelivered(f"topic {record[0]}: not sent, because its transaction has failed or ended{first}")
         if code != KafkaError._FATAL:
             return self._reasons.of_refusal(error, record, self.settings.get("message.max.bytes", 1_000_000))
         with suppress(BadInput):  # a callback can't wait for the report, which has the reason
-            self._pump.wait_until(lambda: self._standing.failure is not None, ASK_SECONDS)
-        self._standing.stop(self._standing.fatal or self._reasons.of_failure(error.args[0], record[0]))
-        return self._standing.refusal()
+            self._pump.wait_until(lambda: self._state.failure is not None, ASK_SECONDS)
+        self._state.stop(self._state.fatal or self._reasons.of_failure(error.args[0], record[0]))
+        return self._state.refusal()
 
     def _drop_queued(self) -> None:
         """Drop queued records after a failure. Runs repeatedly, because records in flight can be queued again."""
-        if self._standing.failure is not None and not self._idle():
+        if self._state.failure is not None and not self._idle():
             with suppress(KafkaException):
                 self._client.purge(in_flight=False, blocking=False)
 
@@ -301,7 +299,7 @@ class Producer:
             self._drop_all()
         if delivery.place is None:
             self._reports.heard(delivery)
-            raise self._standing.refusal()
+            raise self._state.refusal()
 
     def _drop_all(self) -> None:
         if not self._idle():

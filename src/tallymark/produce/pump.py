@@ -27,7 +27,7 @@ EXIT_SECONDS = 10.0
 
 class Closeable(Protocol):
     def close(self, timeout: float) -> None: ...
-    def disown(self) -> None: ...
+    def detach(self) -> None: ...
 
 
 still_open: set[Closeable] = set()
@@ -42,14 +42,14 @@ def _close_all() -> None:
             log.error("a producer was not closed before the process ended: %s", error)
 
 
-def _disown_all() -> None:
+def _detach_all() -> None:
     """Disable the producers in a forked child: the client's threads are missing, and the records are the parent's."""
     for producer in still_open:
-        producer.disown()
+        producer.detach()
     still_open.clear()
 
 
-os.register_at_fork(after_in_child=_disown_all)
+os.register_at_fork(after_in_child=_detach_all)
 
 
 BLOCK_SECONDS = 0.1
@@ -135,7 +135,7 @@ class Pump:
         self._closed = True
         self._thread.join(JOIN_SECONDS)
 
-    def disown(self) -> None:
+    def detach(self) -> None:
         """Disable serving in a forked child. Locks are replaced, because the threads that held them are gone."""
         self._forked = True
         self._right, self._served = threading.Lock(), threading.Condition()

@@ -131,7 +131,7 @@ def _min_insync(brokers: Brokers, topic: str) -> int | None:
     return None
 
 
-class Standing:
+class ProducerState:
     """Whether one producer accepts records. ``stops``: the first record that fails permanently stops it.
 
     ``halted``: it accepts no records now, because it is ``closed``, stopped by its ``failure``, or outside of a

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaException
 
 from tallymark.errors import BadInput, CommitRefused, CommitUnknown, Fenced, TallymarkError
 from tallymark.produce.pump import Pump
-from tallymark.produce.state import FENCED, Reasons, Standing
+from tallymark.produce.state import FENCED, ProducerState, Reasons
 
 log = logging.getLogger(__name__)
 
@@ -24,10 +24,10 @@ class Transactions:
     """The transactions of one producer, one at a time. ``seconds`` limits each coordinator request with its retries."""
 
     def __init__(
-        self, client: Any, pump: Pump, reasons: Reasons, standing: Standing, name: str, seconds: float
+        self, client: Any, pump: Pump, reasons: Reasons, state: ProducerState, name: str, seconds: float
     ) -> None:
         self._client, self._pump, self._reasons = client, pump, reasons
-        self._standing, self._name, self._seconds = standing, name, seconds
+        self._state, self._name, self._seconds = state, name, seconds
         self._ready = False
         self._one_at_a_time = threading.Lock()
 
@@ -51,7 +51,7 @@ class Transactions:
         if not self._ready:
             self._request(self._client.init_transactions, "start")
             self._ready = True
-        self._standing.first = None
+        self._state.first = None
         self._request(lambda _: self._client.begin_transaction(), "start")
 
     def _commit(self) -> None:
@@ -60,7 +60,7 @@ class Transactions:
         except _Abortable as error:
             self._abort("a record of it failed")
             words = f"the transaction of {self._name} was aborted, and nothing of it is visible"
-            raise CommitRefused(f"{words}: {self._standing.first or error}") from error
+            raise CommitRefused(f"{words}: {self._state.first or error}") from error
 
     def _abort(self, why: str) -> None:
         self._reasons.dropping = f"its transaction was aborted: {why}"
@@ -77,10 +77,10 @@ class Transactions:
         except _Abortable:
             raise
         except TallymarkError as error:
-            self._standing.stop(error)
+            self._state.stop(error)
             raise
         except BaseException as error:
-            self._standing.stop(self._unfinished(what, type(error).__name__))
+            self._state.stop(self._unfinished(what, type(error).__name__))
             raise
 
     def _request(self, call: Callable[[float], None], what: str) -> None:
@@ -102,7 +102,7 @@ class Transactions:
         """Return the error for a request that failed permanently."""
         known = self._reasons.of_failure(error)
         if isinstance(known, Fenced):
-            self._standing.stop(known)
+            self._state.stop(known)
         if what != "commit" or isinstance(known, Fenced):
             return known
         return _Abortable(str(known)) if error.txn_requires_abort() else self._unfinished(what, str(known))

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Literal, TypeVar, get_args
 
-from tallymark.core.batch import Batch, Letters, most_frequent, parted, places
+from tallymark.core.batch import BatchToCommit, Letters, most_frequent, records_of, without_refused
 from tallymark.core.budget import Budget
 from tallymark.core.claims import Claim, Entry
 from tallymark.core.progress import Step
-from tallymark.core.retry import LAST_SECONDS, patiently
+from tallymark.core.retry import LAST_SECONDS, retrying
 from tallymark.core.spans import Partition, Tally
 from tallymark.core.tables import Changes, Refusal
 from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, Unreachable
@@ -60,7 +60,7 @@ class Destination:
     def ping(self, stop: threading.Event | None = None, patience: float | None = None) -> None:
         """Check that both stores can be used; transient errors are retried."""
         for store in dict.fromkeys((self.rows, self.ledger)):
-            patiently(store.ping, stop, patience)
+            retrying(store.ping, stop, patience)
 
 
 class Committer:
@@ -89,7 +89,7 @@ class Committer:
             "at-most-once": self._ledger_first,
         }[destination.delivery]
 
-    def commit(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
+    def commit(self, batch: BatchToCommit, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
         """Write the batch. Returns the claims to continue with, and the entry that was committed.
 
         If the connection breaks, ``claims`` is renewed in place, so it remains valid even if this raises.
@@ -101,23 +101,23 @@ class Committer:
             except RowsRefused as refused:
                 batch = self._refusing(batch, refused.refusals)
 
-    def patiently(self, work: Callable[[], T]) -> T:
+    def retrying(self, work: Callable[[], T]) -> T:
         """Retry ``work`` for up to ``LAST_SECONDS`` after a stop, so that a batch in flight can finish."""
-        return patiently(work, self._stop, self._patience, after_stop=LAST_SECONDS)
+        return retrying(work, self._stop, self._patience, after_stop=LAST_SECONDS)
 
-    def _together(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
+    def _together(self, batch: BatchToCommit, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
         entry = self.budgeted(batch.entry(self.group, claims))
         return self.write_ledger(batch.changes, entry, claims, on_step), entry
 
-    def _rows_first(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
-        self.patiently(lambda: self._write_rows(batch.changes, on_step))
+    def _rows_first(self, batch: BatchToCommit, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
+        self.retrying(lambda: self._write_rows(batch.changes, on_step))
         on_step(Step.HALFWAY)
         entry = self.budgeted(batch.entry(self.group, claims))
         return self.write_ledger((), entry, claims, on_step), entry
 
-    def _ledger_first(self, batch: Batch, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
+    def _ledger_first(self, batch: BatchToCommit, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
         # Refused rows must be known before the positions move.
-        self.patiently(lambda: self._rows.try_out(batch.changes, self._refusals_wanted))
+        self.retrying(lambda: self._rows.try_out(batch.changes, self._refusals_wanted))
         entry = self.budgeted(batch.entry(self.group, claims))
         held = self.write_ledger((), entry, claims, on_step)
         on_step(Step.HALFWAY)
@@ -144,7 +144,7 @@ class Committer:
                     raise
                 log.error("rows may be lost, as at-most-once allows group=%s error=%s", self.group, error)
 
-        self.patiently(attempt)
+        self.retrying(attempt)
 
     def write_ledger(self, changes: Sequence[Changes], entry: Entry, claims: Claims, on_step: OnStep) -> Claims:
         """Apply to the ledger's store, and determine the outcome if the connection breaks."""
@@ -153,7 +153,7 @@ class Committer:
         def attempt() -> None:
             nonlocal unknown
             if unknown:
-                renewed, landed = self.settled(entry, claims)
+                renewed, landed = self.outcome(entry, claims)
                 claims.update(renewed)
                 if landed:
                     log.warning("commit had reached the database group=%s batch=%s", self.group, entry.batch)
@@ -171,10 +171,10 @@ class Committer:
                 if not self.has_fills(entry):
                     raise
 
-        self.patiently(attempt)
+        self.retrying(attempt)
         return claims
 
-    def settled(self, entry: Entry, held: Claims) -> tuple[Claims, bool]:
+    def outcome(self, entry: Entry, held: Claims) -> tuple[Claims, bool]:
         """The claims to continue with, and whether a commit of unknown outcome had reached the database."""
         if not entry.advances:
             return held, self.has_fills(entry)
@@ -191,7 +191,7 @@ class Committer:
         allowed = self._budget.max_dead_per_batch
         return sys.maxsize if allowed is None else allowed + 1
 
-    def _refusing(self, batch: Batch, refusals: Sequence[Refusal]) -> Batch:
+    def _refusing(self, batch: BatchToCommit, refusals: Sequence[Refusal]) -> BatchToCommit:
         distinct = {refusal.record: refusal for refusal in reversed(refusals)}
         log.warning(
             "tables refused records group=%s batch=%s records=%d first=%s",
@@ -201,13 +201,13 @@ class Committer:
             refusals[0].error,
         )
         found = [*batch.reading.refusals, *distinct.values()]
-        reading, refused = self.patiently(lambda: parted(batch.reading, found, batch.tables, batch.again))
-        known = places(batch.letters)
+        reading, refused = self.retrying(lambda: without_refused(batch.reading, found, batch.tables, batch.again))
+        known = records_of(batch.letters)
         undecoded = [letter for letter in reading.dead_letters if (letter.partition, letter.offset) not in known]
         fetched = self._letters([refusal for refusal in refused if refusal.record not in known])
         return batch.refusing(reading, [*undecoded, *fetched])
 
-    def check_budget(self, batch: Batch) -> None:
+    def check_budget(self, batch: BatchToCommit) -> None:
         if not batch.letters:
             return
         last, dead = batch.letters[-1], len(batch.letters)
@@ -230,7 +230,7 @@ class Committer:
         def recent() -> Tally:
             return self._ledger.recent(self.group, self._budget.window_start(now, self._ledger.state(self.group)))
 
-        return self.patiently(recent)
+        return self.retrying(recent)
 
 
 def _with_epochs(entry: Entry, held: Mapping[Partition, Claim]) -> Entry:
@@ -246,7 +246,7 @@ def _landed(entry: Entry, held: Mapping[Partition, Claim]) -> bool:
     return all(at_stop)
 
 
-Accounts = Callable[[], Batch]
+Accounts = Callable[[], BatchToCommit]
 
 
 @dataclass
@@ -294,7 +294,7 @@ class HandledCommitter:
             else:
                 log.warning("commit outcome unknown batch=%s error=%s", sent.batch, error)
                 on_step(Step.UNKNOWN)
-                handled.claims, landed = committer.patiently(lambda: committer.settled(sent, handled.claims))
+                handled.claims, landed = committer.retrying(lambda: committer.outcome(sent, handled.claims))
             if not landed:
                 raise
         handled.moved = True

@@ -17,14 +17,14 @@ from functools import partial
 from itertools import count, islice
 from typing import Protocol, TypeVar
 
-from tallymark.core.batch import NOT_KEPT, Batch, check_letters, is_kept, parted, refused
+from tallymark.core.batch import NOT_KEPT, BatchToCommit, check_letters, is_kept, refused, without_refused
 from tallymark.core.budget import Budget
 from tallymark.core.claims import Replay
-from tallymark.core.journal import DEAD, Books, Letter, LetterQuery
+from tallymark.core.journal import DEAD, Journal, Letter, LetterQuery
 from tallymark.core.plan import Plan
 from tallymark.core.progress import OnStep, Progress, Step, ignore
-from tallymark.core.records import DeadLetter, Reader, Reading, Record
-from tallymark.core.retry import patiently
+from tallymark.core.records import DeadLetter, RawRecord, Reader, Reading
+from tallymark.core.retry import retrying
 from tallymark.core.spans import Partition, Position, Tally
 from tallymark.core.tables import Refusal
 from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, TallymarkError
@@ -65,12 +65,12 @@ class OpenLetters:
         """The next open letters, at most one for each record; empty if all were tried."""
         while self._left:
             wanted = list(islice(self._left, most))
-            found = self._ledger.books().letters(LetterQuery(self._group, ids=wanted))
+            found = self._ledger.journal().letters(LetterQuery(self._group, ids=wanted))
             self.drop(set(wanted) - {letter.id for letter in found})
             if found:
-                distinct = list({place(letter): letter for letter in reversed(found)}.values())
+                distinct = list({coordinates(letter): letter for letter in reversed(found)}.values())
                 self._notice([letter.id for letter in distinct])
-                return sorted(distinct, key=place)
+                return sorted(distinct, key=coordinates)
         return []
 
     def drop(self, ids: Iterable[str]) -> None:
@@ -91,10 +91,10 @@ class OpenLetters:
 
 def chosen(ledger: Store, query: LetterQuery, topics: Collection[str]) -> list[Letter]:
     """The open letters that a query finds in the given topics, which may be patterns."""
-    books, query = _books(ledger), replace(query, states=(DEAD,))
+    journal, query = _journal(ledger), replace(query, states=(DEAD,))
     # The number of parameters in a statement is limited.
     asked = [query] if query.ids is None else [replace(query, ids=part) for part in _parts(query.ids)]
-    found = (letter for one in asked for letter in books.letters(one))
+    found = (letter for one in asked for letter in journal.letters(one))
     return [letter for letter in found if _reads(topics, letter.record.partition.topic)]
 
 
@@ -104,12 +104,12 @@ def _parts(ids: Collection[str]) -> Iterator[list[str]]:
     return (ordered[at : at + MOST] for at in range(0, len(ordered), MOST))
 
 
-def _books(ledger: Store) -> Books:
+def _journal(ledger: Store) -> Journal:
     """Access to the ledger's letters. ``create_ledger`` upgrades a ledger of an older version."""
     if not ledger.has_ledger():
         raise BadInput(f"{ledger.name} has no ledger: nothing has run into it yet")
     ledger.create_ledger()
-    return ledger.books()
+    return ledger.journal()
 
 
 def outcome(replays: Iterable[Replay]) -> Tally:
@@ -118,7 +118,7 @@ def outcome(replays: Iterable[Replay]) -> Tally:
     return Tally(applied=died.count(False), dead=died.count(True))
 
 
-def place(letter: Letter) -> tuple[Partition, int]:
+def coordinates(letter: Letter) -> tuple[Partition, int]:
     """Partition and offset of the letter's record."""
     return letter.record.partition, letter.record.offset
 
@@ -128,12 +128,12 @@ def completed(letters: Sequence[Letter], ledger: Store, brokers: Brokers) -> tup
     missing = [letter for letter in letters if not is_kept(letter.record)]
     found = _fetched(missing, ledger, brokers)
     whole = [letter.record for letter in letters if is_kept(letter.record)]
-    whole += [_with(letter.record, found[place(letter)]) for letter in missing if place(letter) in found]
-    gone = [_gone(letter.record) for letter in missing if place(letter) not in found]
+    whole += [_with(letter.record, found[coordinates(letter)]) for letter in missing if coordinates(letter) in found]
+    gone = [_gone(letter.record) for letter in missing if coordinates(letter) not in found]
     return whole, gone
 
 
-def _fetched(letters: Sequence[Letter], ledger: Store, brokers: Brokers) -> dict[tuple[Partition, int], Record]:
+def _fetched(letters: Sequence[Letter], ledger: Store, brokers: Brokers) -> dict[tuple[Partition, int], RawRecord]:
     """The records that Kafka still holds, for topics that have not been recreated since."""
     wanted: dict[Partition, list[int]] = {}
     for group in {letter.group for letter in letters}:
@@ -153,7 +153,7 @@ def _same(partitions: Collection[Partition], saved: Iterable[Position], brokers:
     return found.intersection(partitions)
 
 
-def _with(letter: DeadLetter, record: Record) -> DeadLetter:
+def _with(letter: DeadLetter, record: RawRecord) -> DeadLetter:
     return replace(letter, record_time=record.time, key=record.key, value=record.value, headers=record.headers)
 
 
@@ -229,10 +229,10 @@ class Replayer:
         self._batches = count(1)
 
     def run(self, left: OpenLetters) -> Tally:
-        self._patiently(self._check)
+        self._retrying(self._check)
         total = Tally()
         while not self._stop.is_set():
-            letters = self._patiently(lambda: left.take(self._limit))
+            letters = self._retrying(lambda: left.take(self._limit))
             if not letters:
                 break
             try:
@@ -255,11 +255,11 @@ class Replayer:
         name = f"{self._job.owner.run}-replay-{next(self._batches)}"
         progress = Progress(name, len(letters), left)
         self._on_step(Step.PLANNED, progress)
-        batch = self._patiently(partial(self._prepared, name, letters, progress))
+        batch = self._retrying(partial(self._prepared, name, letters, progress))
         try:
             _, entry = self._committer.commit(batch, {}, lambda step: self._on_step(step, progress))
         finally:
-            self._reader.forget(batch.reading)
+            self._reader.discard(batch.reading)
         tally = outcome(entry.replays)
         done = replace(progress, tally=tally, rows=entry.rows)
         self._on_step(Step.COMMITTED, done)
@@ -267,17 +267,17 @@ class Replayer:
         self._on_step(Step.DONE, done)
         return tally
 
-    def _prepared(self, name: str, letters: Sequence[Letter], progress: Progress) -> Batch:
+    def _prepared(self, name: str, letters: Sequence[Letter], progress: Progress) -> BatchToCommit:
         started = datetime.now(timezone.utc)
         records, gone = completed(letters, self._store, self._brokers)
         self._records = {(one.partition, one.offset): one for one in records}
         again, tables = partial(self._reading, records, name), self._job.tables
         reading = again()
         self._on_step(Step.READ, progress)
-        reading, refusals = parted(reading, refused(reading, tables), tables, again)
+        reading, refusals = without_refused(reading, refused(reading, tables), tables, again)
         dead = [*gone, *reading.dead_letters, *self._letters(refusals)]
-        tried = {place(letter): letter for letter in letters}
-        batch = Batch.shaped(name, started, Plan(()), reading, tables, dead, tried=tried, again=again)
+        tried = {coordinates(letter): letter for letter in letters}
+        batch = BatchToCommit.shaped(name, started, Plan(()), reading, tables, dead, tried=tried, again=again)
         self._on_step(Step.STAGED, progress)
         return batch
 
@@ -301,8 +301,8 @@ class Replayer:
     def _nothing(self) -> Reading:
         return Reading({}, {name: schema.empty_table() for name, schema in self._reader.schemas().items()}, [])
 
-    def _patiently(self, work: Callable[[], T]) -> T:
-        return patiently(work, self._stop, self._job.patience)
+    def _retrying(self, work: Callable[[], T]) -> T:
+        return retrying(work, self._stop, self._job.patience)
 
 
 def _check_count(reading: Reading, given: int) -> None:

@@ -19,7 +19,7 @@ from tallymark.core.claims import Entry
 from tallymark.core.plan import Plan
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import Reader
-from tallymark.core.retry import Background, patiently
+from tallymark.core.retry import Background, retrying
 from tallymark.core.spans import Partition, Tally
 from tallymark.errors import (
     BatchTooLarge,
@@ -34,7 +34,7 @@ from tallymark.kafka.brokers import Brokers, Topic
 from tallymark.kafka.membership import Alone, Membership
 from tallymark.kafka.source import is_pattern
 from tallymark.run.commit import Committer, Destination
-from tallymark.run.ownership import Settled, Share
+from tallymark.run.ownership import Ownership, OwnershipChange
 from tallymark.run.prepare import Cursor, Preparation, Prepared
 from tallymark.run.setup import Job
 from tallymark.run.until import Goals, may_go_on
@@ -68,7 +68,7 @@ class Loop:
         self._on_step = on_step
         self._stop = brokers.stop
         member = membership or Alone(brokers, job.topics)
-        self._share = Share(
+        self._ownership = Ownership(
             job.group,
             job.owner,
             member,
@@ -81,7 +81,7 @@ class Loop:
         )
         self._cursor, self._total = Cursor(), Tally()
         self._ahead = Preparation(
-            job, brokers, reader, self._share, self._cursor, self._store.most_records, self._stop, on_step
+            job, brokers, reader, self._ownership, self._cursor, self._store.most_records, self._stop, on_step
         )
         self._committer = Committer(job.group, destination, job.budget, self._ahead.letters, job.patience, self._stop)
 
@@ -92,28 +92,28 @@ class Loop:
     def run(self, until: Until = "stopped") -> Tally:
         """Run until stopped, or until all records that were in the topics at the start are in the tables."""
         try:
-            topics = self._patiently(self._check)
-            goals = self._share.goals(topics) if until == "caught-up" else None
+            topics = self._retrying(self._check)
+            goals = self._ownership.goals(topics) if until == "caught-up" else None
             if not self._running(goals, lambda: None):
                 return Tally()
-            self._share.join(topics)
+            self._ownership.join(topics)
             return self._batches_until(goals)
         finally:
-            if self._share.leave():
+            if self._ownership.leave():
                 with suppress(TallymarkError):
                     self._store.clear_stages(self.job.group, of=self.job.owner.run)
 
     def _check(self) -> dict[str, Topic]:
         """Check everything that can be checked before joining and claiming. Returns the existing topics."""
-        topics = patiently(lambda: self._brokers.find(self.job.topics), self._stop, self.job.patience)
+        topics = retrying(lambda: self._brokers.find(self.job.topics), self._stop, self.job.patience)
         schemas = self._reader.schemas()
         self._store.check_tables(self.job.tables, schemas)
         self._ledger.create_ledger()
         self._store.create_tables(self.job.tables, schemas)
         return topics
 
-    def _patiently(self, work: Callable[[], T]) -> T:
-        return patiently(work, self._stop, self.job.patience)
+    def _retrying(self, work: Callable[[], T]) -> T:
+        return retrying(work, self._stop, self.job.patience)
 
     def _running(self, goals: Goals | None, meanwhile: Callable[[], None] | None = None) -> bool:
         """Whether to continue; waits while the group is paused."""
@@ -123,41 +123,41 @@ class Loop:
             self._stop,
             self.job.patience,
             has_end=goals is not None,
-            meanwhile=meanwhile or self._settle,
+            meanwhile=meanwhile or self._reconcile,
         )
 
-    def _settle(self) -> None:
+    def _reconcile(self) -> None:
         """Claim assigned partitions and release revoked partitions. Call only between batches."""
-        self._follow(self._share.settle())
+        self._follow(self._ownership.reconcile())
 
-    def _follow(self, settled: Settled) -> None:
-        self._cursor.remove(settled.gone)
-        if settled.gone:
+    def _follow(self, change: OwnershipChange) -> None:
+        self._cursor.remove(change.gone)
+        if change.gone:
             self._cursor.turn += 1
-            self._reader.let_go(settled.gone)
-        self._cursor.add({one: self._share.claims[one].position.mark for one in settled.gained})
-        if settled.gained:
-            self._check_gained(settled.gained)
-            self._patiently(self._clear_stages)
+            self._reader.release(change.gone)
+        self._cursor.add({one: self._ownership.claims[one].position.mark for one in change.gained})
+        if change.gained:
+            self._check_gained(change.gained)
+            self._retrying(self._clear_stages)
 
     def _check_gained(self, gained: Collection[Partition]) -> None:
         try:
-            self._share.readable(gained, self.job.on_loss)
+            self._ownership.readable(gained, self.job.on_loss)
         except LogTruncated as cut:
             self._cut_back(cut)
         except UnknownTopic:
-            if not self._share.tolerant:
+            if not self._ownership.tolerant:
                 raise
-            self._share.forget(gained)
+            self._ownership.drop(gained)
             self._cursor.remove(gained)
 
     def _cut_back(self, cut: LogTruncated) -> None:
         # Only committed positions count: an abandoned batch may have been read past the truncation.
-        at = {one: claim.position.next_offset for one, claim in self._share.claims.items()}
+        at = {one: claim.position.next_offset for one, claim in self._ownership.claims.items()}
         found = [one for one in cut.found if at.get(one.partition) == one.position]
         if found and self.job.on_loss == "fail":
             raise cut
-        self._follow(self._share.cut_back(found))
+        self._follow(self._ownership.cut_back(found))
 
     def _clear_stages(self) -> None:
         """Remove the staging tables of runs that hold no partition any more."""
@@ -183,7 +183,7 @@ class Loop:
     def _pump(self, background: Background, goals: Goals | None) -> None:
         """Commit batch after batch, each while the next is being read."""
         pause = FIRST_WAIT
-        self._settle()
+        self._reconcile()
         ahead = background.submit(self._ahead.prepare)
         while True:
             prepared = self._wait(ahead)
@@ -193,7 +193,7 @@ class Loop:
             elif not self._finished(goals):
                 self._stop.wait(pause)
                 pause = min(LONGEST_WAIT, pause * 1.5)
-                self._settle()
+                self._reconcile()
                 if goals is not None:
                     goals.lower(self._cursor.offsets)
             finished = self._finished(goals)
@@ -209,7 +209,7 @@ class Loop:
         """Wait for the batch that is being read; None if the run stops or the batch is void."""
         while not self._stop.is_set():
             done = wait([ahead], timeout=0.2).done
-            self._settle()
+            self._reconcile()
             if not done:
                 continue
             try:
@@ -219,7 +219,7 @@ class Loop:
                 return None
             except TopicRecreated:
                 # Check again: earlier batches have been committed since, and the error must name the current position.
-                self._share.check_identity()
+                self._ownership.check_identity()
                 raise
             if prepared is not None and prepared.turn != self._cursor.turn:
                 self._abandon(prepared)
@@ -229,32 +229,32 @@ class Loop:
 
     def _abandon(self, prepared: Prepared) -> None:
         log.info("abandoned a batch, its partitions are gone group=%s batch=%s", self.job.group, prepared.batch.name)
-        self._ahead.abandon(prepared.batch)
+        self._ahead.discard(prepared.batch)
         self._on_step(Step.DROPPED, Progress(prepared.batch.name, prepared.batch.plan.offsets, prepared.behind))
 
     def _finished(self, goals: Goals | None) -> bool:
         if self._stop.is_set():
             return True
-        return goals is not None and self._share.assigned and goals.reached(self._cursor.offsets)
+        return goals is not None and self._ownership.assigned and goals.reached(self._cursor.offsets)
 
     def _commit_if_ours(self, prepared: Prepared) -> Tally:
         if prepared.turn != self._cursor.turn:
-            claims, moved = self._share.claims, {move.partition for move in prepared.batch.plan.moves}
+            claims, moved = self._ownership.claims, {move.partition for move in prepared.batch.plan.moves}
             self._cursor.go_back({one: claim.position.mark for one, claim in claims.items() if one in moved})
             self._abandon(prepared)
             return Tally()
         try:
             return self._commit(prepared)
         except Fenced as refused:
-            self._follow(self._share.recover(refused))
+            self._follow(self._ownership.recover(refused))
             return Tally()
 
     def _commit(self, prepared: Prepared) -> Tally:
         began, batch = time.monotonic(), prepared.batch
         progress = Progress(batch.name, batch.plan.offsets, prepared.behind, since=began)
         try:
-            self._share.claims, entry = self._committer.commit(
-                batch, self._share.claims, lambda step: self._on_step(step, progress)
+            self._ownership.claims, entry = self._committer.commit(
+                batch, self._ownership.claims, lambda step: self._on_step(step, progress)
             )
         except BatchTooLarge as error:
             self._on_step(Step.DROPPED, replace(progress, error=error))
@@ -264,13 +264,13 @@ class Loop:
             self._on_step(Step.DROPPED, replace(progress, error=error))
             raise
         finally:
-            self._reader.forget(batch.reading)
+            self._reader.discard(batch.reading)
         self._ahead.learn(batch, max(prepared.seconds, time.monotonic() - began))
-        self._share.committed(entry)
-        self._tell(prepared, entry, progress)
+        self._ownership.committed(entry)
+        self._report(prepared, entry, progress)
         return entry.tally
 
-    def _tell(self, prepared: Prepared, entry: Entry, progress: Progress) -> None:
+    def _report(self, prepared: Prepared, entry: Entry, progress: Progress) -> None:
         for move in prepared.batch.plan.moves:
             if move.skipped:
                 log.warning("skipped group=%s span=%s: %s", self.job.group, move.skipped_span, move.reason)

@@ -1,7 +1,7 @@
 """Tracks the partitions that a run owns: those assigned by the membership *and* claimed by the run in the ledger.
 
-The run calls ``settle`` between two batches. It claims newly assigned partitions, releases revoked partitions and drops
-lost partitions. Nothing in this module runs while a batch is being committed.
+The run calls ``reconcile`` between two batches. It claims newly assigned partitions, releases revoked partitions and
+drops lost partitions. Nothing in this module runs while a batch is being committed.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 
-from tallymark.core.claims import Claim, Entry, Rebalance, Wish, advanced, check_held
+from tallymark.core.claims import Claim, Entry, PositionChanges, Rebalance, advanced, check_held
 from tallymark.core.plan import OnLoss, check_identity, readable_from
-from tallymark.core.retry import patiently
+from tallymark.core.retry import retrying
 from tallymark.core.spans import Log, Mark, Owner, Partition, Position, Truncation
-from tallymark.core.start import Beginning, Start
+from tallymark.core.start import Start, StartRules
 from tallymark.errors import Fenced, PositionRefused, TallymarkError, UnknownTopic, Unreachable
 from tallymark.kafka.brokers import Brokers, Topic
 from tallymark.kafka.membership import Assignment, Membership
@@ -42,19 +42,19 @@ LOOK_SECONDS = 5.0
 """How often a run checks its claims: without records to commit it would not notice that it is fenced."""
 LONG_WAIT = 5.0
 """Seconds without an assignment after which a warning is logged."""
-told: list[Callable[[Rebalance], None]] = []
+rebalance_listeners: list[Callable[[Rebalance], None]] = []
 """Callbacks for every rebalance that a run of this process takes part in."""
 
 
 @dataclass(frozen=True)
-class Settled:
+class OwnershipChange:
     """Changes: partitions that were claimed, and those that were given up or set back to their saved positions."""
 
     gained: frozenset[Partition] = frozenset()
     gone: frozenset[Partition] = frozenset()
 
 
-class Share:
+class Ownership:
     """The partitions of a group that one run owns."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Share:
         self._patience = patience
         self._serials: dict[Partition, int] = {}
         self._fenced: dict[Partition, list[float]] = defaultdict(list)
-        self._beginning = Beginning(start, frozenset(), membership.chosen, tolerant)
+        self._start_rules = StartRules(start, frozenset(), membership.chosen, tolerant)
         self._may_override, self._epochs = True, dict[Partition, int]()
         # The order in which members claim is irrelevant if all start at the earliest or partitions are chosen by hand.
         self._begins = start.kind != "earliest" and membership.chosen is None
@@ -98,14 +98,14 @@ class Share:
 
     def join(self, topics: Collection[str]) -> None:
         """Join the group. ``topics`` are those that exist now: topics added later start at the earliest offset."""
-        self._beginning = replace(self._beginning, topics=frozenset(topics))
+        self._start_rules = replace(self._start_rules, topics=frozenset(topics))
         if self._membership.grace is not None and not self._start.prefer_saved:
             # Read epochs before members: a later claim raises the epoch; an earlier claimant is a member or has left.
             self._epochs = {one: position.epoch for one, position in self._saved().items()}
-            others = patiently(lambda: self._brokers.members(self._group), self._stop, self._patience)
+            others = retrying(lambda: self._brokers.members(self._group), self._stop, self._patience)
             self._may_override = not others
         self._heartbeat.start()
-        patiently(self._membership.join, self._stop, self._patience)
+        retrying(self._membership.join, self._stop, self._patience)
         self._joined = time.monotonic()
 
     def goals(self, topics: Mapping[str, Topic]) -> Goals:
@@ -121,32 +121,32 @@ class Share:
                 # The topic was deleted between the two requests; a retry does not list it any more.
                 raise Unreachable(str(gone)) from gone
 
-        ask = partial(patiently, logs, self._stop, self._patience)
+        ask = partial(retrying, logs, self._stop, self._patience)
         return Goals([log for log in ask().values() if chosen is None or log.partition in chosen], self._saved, ask)
 
     @property
     def assigned(self) -> bool:
         """Whether the membership has made an assignment, even if it is empty."""
-        return self._membership.assignment().told > 0
+        return self._membership.assignment().announced_at > 0
 
-    def settle(self) -> Settled:
+    def reconcile(self) -> OwnershipChange:
         """Bring claims in line with the assignment and with claims of other owners."""
         try:
             self._look_at_claims()
         except Fenced as refused:
             return self.recover(refused)
-        now = patiently(self._membership.assignment, self._stop, self._patience)
+        now = retrying(self._membership.assignment, self._stop, self._patience)
         self._say_waiting(now)
         lost = [one for one in self.claims if now.ours.get(one) != self._serials[one]]
         revoked = [one for one in self.claims if one in now.leaving and one not in lost]
         if lost:
             self._drop(lost)
-            self._remember("lost", lost=lost, since=now.told)
+            self._remember("lost", lost=lost, since=now.announced_at)
         if revoked:
             self._release(revoked)
-        self._membership.let_go(now.leaving)
+        self._membership.acknowledge(now.leaving)
         if revoked:
-            self._remember("revoked", lost=revoked, since=now.told)
+            self._remember("revoked", lost=revoked, since=now.announced_at)
         wanted = {one: serial for one, serial in now.ours.items() if self._wants(one, now.leaving)}
         gained: frozenset[Partition] = frozenset()
         if wanted:
@@ -154,15 +154,15 @@ class Share:
                 gained = self._gain(wanted)
             except Fenced as refused:
                 recovered = self.recover(refused)
-                return Settled(recovered.gained, recovered.gone.union(lost, revoked))
+                return OwnershipChange(recovered.gained, recovered.gone.union(lost, revoked))
             except UnknownTopic:
                 if not self.tolerant:
                     raise
             if gained:
-                self._remember("assigned", gained=gained, since=now.told)
-        return Settled(gained, frozenset([*lost, *revoked]))
+                self._remember("assigned", gained=gained, since=now.announced_at)
+        return OwnershipChange(gained, frozenset([*lost, *revoked]))
 
-    def recover(self, refused: Fenced) -> Settled:
+    def recover(self, refused: Fenced) -> OwnershipChange:
         """Drop the partitions that other owners have claimed, and keep the rest at their saved positions.
 
         The group may not have notified this run yet, for example after a network failure. If it continues to assign the
@@ -182,10 +182,10 @@ class Share:
         self._drop(fenced)
         self._remember("lost", lost=fenced, since=time.monotonic())
         try:
-            self.claims = patiently(lambda: self._ledger.reclaim(self._group, self.claims), self._stop, self._patience)
+            self.claims = retrying(lambda: self._ledger.reclaim(self._group, self.claims), self._stop, self._patience)
         except Fenced as again:
-            return Settled(self.recover(again).gained, before)
-        return Settled(frozenset(self.claims), before)
+            return OwnershipChange(self.recover(again).gained, before)
+        return OwnershipChange(frozenset(self.claims), before)
 
     def committed(self, entry: Entry) -> None:
         """Update the claims after a commit, and mirror the positions to the Kafka group if configured."""
@@ -204,13 +204,13 @@ class Share:
     def leave(self) -> bool:
         """Release all partitions, first in the ledger, then in the group. Returns whether the ledger is reachable."""
         error = sys.exc_info()[1]
-        told = self._failure if isinstance(error, GeneratorExit) else words(error)
+        reason = self._failure if isinstance(error, GeneratorExit) else words(error)
         held, began = list(self.claims), time.monotonic()
         reached = self._release(held)
         self._membership.leave()
         if held:
             self._remember("left", lost=held, since=began, written=reached)
-        self._heartbeat.end(told, reached=reached)
+        self._heartbeat.end(reason, reached=reached)
         return reached
 
     def held_topics(self) -> dict[str, Topic]:
@@ -221,7 +221,7 @@ class Share:
     def logs(self, partitions: Collection[Partition]) -> dict[Partition, Log]:
         """The brokers' logs of these claimed partitions."""
         topics = {name: topic.only(partitions) for name, topic in self.held_topics().items()}
-        return patiently(lambda: self._brokers.logs(topics), self._stop, self._patience)
+        return retrying(lambda: self._brokers.logs(topics), self._stop, self._patience)
 
     def readable(self, partitions: Collection[Partition], on_loss: OnLoss) -> dict[Partition, Mark]:
         """Where reading can continue in these partitions; raises if it can't without losing or repeating records.
@@ -235,20 +235,20 @@ class Share:
             starts = {one: readable_from(mark.offset, logs[one], on_loss) for one, mark in marks.items()}
         except PositionRefused:
             # If the topic was recreated, that is the better explanation.
-            patiently(self.check_identity, self._stop, self._patience)
+            retrying(self.check_identity, self._stop, self._patience)
             raise
         return {one: Mark(start, logs[one].leader_epoch) for one, start in starts.items()}
 
-    def cut_back(self, found: Collection[Truncation]) -> Settled:
+    def cut_back(self, found: Collection[Truncation]) -> OwnershipChange:
         """Move back to where these logs were truncated, and record it: from there on the log has other records."""
         cut = partial(cut_back, self._ledger, self._group, self._owner, dict(self.claims), found)
         try:
-            claims = patiently(cut, self._stop, self._patience)
+            claims = retrying(cut, self._stop, self._patience)
         except Fenced as refused:
             return self.recover(refused)
         self.claims |= claims
         self._membership.mirror({one: claim.position.next_offset for one, claim in claims.items()})
-        return Settled(frozenset(claims), frozenset(claims))
+        return OwnershipChange(frozenset(claims), frozenset(claims))
 
     def ask_identity(self) -> Callable[[], None]:
         """Ask whether the claimed topics are still those of the positions; the returned function raises if not.
@@ -276,8 +276,8 @@ class Share:
             if claim.partition.topic in ids:
                 check_identity(claim.position, ids[claim.partition.topic], self._brokers.cluster_id())
 
-    def forget(self, partitions: Iterable[Partition]) -> None:
-        """Drop partitions until the next ``settle``: their topic was not found, and the group will remove it soon."""
+    def drop(self, partitions: Iterable[Partition]) -> None:
+        """Drop partitions whose topic was not found: the group will revoke them soon, or assign them again."""
         log.warning("topic is gone group=%s partitions=%s", self._group, ",".join(map(str, sorted(partitions))))
         self._drop(partitions)
 
@@ -287,11 +287,11 @@ class Share:
             self._looked = time.monotonic()
 
     def _saved(self) -> dict[Partition, Position]:
-        saved = patiently(lambda: self._ledger.positions(self._group), self._stop, self._patience)
+        saved = retrying(lambda: self._ledger.positions(self._group), self._stop, self._patience)
         return {one.partition: one for one in saved.get(self._group, [])}
 
     def _say_waiting(self, now: Assignment) -> None:
-        if not now.told and self._joined and time.monotonic() - self._joined > LONG_WAIT:
+        if not now.announced_at and self._joined and time.monotonic() - self._joined > LONG_WAIT:
             self._joined = 0.0
             log.warning(
                 "still waiting for partitions group=%s: the group misses a member that was killed only after its "
@@ -319,7 +319,7 @@ class Share:
             return not error.transient
 
     def _gain(self, wanted: Mapping[Partition, int]) -> frozenset[Partition]:
-        claims = patiently(lambda: self._claim(frozenset(wanted)), self._stop, self._patience)
+        claims = retrying(lambda: self._claim(frozenset(wanted)), self._stop, self._patience)
         self.claims |= claims
         self._serials.update(wanted)
         self._may_override = self._begins = False
@@ -332,15 +332,15 @@ class Share:
         topics = self._brokers.topics(sorted({partition.topic for partition in partitions}))
         logs = self._brokers.logs({name: topic.only(partitions) for name, topic in topics.items()})
         if self._begins:
-            logs |= self._brokers.logs(self._brokers.topics(sorted(self._beginning.topics), existing_only=True))
+            logs |= self._brokers.logs(self._brokers.topics(sorted(self._start_rules.topics), existing_only=True))
         at = self._brokers.offsets_at(logs, self._start.timestamp) if self._start.timestamp else {}
         cluster = self._brokers.cluster_id()
 
-        def decide(saved: Sequence[Position]) -> Wish:
+        def decide(saved: Sequence[Position]) -> PositionChanges:
             for position in saved:
                 if position.partition.topic in topics:
                     check_identity(position, topics[position.partition.topic].id, cluster)
-            return self._beginning.wish(saved, partitions, logs, at, self._may_override_at)
+            return self._start_rules.decide(saved, partitions, logs, at, self._may_override_at)
 
         claims = self._ledger.claim(self._group, self._owner, partitions, decide, self.claims)
         self.topics = {**self.topics, **topics}
@@ -374,7 +374,7 @@ class Share:
         )
         log.info("rebalance=%s group=%s gained=%d lost=%d held=%d seconds=%.2f",
                  kind, self._group, len(gained), len(lost), len(self.claims), rebalance.seconds)  # fmt: skip
-        for tell in tuple(told):
+        for tell in tuple(rebalance_listeners):
             tell(rebalance)
         # Informational entries must not stop the run.
         with suppress(TallymarkError):

@@ -17,17 +17,17 @@ from itertools import count
 
 import pyarrow as pa
 
-from tallymark.core.batch import Batch, check_letters, fetched, parted, refused
+from tallymark.core.batch import BatchToCommit, check_letters, fetched, refused, without_refused
 from tallymark.core.plan import Move, Plan, adapt, plan
 from tallymark.core.progress import OnStep, Progress, Step
 from tallymark.core.records import DeadLetter, Reader, Reading
-from tallymark.core.retry import patiently
-from tallymark.core.skip_ahead import Lookout, jumps
+from tallymark.core.retry import retrying
+from tallymark.core.skip_ahead import Every, jumps
 from tallymark.core.spans import Log, Mark, Partition, Span
 from tallymark.core.tables import Refusal
 from tallymark.errors import BatchTooLarge, PositionRefused, TallymarkError, UnknownTopic
 from tallymark.kafka.brokers import Brokers
-from tallymark.run.ownership import Share
+from tallymark.run.ownership import Ownership
 from tallymark.run.setup import Job
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class Cursor:
 class Prepared:
     """A batch that is ready to commit, with its lag, preparation time and the cursor's turn."""
 
-    batch: Batch
+    batch: BatchToCommit
     behind: int
     seconds: float
     turn: int
@@ -88,15 +88,15 @@ class Preparation:
         job: Job,
         brokers: Brokers,
         reader: Reader,
-        share: Share,
+        ownership: Ownership,
         cursor: Cursor,
         most: int | None,
         stop: threading.Event,
         on_step: OnStep,
     ) -> None:
-        self._job, self._brokers, self._reader, self._share = job, brokers, reader, share
+        self._job, self._brokers, self._reader, self._ownership = job, brokers, reader, ownership
         self._cursor, self._stop, self._on_step = cursor, stop, on_step
-        self._lookout = Lookout(job.catch_up) if job.catch_up else None
+        self._skip_interval = Every(job.catch_up) if job.catch_up else None
         self._most = replace(job.limits, records=min(job.limits.records, most or job.limits.records))
         self._limit = self._most.records
         self._careful = 0  # batches until the size may grow again
@@ -106,18 +106,18 @@ class Preparation:
 
     def prepare(self) -> Prepared | None:
         """The next batch; None if there is nothing to read."""
-        return patiently(self._prepare, self._stop, self._job.patience)
+        return retrying(self._prepare, self._stop, self._job.patience)
 
     def prepare_part(self, planned: Plan, behind: int) -> Prepared:
         """The first half of an earlier plan, read and staged again."""
-        return patiently(lambda: self._prepared(planned.half(), behind), self._stop, self._job.patience)
+        return retrying(lambda: self._prepared(planned.half(), behind), self._stop, self._job.patience)
 
-    def abandon(self, batch: Batch) -> None:
+    def discard(self, batch: BatchToCommit) -> None:
         """Discard a batch that will not be committed; a skip in it becomes due again."""
-        self._reader.forget(batch.reading)
+        self._reader.discard(batch.reading)
         self._look_again(batch.plan)
 
-    def learn(self, batch: Batch, seconds: float) -> None:
+    def learn(self, batch: BatchToCommit, seconds: float) -> None:
         """Adapt the size of the next batches to the time and memory that this batch took."""
         # Rows staged by executors were never in the driver's memory.
         size = 0 if batch.reading.staged else batch.reading.size
@@ -128,14 +128,14 @@ class Preparation:
     def letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
         """Dead letters of records that were decoded and refused, with the original records fetched from Kafka."""
         ask = self._brokers.records
-        return fetched(refusals, lambda wanted: patiently(lambda: ask(wanted), self._stop, self._job.patience))
+        return fetched(refusals, lambda wanted: retrying(lambda: ask(wanted), self._stop, self._job.patience))
 
     def _prepare(self) -> Prepared | None:
         began, turn, marks = time.monotonic(), self._cursor.turn, dict(self._cursor.marks)
         try:
-            logs = self._brokers.logs(self._share.held_topics())
+            logs = self._brokers.logs(self._ownership.held_topics())
         except UnknownTopic:
-            if self._share.tolerant:
+            if self._ownership.tolerant:
                 # The group will revoke the partitions of this topic.
                 return None
             raise
@@ -152,14 +152,14 @@ class Preparation:
             batch = self._shaped(planned, lag, began, self._expected.spans)
         except TallymarkError as error:
             self._look_again(planned)
-            if isinstance(error, UnknownTopic) and self._share.tolerant:
+            if isinstance(error, UnknownTopic) and self._ownership.tolerant:
                 return None
             raise
         return Prepared(batch, lag - batch.plan.offsets, time.monotonic() - began, turn)
 
     def _validate(self, marks: Mapping[Partition, Mark], logs: Mapping[Partition, Log]) -> None:
         """Check that logs with a new leader still hold the records read so far, and discard what was fetched ahead."""
-        validation = self._share.validation
+        validation = self._ownership.validation
         if elected := validation.elected(marks, logs):
             self._expected = Plan()
             self._reader.renew(elected)
@@ -167,7 +167,7 @@ class Preparation:
                 validation.check(marks, logs)
             except PositionRefused:
                 # If the topic was recreated, that is the better explanation.
-                self._share.check_identity()
+                self._ownership.check_identity()
                 raise
 
     def _prepared(self, planned: Plan, behind: int) -> Prepared:
@@ -177,14 +177,14 @@ class Preparation:
     def _plan(self, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
         skips = {}
         # ``due`` would count a check without partitions, before they are assigned, as a check.
-        if cursor and self._job.catch_up and self._lookout and self._lookout.due(time.monotonic()):
+        if cursor and self._job.catch_up and self._skip_interval and self._skip_interval.due(time.monotonic()):
             now = datetime.now(timezone.utc)
             skips = jumps(self._job.catch_up, cursor, logs, self._brokers.offsets_at, now)
         try:
             return plan(cursor, logs, self._limit, self._job.on_loss, skips)
         except PositionRefused:
             # If the topic was recreated, that is the better explanation.
-            self._share.check_identity()
+            self._ownership.check_identity()
             raise
 
     def _expected_or(self, planned: Plan, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
@@ -202,7 +202,7 @@ class Preparation:
         found = plan(behind, logs, self._limit, self._job.on_loss)
         return found if 2 * found.offsets > self._limit else Plan()
 
-    def _shaped(self, planned: Plan, lag: int, began: float, then: Sequence[Span] | None = None) -> Batch:
+    def _shaped(self, planned: Plan, lag: int, began: float, then: Sequence[Span] | None = None) -> BatchToCommit:
         """Read and shape the plan, or the part of it that fits in memory."""
         name = f"{self._job.owner.run}-{next(self._batches)}"
         progress = Progress(name, planned.offsets, lag - planned.offsets, since=began)
@@ -221,14 +221,14 @@ class Preparation:
             raise
         return self._shaped(half, lag, time.monotonic())
 
-    def _read(self, name: str, planned: Plan, progress: Progress, then: Sequence[Span] | None) -> Batch:
+    def _read(self, name: str, planned: Plan, progress: Progress, then: Sequence[Span] | None) -> BatchToCommit:
         started, tables = datetime.now(timezone.utc), self._job.tables
         again = partial(self._reading, planned, name)
         reading = again(then=then)
         self._on_step(Step.READ, progress)
-        reading, refusals = parted(reading, refused(reading, tables), tables, again)
+        reading, refusals = without_refused(reading, refused(reading, tables), tables, again)
         letters = [*reading.dead_letters, *self.letters(refusals)]
-        batch = Batch.shaped(name, started, planned, reading, tables, letters, again=again)
+        batch = BatchToCommit.shaped(name, started, planned, reading, tables, letters, again=again)
         self._on_step(Step.STAGED, progress)
         return batch
 
@@ -242,7 +242,7 @@ class Preparation:
         spans = planned.spans
         reading = self._reader.read(spans, name, without, then) if spans else Reading({}, self._no_rows(), [])
         # Checked after the read: a topic that is the same now was the same during the read.
-        self._share.check_identity()
+        self._ownership.check_identity()
         check_letters(reading)
         return reading
 
@@ -251,5 +251,5 @@ class Preparation:
 
     def _look_again(self, planned: Plan) -> None:
         """Make a skip that was not committed due again."""
-        if self._lookout and any(move.skipped for move in planned.moves):
-            self._lookout.again()
+        if self._skip_interval and any(move.skipped for move in planned.moves):
+            self._skip_interval.again()

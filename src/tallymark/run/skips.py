@@ -19,12 +19,12 @@ from functools import partial
 from itertools import count
 from typing import TypeVar
 
-from tallymark.core.batch import Batch, check_letters, fetched, parted, refused
+from tallymark.core.batch import BatchToCommit, check_letters, fetched, refused, without_refused
 from tallymark.core.claims import Skip, explain_loss
 from tallymark.core.plan import Move, Plan, adapt, check_identity, readable_from
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import DeadLetter, Reader, Reading
-from tallymark.core.retry import patiently
+from tallymark.core.retry import retrying
 from tallymark.core.spans import Log, Partition, Position, Span, Tally
 from tallymark.core.tables import Refusal, TableSpec
 from tallymark.errors import BadInput, BatchTooLarge, GroupPaused, PositionMoved
@@ -161,10 +161,10 @@ class Filler:
         self._batches = count(1)
 
     def run(self) -> Tally:
-        self._patiently(self._check)
+        self._retrying(self._check)
         total = Tally()
         while not self._stop.is_set():
-            skips = self._patiently(self._skips.listed)
+            skips = self._retrying(self._skips.listed)
             if not skips:
                 break
             total += self._fill(skips[0], sum(len(skip.span) for skip in skips))
@@ -179,7 +179,7 @@ class Filler:
     def _fill(self, skip: Skip, left: int) -> Tally:
         """Fill the first chunk of this skip."""
         began = time.monotonic()
-        batch = self._patiently(partial(self._prepared, skip, left))
+        batch = self._retrying(partial(self._prepared, skip, left))
         if batch is None:
             self._skips.leave(skip)
             return Tally()
@@ -194,7 +194,7 @@ class Filler:
             self._read_less(offsets, error)
             return Tally()
         finally:
-            self._reader.forget(batch.reading)
+            self._reader.discard(batch.reading)
         tally = Tally.sum(fill.tally for fill in entry.fills)
         self._on_step(Step.COMMITTED, replace(progress, tally=tally))
         self._limit = adapt(self._limit, offsets, time.monotonic() - began, batch.reading.size, self._most)
@@ -207,7 +207,7 @@ class Filler:
             )
         return tally
 
-    def _prepared(self, skip: Skip, left: int) -> Batch | None:
+    def _prepared(self, skip: Skip, left: int) -> BatchToCommit | None:
         """Read and shape the first chunk; None if nothing can be read now."""
         name, started = f"{self._job.owner.run}-fill-{next(self._batches)}", datetime.now(timezone.utc)
         move = self._first_move(skip.span)
@@ -219,12 +219,12 @@ class Filler:
         try:
             reading = again()
             self._on_step(Step.READ, progress)
-            reading, refusals = parted(reading, refused(reading, tables), tables, again)
+            reading, refusals = without_refused(reading, refused(reading, tables), tables, again)
         except BatchTooLarge as error:
             self._read_less(move.read, error)
             return self._prepared(skip, left)
         letters = [*reading.dead_letters, *self._letters(refusals)]
-        batch = Batch.shaped(name, started, Plan((move,)), reading, tables, letters, skip, again=again)
+        batch = BatchToCommit.shaped(name, started, Plan((move,)), reading, tables, letters, skip, again=again)
         self._on_step(Step.STAGED, progress)
         return batch
 
@@ -248,10 +248,10 @@ class Filler:
         log.info("filling in smaller chunks: %s group=%s offsets=%d", error, self._job.group, self._limit)
 
     def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
-        return fetched(refusals, lambda wanted: self._patiently(lambda: self._brokers.records(wanted)))
+        return fetched(refusals, lambda wanted: self._retrying(lambda: self._brokers.records(wanted)))
 
     def _nothing(self) -> Reading:
         return Reading({}, {name: schema.empty_table() for name, schema in self._reader.schemas().items()}, [])
 
-    def _patiently(self, work: Callable[[], T]) -> T:
-        return patiently(work, self._stop, self._job.patience)
+    def _retrying(self, work: Callable[[], T]) -> T:
+        return retrying(work, self._stop, self._job.patience)

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from tallymark.core.claims import Claim, Restart, Wish, check_held
-from tallymark.core.retry import patiently
+from tallymark.core.claims import Claim, PositionChanges, Restart, check_held
+from tallymark.core.retry import retrying
 from tallymark.core.spans import Log, Mark, Owner, Partition, Position, Truncation
 from tallymark.errors import LogTruncated
 from tallymark.kafka.brokers import Brokers
@@ -51,9 +51,9 @@ def cut_back(
         if one.partition in claims and claims[one.partition].position.next_offset == one.position
     }
 
-    def decide(saved: Sequence[Position]) -> Wish:
+    def decide(saved: Sequence[Position]) -> PositionChanges:
         check_held({one: claims[one] for one in restarts}, {position.partition: position for position in saved})
-        return Wish({}, restarts)
+        return PositionChanges({}, restarts)
 
     for to in restarts.values():
         log.warning("log truncated group=%s: %s", group, to.reason)
@@ -79,7 +79,7 @@ class Validation:
         if not doubtful:
             return
         asked = {one: (mark.offset, mark.leader_epoch or 0) for one, mark in doubtful.items()}
-        cut = patiently(lambda: self._brokers.truncated(asked), self._stop, self._patience)
+        cut = retrying(lambda: self._brokers.truncated(asked), self._stop, self._patience)
         if cut:
             found = sorted(cut.items())
             raise refusal([Truncation(one, marks[one].offset, at, logs[one].leader_epoch) for one, at in found])

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from tallymark.core.plan import caught_up, lowered
-from tallymark.core.retry import patiently
+from tallymark.core.retry import retrying
 from tallymark.core.spans import GroupState, Log, Partition, Position, Span
 from tallymark.errors import GroupPaused
 from tallymark.stores.contract import Store
@@ -80,7 +80,7 @@ def may_go_on(
     """
     told = False
     while not stop.is_set():
-        state = patiently(lambda: ledger.state(group), stop, patience)
+        state = retrying(lambda: ledger.state(group), stop, patience)
         if state is None or not state.paused:
             return True
         if has_end:

@@ -18,7 +18,7 @@ from tallymark.core.records import DeadLetter
 from tallymark.core.retry import Background
 from tallymark.core.spans import Partition
 from tallymark.errors import TallymarkError
-from tallymark.formats.json import Decoder
+from tallymark.formats.json import JsonDecoder
 from tallymark.kafka.fetch import Fetched, Fetcher
 from tallymark.service.batch import Records, decoded
 
@@ -45,7 +45,7 @@ class Ahead:
     answer.
     """
 
-    def __init__(self, fetcher: Fetcher, decode: Decoder, ask: Callable[[], Answer]) -> None:
+    def __init__(self, fetcher: Fetcher, decode: JsonDecoder, ask: Callable[[], Answer]) -> None:
         self._fetcher = fetcher
         self._decode = decode
         self._ask = ask

@@ -13,15 +13,14 @@ from typing import Any, NamedTuple, overload
 import pyarrow as pa
 
 from tallymark.core import raw
-from tallymark.core.batch import Batch as Accounts
-from tallymark.core.batch import Tried
+from tallymark.core.batch import BatchToCommit, Tried
 from tallymark.core.claims import Skip
 from tallymark.core.plan import Move, Plan
-from tallymark.core.records import DeadLetter, Reading, Seen
+from tallymark.core.records import DeadLetter, PartitionCounts, Reading
 from tallymark.core.spans import Partition, Span
 from tallymark.core.times import EPOCH, headers, timestamp
 from tallymark.errors import BadInput, TallymarkError, described
-from tallymark.formats.json import Decoder
+from tallymark.formats.json import JsonDecoder
 from tallymark.stores.transaction import Transaction
 
 
@@ -105,7 +104,7 @@ class Records(Sequence[Record]):
         ]
 
 
-def decoded(decode: Decoder, messages: Sequence[Any]) -> tuple[Records, list[DeadLetter]]:
+def decoded(decode: JsonDecoder, messages: Sequence[Any]) -> tuple[Records, list[DeadLetter]]:
     """Return the messages that can be decoded, and dead letters for the others."""
     found = decode([message.value() for message in messages])
     if not found.errors:
@@ -257,17 +256,19 @@ class Batch:
         self._letters = {place: found for place, found in self._letters.items() if finished(*place)}
         self.tried = {place: found for place, found in self.tried.items() if finished(*place)}
 
-    def accounts(self) -> Accounts:
+    def accounts(self) -> BatchToCommit:
         """Return the ledger entry to write for this batch. Afterwards, ``dead`` and ``shorten`` only log losses."""
         self._accounted = True
         seen = {
-            partition: Seen(len(messages), 0, timestamp(messages[-1]))
+            partition: PartitionCounts(len(messages), 0, timestamp(messages[-1]))
             for partition, messages in self._messages.items()
             if messages
         }
         moves = Plan(tuple(move for move in self.moves if move.stop > move.start))
         letters = list(self._letters.values())
-        return Accounts(self.name, self._started, moves, Reading(seen, {}, []), (), letters, (), self._skip, self.tried)
+        return BatchToCommit(
+            self.name, self._started, moves, Reading(seen, {}, []), (), letters, (), self._skip, self.tried
+        )
 
     def check_taken(self) -> None:
         if not self.committed and not self.abandoned:

@@ -19,7 +19,7 @@ from tallymark.run.until import leaving_on_signals
 from tallymark.service.batch import Batch
 from tallymark.service.delivery import Consuming
 from tallymark.service.filling import Filling
-from tallymark.service.places import Place
+from tallymark.service.progress import PartitionProgress
 from tallymark.service.replaying import Replaying
 
 if TYPE_CHECKING:
@@ -119,9 +119,9 @@ class Consumer:
             finally:
                 self._stop.clear()
 
-    def positions(self) -> list[Place]:
+    def positions(self) -> list[PartitionProgress]:
         """Return the committed and current offsets, log ends and lag of each partition that this consumer holds."""
-        return self._run.places() if self._run is not None else []
+        return self._run.progress() if self._run is not None else []
 
     @property
     def owner(self) -> Owner | None:

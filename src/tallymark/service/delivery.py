@@ -19,26 +19,26 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from tallymark.core.batch import Batch as Accounts
+from tallymark.core.batch import BatchToCommit
 from tallymark.core.claims import Entry
 from tallymark.core.plan import Move
 from tallymark.core.progress import OnStep, Progress, Step, ignore
-from tallymark.core.retry import patiently
-from tallymark.core.skip_ahead import Lookout, jumps
+from tallymark.core.retry import retrying
+from tallymark.core.skip_ahead import Every, jumps
 from tallymark.core.spans import Owner, Partition
 from tallymark.errors import Fenced, LogTruncated, UnknownTopic, Unreachable
-from tallymark.formats.json import Decoder
+from tallymark.formats.json import JsonDecoder
 from tallymark.kafka.brokers import Brokers, Topic
 from tallymark.kafka.fetch import Fetcher, OutOfRange
 from tallymark.kafka.source import is_pattern
 from tallymark.run.commit import Committer, Destination, Handled, HandledCommitter
 from tallymark.run.loop import Until
-from tallymark.run.ownership import Settled, Share
+from tallymark.run.ownership import Ownership, OwnershipChange
 from tallymark.run.setup import Setup, new_owner
 from tallymark.run.until import Goals, may_go_on
 from tallymark.service.ahead import Ahead, Answer
 from tallymark.service.batch import Batch, Records
-from tallymark.service.places import Place, place
+from tallymark.service.progress import PartitionProgress, progress_of
 from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Consuming:
         committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience, stop)
         self._committer = HandledCommitter(committer)
         membership = setup.member(self._brokers, self.owner)
-        self.share = Share(
+        self.ownership = Ownership(
             setup.group,
             self.owner,
             membership,
@@ -87,25 +87,25 @@ class Consuming:
             tolerant=any(map(is_pattern, setup.source.topic_names)),
         )
         fetcher = Fetcher(setup.source, self._brokers)
-        self._ahead = Ahead(fetcher, Decoder(setup.source.value), self.share.ask_identity)
+        self._ahead = Ahead(fetcher, JsonDecoder(setup.source.value), self.ownership.ask_identity)
         self._same_topics: Answer | None = None
         """The check that topics were not recreated. It was requested after the last fetch and is used only once."""
         self._next: dict[Partition, Move] = {}
         """The beginning of each partition's next move: what is lost and skipped before its first record."""
-        self._lookout = Lookout(setup.catch_up) if setup.catch_up else None
+        self._skip_interval = Every(setup.catch_up) if setup.catch_up else None
         self._looked_at_state = -STATE_SECONDS
         self._batches = count(1)
 
     def batches(self, most: int, until: Until = "stopped") -> Iterator[Batch]:
         """Yield batches until stopped, or until the present ends of the partitions are reached."""
         try:
-            topics = self._patiently(self._check)
-            goals = self.share.goals(topics) if until == "caught-up" else None
+            topics = self._retrying(self._check)
+            goals = self.ownership.goals(topics) if until == "caught-up" else None
             if not self._may_go_on(goals, lambda: None):
                 return
-            self.share.join(topics)
-            while not self._finished(goals) and self._may_go_on(goals, self._settle):
-                self._settle()
+            self.ownership.join(topics)
+            while not self._finished(goals) and self._may_go_on(goals, self._reconcile):
+                self._reconcile()
                 self._skip_ahead()
                 batch = self._fetch(min(most, self._most or most))
                 if batch is not None:
@@ -122,14 +122,14 @@ class Consuming:
             log.warning("left without waiting any longer group=%s: %s", self._setup.group, error)
         finally:
             self._ahead.close()
-            self.share.leave()
+            self.ownership.leave()
 
-    def places(self) -> list[Place]:
+    def progress(self) -> list[PartitionProgress]:
         """Return where this run is in each partition that it holds."""
-        logs = self._brokers.logs(self.share.held_topics())
+        logs = self._brokers.logs(self.ownership.held_topics())
         current = dict(self._ahead.current)
         saved = {one.partition: one for one in self._ledger.positions(self._setup.group).get(self._setup.group, [])}
-        return [place(saved[one], found, current.get(one)) for one, found in sorted(logs.items()) if one in saved]
+        return [progress_of(saved[one], found, current.get(one)) for one, found in sorted(logs.items()) if one in saved]
 
     @contextmanager
     def transaction(self, batch: Batch) -> Iterator[Transaction]:
@@ -141,27 +141,27 @@ class Consuming:
 
     @contextmanager
     def _committing(self, batch: Batch) -> Iterator[tuple[Handled, Callable[[Step], None]]]:
-        handled = Handled(dict(self.share.claims))
+        handled = Handled(dict(self.ownership.claims))
         progress = Progress(batch.name, batch.offsets, 0)
         try:
             yield handled, lambda step: self._on_step(step, progress)
         except Fenced as refused:
             self._on_step(Step.DROPPED, replace(progress, error=refused))
-            self._follow(self.share.recover(refused))
+            self._follow(self.ownership.recover(refused))
             # Set only after recovery: without a return to the saved positions, the next batch would skip records.
             batch.abandoned = True
             raise
         except BaseException as error:
-            self.share.failed(error)
-            self.share.claims = handled.claims
+            self.ownership.failed(error)
+            self.ownership.claims = handled.claims
             if handled.moved:
                 # At most once: the position has moved, so unfinished records are not tried again.
                 batch.abandoned = True
                 self._advance(batch, handled)
             self._on_step(Step.DROPPED, replace(progress, error=error))
             raise
-        self.share.failed(None)
-        self.share.claims = handled.claims
+        self.ownership.failed(None)
+        self.ownership.claims = handled.claims
         entry = self._advance(batch, handled)
         tallies = {step.partition: step.tally for step in entry.advances}
         progress = replace(progress, tally=entry.tally, tallies=tallies, rows=entry.rows)
@@ -172,16 +172,16 @@ class Consuming:
     def _identity(self) -> Answer:
         """Return a check that the topics are still the same. A batch that is tried again requests a new check."""
         asked, self._same_topics = self._same_topics, None
-        return asked or self.share.ask_identity()
+        return asked or self.ownership.ask_identity()
 
-    def _accounts(self, batch: Batch, same_topics: Answer) -> Accounts:
+    def _accounts(self, batch: Batch, same_topics: Answer) -> BatchToCommit:
         # This runs after the fetch: if the topic is still the same now, the records came from it.
         same_topics()
         return batch.accounts()
 
     def _advance(self, batch: Batch, handled: Handled) -> Entry:
         assert handled.entry is not None
-        self.share.committed(handled.entry)
+        self.ownership.committed(handled.entry)
         for move in batch.moves:
             if move.skipped:
                 log.warning("skipped group=%s span=%s: %s", self._setup.group, move.skipped_span, move.reason)
@@ -189,7 +189,7 @@ class Consuming:
         self._next |= {partition: Move(partition, stop, 0, 0) for partition, stop in behind.items()}
         again = {partition: stop for partition, stop in behind.items() if self._ahead.current[partition] != stop}
         if again:
-            self._ahead.add(again, {one: self.share.claims[one].position.leader_epoch for one in again})
+            self._ahead.add(again, {one: self.ownership.claims[one].position.leader_epoch for one in again})
         return handled.entry
 
     def _check(self) -> dict[str, Topic]:
@@ -215,40 +215,40 @@ class Consuming:
     def _finished(self, goals: Goals | None) -> bool:
         if self._stop.is_set():
             return True
-        return goals is not None and self.share.assigned and goals.reached(self._positions)
+        return goals is not None and self.ownership.assigned and goals.reached(self._positions)
 
     @property
     def _positions(self) -> dict[Partition, int]:
         return {partition: move.start for partition, move in self._next.items()}
 
-    def _settle(self) -> None:
-        self._follow(self.share.settle())
+    def _reconcile(self) -> None:
+        self._follow(self.ownership.reconcile())
 
-    def _follow(self, settled: Settled) -> None:
+    def _follow(self, change: OwnershipChange) -> None:
         # Includes partitions dropped by a recovery that failed because the store became unreachable.
-        gone = settled.gone.union(self._next.keys() - self.share.claims.keys())
+        gone = change.gone.union(self._next.keys() - self.ownership.claims.keys())
         self._ahead.remove(gone)
         for partition in gone:
             self._next.pop(partition, None)
-        if settled.gained:
+        if change.gained:
             try:
-                self._begin(settled.gained)
+                self._begin(change.gained)
             except UnknownTopic:
-                if not self.share.tolerant:
+                if not self.ownership.tolerant:
                     raise
-                self.share.forget(settled.gained)
+                self.ownership.drop(change.gained)
 
     def _begin(self, partitions: Collection[Partition]) -> None:
         """Fetch partitions from their positions, or from the start of the log if earlier records are lost."""
         try:
-            starts = self.share.readable(partitions, self._setup.on_loss)
+            starts = self.ownership.readable(partitions, self._setup.on_loss)
         except LogTruncated as cut:
             if self._setup.on_loss == "fail":
                 raise
-            settled = self.share.cut_back(cut.found)
-            self._follow(replace(settled, gained=settled.gained.union(partitions) & self.share.claims.keys()))
+            change = self.ownership.cut_back(cut.found)
+            self._follow(replace(change, gained=change.gained.union(partitions) & self.ownership.claims.keys()))
             return
-        positions = {one: self.share.claims[one].position.next_offset for one in starts}
+        positions = {one: self.ownership.claims[one].position.next_offset for one in starts}
         self._next |= {
             one: Move(one, at, starts[one].offset - at, 0, leader_epoch=starts[one].leader_epoch)
             for one, at in positions.items()
@@ -260,12 +260,17 @@ class Consuming:
 
     def _skip_ahead(self) -> None:
         ahead = self._setup.catch_up
-        if ahead is None or self._lookout is None or not self._next or not self._lookout.due(time.monotonic()):
+        if (
+            ahead is None
+            or self._skip_interval is None
+            or not self._next
+            or not self._skip_interval.due(time.monotonic())
+        ):
             return
         positions = {partition: move.stop for partition, move in self._next.items()}
-        logs = self.share.logs(positions)
+        logs = self.ownership.logs(positions)
         now = datetime.now(timezone.utc)
-        found = self._patiently(lambda: jumps(ahead, positions, logs, self._brokers.offsets_at, now))
+        found = self._retrying(lambda: jumps(ahead, positions, logs, self._brokers.offsets_at, now))
         for partition, jump in found.items():
             move, to = self._next[partition], min(jump.to, logs[partition].stop)
             if to > move.stop:
@@ -281,13 +286,13 @@ class Consuming:
             return None
         began = time.monotonic()
         try:
-            taken = self._patiently(lambda: self._ahead.take(most, FETCH_SECONDS))
+            taken = self._retrying(lambda: self._ahead.take(most, FETCH_SECONDS))
         except OutOfRange as gone:
             if gone.partition in self._next:
                 self._begin([gone.partition])
             return None
         except UnknownTopic:
-            if not self.share.tolerant:
+            if not self.ownership.tolerant:
                 raise
             # The topic was deleted; the next assignment will not include it.
             return None
@@ -313,7 +318,7 @@ class Consuming:
         """Move positions past offsets without records: transaction markers, losses, skips."""
         batch = Batch(f"{self.owner.run}-{next(self._batches)}", moves, {}, NO_RECORDS, (), self.transaction)
         # Checked before the transaction, which must not wait for brokers.
-        self._patiently(lambda: self._identity()())
+        self._retrying(lambda: self._identity()())
         try:
             with self._committing(batch) as (handled, on_step):
                 self._committer.ledger_only(batch.accounts, handled, on_step)
@@ -321,5 +326,5 @@ class Consuming:
             if not batch.abandoned:
                 raise
 
-    def _patiently(self, work: Callable[[], T]) -> T:
-        return patiently(work, self._stop, self._setup.patience)
+    def _retrying(self, work: Callable[[], T]) -> T:
+        return retrying(work, self._stop, self._setup.patience)

@@ -16,14 +16,14 @@ from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
-from tallymark.core.batch import Batch as Accounts
+from tallymark.core.batch import BatchToCommit
 from tallymark.core.claims import Skip
 from tallymark.core.plan import Move, readable_from
 from tallymark.core.progress import OnStep, Progress, Step, ignore
-from tallymark.core.retry import patiently
+from tallymark.core.retry import retrying
 from tallymark.core.spans import Span, Tally
 from tallymark.errors import CommitRefused, Unreachable
-from tallymark.formats.json import Decoder
+from tallymark.formats.json import JsonDecoder
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.fetch import Fetcher, OutOfRange
 from tallymark.run.commit import Committer, Destination, Handled, HandledCommitter
@@ -47,7 +47,7 @@ class Filling:
         self._on_step = on_step
         self._destination = destination
         self._brokers = Brokers(setup.source.cluster, stop)
-        self._decode = Decoder(setup.source.value)
+        self._decode = JsonDecoder(setup.source.value)
         committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience, stop)
         self._committer = HandledCommitter(committer)
         self._run = new_owner().run
@@ -56,12 +56,12 @@ class Filling:
     def batches(self, most: int, topic: str | None, partition: int | None) -> Iterator[Batch]:
         """Yield batches of the open skips of the group, or of one topic or partition."""
         skips = OpenSkips(self._setup.group, self._destination, self._brokers, topic, partition)
-        self._patiently(self._destination.ledger.create_ledger)
+        self._retrying(self._destination.ledger.create_ledger)
         while not self._stop.is_set():
-            found = self._patiently(skips.listed)
+            found = self._retrying(skips.listed)
             if not found:
                 return
-            batch = self._patiently(partial(self._batch, skips, found[0], most))
+            batch = self._retrying(partial(self._batch, skips, found[0], most))
             if batch is None:
                 skips.leave(found[0])
                 continue
@@ -85,7 +85,7 @@ class Filling:
         self._on_step(Step.COMMITTED, progress)
         self._on_step(Step.DONE, progress)
 
-    def _accounts(self, skips: OpenSkips, batch: Batch) -> Accounts:
+    def _accounts(self, skips: OpenSkips, batch: Batch) -> BatchToCommit:
         # This runs after the fetch: if the topic is still the same now, the records came from it.
         skips.log(batch.moves[0].partition)
         return batch.accounts()
@@ -124,5 +124,5 @@ class Filling:
         finally:
             fetcher.close()
 
-    def _patiently(self, work: Callable[[], T]) -> T:
-        return patiently(work, self._stop, self._setup.patience)
+    def _retrying(self, work: Callable[[], T]) -> T:
+        return retrying(work, self._stop, self._setup.patience)

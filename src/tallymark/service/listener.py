@@ -13,7 +13,7 @@ from typing import get_args
 from tallymark.core.halving import Undoing, in_any_order, in_new_transactions, in_order, one_by_one
 from tallymark.core.journal import LetterQuery
 from tallymark.core.progress import OnStep, Progress, Step, ignore
-from tallymark.core.retry import patiently
+from tallymark.core.retry import retrying
 from tallymark.core.spans import Partition, Tally
 from tallymark.errors import BadInput, DataRefused, TallymarkError, TooManyDead, TransactionUndone
 from tallymark.kafka.membership import Group
@@ -22,7 +22,7 @@ from tallymark.run.setup import Setup
 from tallymark.service.batch import Batch, Records
 from tallymark.service.consumer import Consumer
 from tallymark.service.handler import Handler, RecordFailed, told_apart
-from tallymark.service.workers import Order, Outcome, Workers
+from tallymark.service.workers import LanesOutcome, Order, Workers
 from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ class Listening:
         # Without closing(), the error's traceback would keep the generator alive, and the consumer in its group.
         with self._working() as workers, closing(batches):
             for batch in batches:
-                patiently(partial(self._handle, batch, workers), self._stop, self._listener.setup.patience)
+                retrying(partial(self._handle, batch, workers), self._stop, self._listener.setup.patience)
 
     @contextmanager
     def _working(self) -> Iterator[Workers | None]:
@@ -144,7 +144,7 @@ class Listening:
             failed = [*undoing, *self._blame(batch.records.without(_places(undoing)), db, singly)]
             for records, error in failed:
                 batch.dead(records[0], str(error))
-            self._check_failures(batch, Outcome(len(batch), [error for _, error in failed]))
+            self._check_failures(batch, LanesOutcome(len(batch), [error for _, error in failed]))
 
     def _blame(self, records: Records, db: Transaction, singly: bool) -> list[Failed]:
         """Apply the records in ever smaller parts to isolate those that the handler fails on. Returns them with errors.
@@ -181,7 +181,7 @@ class Listening:
             return error
         return None
 
-    def _check_failures(self, batch: Batch, outcome: Outcome) -> None:
+    def _check_failures(self, batch: Batch, outcome: LanesOutcome) -> None:
         if batch.tried:
             # Letters that die again do not show that the function is broken.
             return

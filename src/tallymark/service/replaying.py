@@ -20,13 +20,13 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
 from tallymark.core.journal import Letter, LetterQuery
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import DeadLetter
-from tallymark.core.retry import patiently
+from tallymark.core.retry import retrying
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, CommitRefused
-from tallymark.formats.json import Decoder
+from tallymark.formats.json import JsonDecoder
 from tallymark.kafka.brokers import Brokers
 from tallymark.run.commit import Committer, Destination, Handled, HandledCommitter
-from tallymark.run.letters import MOST, UNLIMITED, OpenLetters, check_delivery, completed, outcome, place
+from tallymark.run.letters import MOST, UNLIMITED, OpenLetters, check_delivery, completed, coordinates, outcome
 from tallymark.run.setup import Setup, new_owner
 from tallymark.service.batch import Batch, decoded
 from tallymark.stores.transaction import Transaction
@@ -80,7 +80,7 @@ class Replaying:
         self._on_step = on_step
         self._ledger = destination.ledger
         self._brokers = Brokers(setup.source.cluster, stop)
-        self._decode = Decoder(setup.source.value)
+        self._decode = JsonDecoder(setup.source.value)
         committer = Committer(setup.group, destination, UNLIMITED, lambda _: [], setup.patience, stop)
         self._committer = HandledCommitter(committer)
         self._run = new_owner().run
@@ -91,18 +91,18 @@ class Replaying:
         if most < 1:
             raise BadInput(f"max_records={most} must be positive")
         topics = self._setup.source.topic_names
-        letters = self._patiently(lambda: OpenLetters(self._setup.group, self._ledger, topics, query))
+        letters = self._retrying(lambda: OpenLetters(self._setup.group, self._ledger, topics, query))
         most = min(most, MOST)
         while not self._stop.is_set():
-            found = self._patiently(lambda: letters.take(most))
+            found = self._retrying(lambda: letters.take(most))
             if not found:
                 return
-            batch = self._patiently(partial(self._batch, letters, found))
+            batch = self._retrying(partial(self._batch, letters, found))
             if len(batch):
                 yield batch
                 batch.check_taken()
             else:
-                self._patiently(partial(self._settle, batch))
+                self._retrying(partial(self._settle, batch))
             if batch.committed:
                 letters.drop(letter.id for letter in batch.tried.values())
 
@@ -136,9 +136,9 @@ class Replaying:
         for message in messages:
             by_partition.setdefault(message.letter.partition, []).append(message)
         name = f"{self._run}-replay-{next(self._batches)}"
-        tried = {place(letter): letter for letter in found}
+        tried = {coordinates(letter): letter for letter in found}
         commit = partial(self.transaction, letters)
         return Batch(name, (), by_partition, records, [*undecoded, *gone], commit, tried=tried)
 
-    def _patiently(self, work: Callable[[], T]) -> T:
-        return patiently(work, self._stop, self._setup.patience)
+    def _retrying(self, work: Callable[[], T]) -> T:
+        return retrying(work, self._stop, self._setup.patience)

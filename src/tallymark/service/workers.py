@@ -23,14 +23,14 @@ from tallymark.stores.transaction import OVER, Transaction
 Order = Literal["partition", "key", "none"]
 
 
-class GivenUp(BaseException):
+class LaneStopped(BaseException):
     """An earlier record could not be finished, so this record can't be either.
 
     A ``BaseException``, because handlers should not catch it.
     """
 
 
-class Outcome(NamedTuple):
+class LanesOutcome(NamedTuple):
     """The result of a batch: how many records are finished, and why some of them are dead."""
 
     finished: int
@@ -49,7 +49,7 @@ class Workers:
     def close(self) -> None:
         self._pool.shutdown()
 
-    def work(self, batch: Batch, db: Transaction) -> Outcome:
+    def work(self, batch: Batch, db: Transaction) -> LanesOutcome:
         """Handle all records of the batch, or a prefix of each partition if a record has to be tried again."""
         lanes = Lanes(batch.records, self._order)
         futures = [self._pool.submit(self._serve, lanes, batch, db) for _ in range(self._count)]
@@ -70,11 +70,11 @@ class Workers:
                 batch.dead(record, str(error))
                 lanes.done(at, error)
             except TallymarkError as error:
-                lanes.give_up(at, error)
-            except GivenUp:
-                lanes.give_up(at)
+                lanes.stop(at, error)
+            except LaneStopped:
+                lanes.stop(at)
             except BaseException as error:  # noqa: BLE001 - the thread that waits for the batch raises it
-                lanes.give_up(at, TallymarkError(f"a worker ended with {described(error)}"))
+                lanes.stop(at, TallymarkError(f"a worker ended with {described(error)}"))
             else:
                 lanes.done(at)
 
@@ -123,7 +123,7 @@ class Lanes:
             self._busy.discard(self._lanes[at])
             self._change.notify_all()
 
-    def give_up(self, at: int, error: TallymarkError | None = None) -> None:
+    def stop(self, at: int, error: TallymarkError | None = None) -> None:
         with self._change:
             if error is not None and (self.error is None or isinstance(self.error, Retry)):
                 self.error = error
@@ -152,7 +152,7 @@ class Lanes:
         with self._change:
             self._change.wait_for(lambda: self._is_next(at) or self.error is not None)
             if not self._is_next(at):
-                raise GivenUp
+                raise LaneStopped
         with self._writing:
             yield
 
@@ -161,11 +161,11 @@ class Lanes:
         """Whether the first record of any partition is finished."""
         return any(first in self._finished for first in self._begun.values())
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> LanesOutcome:
         """Return the result of the finished prefixes."""
         left = {at for waiting in self._left.values() for at in waiting}
         failed = [error for at, error in sorted(self._failed.items()) if at not in left]
-        return Outcome(len(self.records) - len(left), failed)
+        return LanesOutcome(len(self.records) - len(left), failed)
 
     def unfinished(self) -> dict[Partition, int]:
         """Return the first unfinished offset of each partition."""

@@ -11,7 +11,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from tallymark.core.records import Seen
+from tallymark.core.records import PartitionCounts
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput
 from tallymark.formats import fields
@@ -51,7 +51,7 @@ def parse_schema(source: Json) -> T.StructType:
     return schema
 
 
-class Decoder:
+class SparkDecoder:
     """Converts Kafka's columns to RECORD, and adds RAW for values that could not be decoded.
 
     The column expressions are built once, because building them costs more than decoding a small batch, and only on
@@ -270,7 +270,7 @@ def _in_years(time: Column, kind: T.DataType, first: str = FIRST_MOMENT) -> Colu
     return time.between(*(F.lit(moment).cast(kind) for moment in (first, LAST_MOMENT)))
 
 
-def count(batch: DataFrame) -> tuple[dict[Partition, Seen], int]:
+def count(batch: DataFrame) -> tuple[dict[Partition, PartitionCounts], int]:
     """For each partition the number of records, of dead records and the last timestamp; and the bytes in total."""
     counts = batch.groupBy("topic", "partition").agg(
         F.count("*").alias("records"),
@@ -279,5 +279,8 @@ def count(batch: DataFrame) -> tuple[dict[Partition, Seen], int]:
         F.sum(SIZE).alias("size"),
     )
     rows = counts.toArrow().to_pylist()
-    seen = {Partition(row["topic"], row["partition"]): Seen(row["records"], row["dead"], row["last"]) for row in rows}
+    seen = {
+        Partition(row["topic"], row["partition"]): PartitionCounts(row["records"], row["dead"], row["last"])
+        for row in rows
+    }
     return seen, sum(row["size"] for row in rows)

@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from tallymark.core import raw
-from tallymark.core.records import Seen
+from tallymark.core.records import PartitionCounts
 from tallymark.core.spans import Partition
 from tallymark.core.tables import (
     HIDDEN,
@@ -33,8 +33,8 @@ from tallymark.core.tables import (
     visible,
 )
 from tallymark.errors import BatchTooLarge, DataRefused, Unreachable
-from tallymark.formats.decoded import Arrived
-from tallymark.formats.json import Decoder
+from tallymark.formats.decoded import DecodedRecords
+from tallymark.formats.json import JsonDecoder
 from tallymark.formats.value import Bytes, Json
 from tallymark.spark.decode import column
 from tallymark.spark.functions import Pick, pick
@@ -119,7 +119,7 @@ def _order(spec: TableSpec, name: str, *, null_is_oldest: bool) -> Column:
 MOST_DOUBTFUL = 1000
 """Maximum number of undecodable records from a task to the driver; with more, Spark decodes the batch faster."""
 DDL = (
-    "attempt BIGINT, rows BIGINT, refused STRING, size BIGINT, slow BIGINT, given_up BOOLEAN, doubtful BINARY, "
+    "attempt BIGINT, rows BIGINT, refused STRING, size BIGINT, slow BIGINT, too_doubtful BOOLEAN, doubtful BINARY, "
     "seen ARRAY<STRUCT<topic: STRING, partition: INT, records: BIGINT, last: TIMESTAMP>>"
 )
 SEEN = pa.list_(
@@ -132,19 +132,19 @@ REPORT = pa.schema(
         ("refused", pa.string()),
         ("size", pa.int64()),
         ("slow", pa.int64()),
-        ("given_up", pa.bool_()),
+        ("too_doubtful", pa.bool_()),
         ("doubtful", pa.binary()),
         ("seen", SEEN),
     ]
 )
 
 
-class _GivenUp(Exception):
+class _TooManyDoubtful(Exception):
     """Too many records of this task can't be decoded by Arrow."""
 
 
 @dataclass(frozen=True)
-class Target:
+class StagingTarget:
     """A table whose function only picks columns, and the loader of its staging table."""
 
     spec: TableSpec
@@ -153,10 +153,10 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class StagingOutcome:
     """The combined reports of all tasks; ``doubtful`` records could not be decoded and are in no table yet."""
 
-    seen: Mapping[Partition, Seen]
+    seen: Mapping[Partition, PartitionCounts]
     staged: Mapping[str, Staged]
     doubtful: pa.Table
     size: int
@@ -172,11 +172,11 @@ class _Report:
     refused: str | None = None
     size: int = 0
     slow: int = 0
-    given_up: bool = False
+    too_doubtful: bool = False
     doubtful: list[pa.Table] = field(default_factory=list)
-    seen: dict[Partition, Seen] = field(default_factory=dict)
+    seen: dict[Partition, PartitionCounts] = field(default_factory=dict)
 
-    def add(self, arrived: Arrived) -> None:
+    def add(self, arrived: DecodedRecords) -> None:
         self.size += arrived.size
         self.slow += arrived.slow
         self.rows += arrived.found.num_rows - len(arrived.errors)
@@ -184,14 +184,14 @@ class _Report:
         if arrived.errors:
             self.doubtful.append(raw.only(arrived.found, arrived.errors.keys()))
         if sum(table.num_rows for table in self.doubtful) > MOST_DOUBTFUL:
-            raise _GivenUp
+            raise _TooManyDoubtful
 
     def to_arrow(self) -> pa.RecordBatch:
         seen = [
             {"topic": one.topic, "partition": one.number, "records": found.records, "last": found.last_timestamp}
             for one, found in self.seen.items()
         ]
-        doubtful = b"" if self.given_up else _packed(pa.concat_tables([raw.SCHEMA.empty_table(), *self.doubtful]))
+        doubtful = b"" if self.too_doubtful else _packed(pa.concat_tables([raw.SCHEMA.empty_table(), *self.doubtful]))
         return pa.RecordBatch.from_pylist([vars(self) | {"seen": seen, "doubtful": doubtful}], REPORT)
 
 
@@ -203,7 +203,7 @@ class OnePass:
     topic: str | None
     batch: str
     without: Collection[tuple[Partition, int]]
-    targets: Sequence[Target]
+    targets: Sequence[StagingTarget]
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         report = _Report()
@@ -211,54 +211,58 @@ class OnePass:
             self._stage(batches, report)
         except DataRefused as error:
             report.refused = str(error)
-        except _GivenUp:
-            report.given_up = True
+        except _TooManyDoubtful:
+            report.too_doubtful = True
         yield report.to_arrow()
 
     def _stage(self, batches: Iterable[pa.RecordBatch], report: _Report) -> None:
         from tallymark.stores.opening import open_sql
 
-        decode = Decoder(self.source)
+        decode = JsonDecoder(self.source)
         with closing(open_sql(self.targets[0].loader.url)) as store, store.transaction() as connection:
             for piece in pieces(batches):
-                arrived = Arrived.of(raw.without(complete(piece, self.topic), self.without), decode)
+                arrived = DecodedRecords.of(raw.without(complete(piece, self.topic), self.without), decode)
                 report.add(arrived)
                 good = raw.leave_out(arrived.records, arrived.errors.keys())
                 for target in self.targets if good.num_rows else ():
                     rows = visible(finish(target.spec, pick(good, target.picks), self.batch).puts)
                     target.loader.put(store.dialect, connection, rows, report.attempt)
 
-    def run(self, records: DataFrame) -> Outcome | None:
+    def run(self, records: DataFrame) -> StagingOutcome | None:
         """Run on the executors; None if a task has given up."""
         reports = records.mapInArrow(self, DDL).toArrow().to_pylist()
-        if any(report["given_up"] for report in reports):
+        if any(report["too_doubtful"] for report in reports):
             return None
         staged = {target.spec.name: target.loader.staged(reports) for target in self.targets}
-        seen: Mapping[Partition, Seen] = {}
+        seen: Mapping[Partition, PartitionCounts] = {}
         for report in reports:
-            seen = merged(seen, {_partition(one): Seen(one["records"], 0, one["last"]) for one in report["seen"]})
+            seen = merged(
+                seen, {_partition(one): PartitionCounts(one["records"], 0, one["last"]) for one in report["seen"]}
+            )
         doubtful = pa.concat_tables(_unpacked(report["doubtful"]) for report in reports)
         size, slow = (sum(report[name] for report in reports) for name in ("size", "slow"))
-        return Outcome(seen, staged, doubtful, size, slow)
+        return StagingOutcome(seen, staged, doubtful, size, slow)
 
 
 def targets(
     stages: Stages, tables: Iterable[tuple[TableSpec, Mapping[str, Pick]]], schemas: Mapping[str, pa.Schema]
-) -> list[Target]:
+) -> list[StagingTarget]:
     """Create a staging table for each table."""
-    made: list[Target] = []
+    made: list[StagingTarget] = []
     with stages.kept(target.loader.name for target in made):
         for spec, picks in tables:
-            made.append(Target(spec, picks, stages.open(table_schema(spec, schemas[spec.name]))))
+            made.append(StagingTarget(spec, picks, stages.open(table_schema(spec, schemas[spec.name]))))
     return made
 
 
-def merged(seen: Mapping[Partition, Seen], later: Mapping[Partition, Seen]) -> dict[Partition, Seen]:
+def merged(
+    seen: Mapping[Partition, PartitionCounts], later: Mapping[Partition, PartitionCounts]
+) -> dict[Partition, PartitionCounts]:
     """The sums of both counts, with the last timestamps of ``later``."""
     found = dict(seen)
     for partition, one in later.items():
-        before = found.get(partition, Seen())
-        found[partition] = Seen(before.records + one.records, before.dead + one.dead, one.last_timestamp)
+        before = found.get(partition, PartitionCounts())
+        found[partition] = PartitionCounts(before.records + one.records, before.dead + one.dead, one.last_timestamp)
     return found
 
 

@@ -13,8 +13,8 @@ HEAP_SHARE = 16
 """A batch that functions compute on may take 1/16 of Java's heap, because the heap holds about ten copies of it."""
 
 
-class Room:
-    """Room for one batch: ``memory`` bytes of keys and values, and a share of Java's heap if it passes through Java.
+class DriverMemory:
+    """What one batch may take: ``memory`` bytes of keys and values, and a part of the heap if it passes through Java.
 
     ``heap`` is called once, and returns None if no function uses Java.
     """

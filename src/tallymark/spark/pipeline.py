@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 from tallymark.core.journal import LetterQuery
 from tallymark.core.plan import Limits
 from tallymark.core.progress import OnStep, ignore
-from tallymark.core.retry import patiently
+from tallymark.core.retry import retrying
 from tallymark.core.spans import Owner, Tally
 from tallymark.core.tables import TableSpec, Write
 from tallymark.errors import BadInput, TallymarkError
@@ -183,7 +183,7 @@ class Pipeline:
             check_delivery(destination.delivery)
             check_order(job.tables, overwrite=overwrite)
             query = letters or LetterQuery()
-            found = patiently(
+            found = retrying(
                 lambda: OpenLetters(job.group, destination.ledger, job.topics, query), stop, self.setup.patience
             )
             if not len(found):
@@ -209,7 +209,7 @@ class Pipeline:
     def _brokers(self, destination: Destination, stop: threading.Event | None = None) -> Brokers:
         """Connect to Kafka and the stores; fails fast, before Spark takes seconds to start."""
         brokers = Brokers(self.setup.source.cluster, stop)
-        patiently(lambda: brokers.find(self.setup.source.topic_names), brokers.stop, self.setup.patience)
+        retrying(lambda: brokers.find(self.setup.source.topic_names), brokers.stop, self.setup.patience)
         destination.ping(brokers.stop, self.setup.patience)
         return brokers
 

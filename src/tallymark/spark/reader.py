@@ -31,16 +31,16 @@ from tallymark.core.spans import Partition, Span, split
 from tallymark.core.tables import Staged, TableSpec
 from tallymark.errors import BatchTooLarge, ReadFailed
 from tallymark.formats import json as formats
-from tallymark.formats.decoded import Arrived
+from tallymark.formats.decoded import DecodedRecords
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.fetch import Direct
 from tallymark.kafka.source import Kafka
 from tallymark.spark import access
-from tallymark.spark.decode import RAW, RECORD, Decoder, count
+from tallymark.spark.decode import RAW, RECORD, SparkDecoder, count
 from tallymark.spark.errors import FunctionFailed, explained, while_java_lives
-from tallymark.spark.executors import OnePass, Outcome, check_reached, counting_rows, targets
+from tallymark.spark.executors import OnePass, StagingOutcome, check_reached, counting_rows, targets
 from tallymark.spark.functions import TableFunction
-from tallymark.spark.memory import Room
+from tallymark.spark.memory import DriverMemory
 from tallymark.spark.rows import Shaper
 from tallymark.spark.scan import RAW_RECORDS, Scan, Scanning, leave_out
 from tallymark.stores.sql.staging import Stages
@@ -77,10 +77,10 @@ class SparkReader:
         self._spark = spark
         self._source = source
         self._run = run
-        self._room = Room(memory, self._heap)
+        self._memory = DriverMemory(memory, self._heap)
         self._stages = stages
-        self._decode = Decoder(source.value)
-        self._decode_in_driver = formats.Decoder(source.value)
+        self._decode = SparkDecoder(source.value)
+        self._decode_in_driver = formats.JsonDecoder(source.value)
         self._scan = Scan(spark, source, run)
         self._scanning = Scanning(self._scan_part, self._parts)
         self._direct = Direct(source, Brokers(source.cluster))
@@ -123,11 +123,11 @@ class SparkReader:
         offsets = sum(map(len, spans))
         self._scan.name_jobs(offsets)
         small = offsets <= self._small
-        if self._room.average is None:
+        if self._memory.average is None:
             self._sample(spans)
         if not small:
             self._direct.close()
-        large = not self._room.holds(self._room.guess(spans), spans)
+        large = not self._memory.holds(self._memory.guess(spans), spans)
         arrow = self._arrow_is_faster()
         if then is not None and (small or large or not arrow):
             self._scanning.drop()
@@ -136,33 +136,37 @@ class SparkReader:
         if large or not (small or arrow):
             return self._by_spark(leave_out(self._scan.frame(spans), without), spans, batch)
         parts = self._fetched(spans) if small else self._scanned(spans, then)
-        arrived = Arrived.joined([Arrived.of(raw.without(one, without), self._decode_in_driver) for one in parts])
-        self._room.learn(arrived.size, arrived.found.num_rows)
-        if not self._room.holds(arrived.size, spans):
+        decoded = DecodedRecords.joined(
+            [DecodedRecords.of(raw.without(one, without), self._decode_in_driver) for one in parts]
+        )
+        self._memory.learn(decoded.size, decoded.found.num_rows)
+        if not self._memory.holds(decoded.size, spans):
             # Records are larger than before; read again with the new average.
             self._scanning.drop()
             return self._read(spans, batch, without, None)
         if not small:
-            self._judge(arrived.slow, arrived.found.num_rows)
-        return self._by_arrow(arrived, spans, batch, "direct" if small else "driver")
+            self._judge(decoded.slow, decoded.found.num_rows)
+        return self._by_arrow(decoded, spans, batch, "direct" if small else "driver")
 
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
         """Like ``read``, for given records instead of records from Kafka."""
         spans = raw.hulls((letter.partition, letter.offset) for letter in letters)
         with while_java_lives(self._spark):
             self._scan.name_jobs(len(letters))
-            return self._by_arrow(Arrived.of(raw.of_letters(letters), self._decode_in_driver), spans, batch, "given")
+            return self._by_arrow(
+                DecodedRecords.of(raw.of_letters(letters), self._decode_in_driver), spans, batch, "given"
+            )
 
-    def forget(self, reading: Reading) -> None:
+    def discard(self, reading: Reading) -> None:
         if self._stages is not None:
             self._stages.drop(staged.name for staged in reading.staged.values())
 
-    def let_go(self, partitions: Collection[Partition]) -> None:
-        self._direct.let_go(partitions)
+    def release(self, partitions: Collection[Partition]) -> None:
+        self._direct.release(partitions)
         self._scanning.drop()
 
     def renew(self, partitions: Collection[Partition]) -> None:
-        self.let_go(partitions)
+        self.release(partitions)
         self._scan.renew()
 
     def cancel(self) -> None:
@@ -186,28 +190,28 @@ class SparkReader:
         """Estimate the size of records from the first records of some spans."""
         first = [Span(span.partition, span.start, min(span.stop, span.start + SAMPLE)) for span in spans[:SAMPLE]]
         found = raw.of_messages(self._direct.read(first))
-        self._room.learn(raw.size(found), found.num_rows)
+        self._memory.learn(raw.size(found), found.num_rows)
 
     def _fetched(self, spans: Sequence[Span]) -> Iterator[pa.Table]:
         least = sum(map(len, spans)) == len(spans)
         with self._growing():
-            yield raw.of_messages(self._direct.read(spans, sys.maxsize if least else self._room.most))
+            yield raw.of_messages(self._direct.read(spans, sys.maxsize if least else self._memory.most))
 
     def _scanned(self, spans: Sequence[Span], then: Sequence[Span] | None) -> Iterator[pa.Table]:
         """The records in parts; the next part is scanned while the caller processes the current part."""
-        self._fit_batches(self._room.average or 1.0)
+        self._fit_batches(self._memory.average or 1.0)
         size = 0
         if then and not self._is_worth_scanning_ahead(then):
             then = ()
         with self._growing(), explained(self._source.brokers), closing(self._scanning.parts(spans, then)) as parts:
             for part in parts:
                 size += raw.size(part)
-                if not self._room.holds(size / 2, spans):
-                    raise self._room.refusal(size)
+                if not self._memory.holds(size / 2, spans):
+                    raise self._memory.refusal(size)
                 yield part
 
     def _is_worth_scanning_ahead(self, spans: Sequence[Span]) -> bool:
-        if sum(map(len, spans)) <= self._small or not self._room.holds(self._room.guess(spans), spans):
+        if sum(map(len, spans)) <= self._small or not self._memory.holds(self._memory.guess(spans), spans):
             return False
         # Records that return to Spark for a function need its memory too, so do not scan much ahead.
         return not self._shaper.computing or len(self._parts(spans)) == 1
@@ -219,7 +223,7 @@ class SparkReader:
 
     def _parts(self, spans: Sequence[Span]) -> list[list[Span]]:
         # The size may be infinite: another thread may have just found that records have grown.
-        size = self._room.guess(spans)
+        size = self._memory.guess(spans)
         return split(spans, max(1, min(sum(map(len, spans)), math.ceil(min(size, sys.maxsize) / PART))))
 
     def _check_wanted(self) -> None:
@@ -232,17 +236,17 @@ class SparkReader:
         try:
             yield
         except BatchTooLarge:
-            self._room.forget()
+            self._memory.forget()
             self._scanning.drop()
             raise
 
-    def _by_arrow(self, arrived: Arrived, spans: Sequence[Span], batch: str, road: str) -> Reading:
+    def _by_arrow(self, decoded: DecodedRecords, spans: Sequence[Span], batch: str, road: str) -> Reading:
         """Shape records that are in the driver's memory."""
-        found, errors = arrived.found, arrived.errors
-        log.info("batch=%s bytes=%d road=%s", batch, arrived.size, road)
-        rows, refusals = self._shaper.shape_arrow(raw.leave_out(arrived.records, errors.keys()), spans)
+        found, errors = decoded.found, decoded.errors
+        log.info("batch=%s bytes=%d road=%s", batch, decoded.size, road)
+        rows, refusals = self._shaper.shape_arrow(raw.leave_out(decoded.records, errors.keys()), spans)
         letters = raw.letters(found, errors)
-        return Reading(raw.seen(found, errors.keys()), rows, letters, refusals, arrived.size)
+        return Reading(raw.seen(found, errors.keys()), rows, letters, refusals, decoded.size)
 
     def _by_spark(self, found: DataFrame, spans: Sequence[Span], batch: str) -> Reading:
         """Decode and shape records in Spark, without collecting them first."""
@@ -250,9 +254,9 @@ class SparkReader:
         try:
             with explained(self._source.brokers):
                 seen, size = count(decoded)
-            large = not self._room.holds(size, spans)
+            large = not self._memory.holds(size, spans)
             if large and self._stages is None:
-                raise self._room.refusal(size)
+                raise self._memory.refusal(size)
             records_seen = sum(partition.records for partition in seen.values())
             self._fit_batches(size / max(1, records_seen))
             records = decoded.where(F.col(RAW).isNull()).select(*RECORD)
@@ -268,7 +272,7 @@ class SparkReader:
                     letters = self._dead_letters(decoded) if dead else []
         finally:
             decoded.unpersist()
-        self._room.learn(size, records_seen)
+        self._memory.learn(size, records_seen)
         return Reading(seen, rows, letters, refusals, size, staged)
 
     def _in_one_pass(
@@ -276,9 +280,9 @@ class SparkReader:
     ) -> Reading | None:
         """Read, decode and stage in the same tasks; None if that is impossible or too slow."""
         tables, stages = self._shaper.picking, self._stages
-        if tables is None or stages is None or self._room.average in (None, math.inf):
+        if tables is None or stages is None or self._memory.average in (None, math.inf):
             return None
-        self._fit_batches(self._room.average or 1.0)
+        self._fit_batches(self._memory.average or 1.0)
         made = targets(stages, tables, self.schemas())
         with stages.kept(target.loader.name for target in made):
             outcome = None
@@ -297,15 +301,15 @@ class SparkReader:
         self._by_spark_for = SLOW_BATCHES
         return None
 
-    def _staged(self, outcome: Outcome, spans: Sequence[Span], batch: str) -> Reading:
+    def _staged(self, outcome: StagingOutcome, spans: Sequence[Span], batch: str) -> Reading:
         """The reading from staged rows and from the records that the tasks returned to the driver."""
         count = sum(one.records for one in outcome.seen.values())
-        self._room.learn(outcome.size, count)
+        self._memory.learn(outcome.size, count)
         self._judge(outcome.slow, count)
         log.info("batch=%s bytes=%d road=%s", batch, outcome.size, "executors")
         if not outcome.doubtful.num_rows:
             return Reading(outcome.seen, self._shaper.no_rows(), [], [], outcome.size, outcome.staged)
-        rest = self._by_arrow(Arrived.of(outcome.doubtful, self._decode_in_driver), spans, batch, "doubtful")
+        rest = self._by_arrow(DecodedRecords.of(outcome.doubtful, self._decode_in_driver), spans, batch, "doubtful")
         dead = {partition: found.dead for partition, found in rest.seen.items()}
         seen = {partition: replace(found, dead=dead.get(partition, 0)) for partition, found in outcome.seen.items()}
         return replace(rest, seen=seen, size=outcome.size, staged=outcome.staged)

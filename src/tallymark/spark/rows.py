@@ -37,7 +37,7 @@ Try = Callable[[Span], str | None]
 """Processes a single span; returns the error text, or None."""
 
 
-def poisonous(spans: Iterable[Span], attempt: Try, at_most: int) -> dict[tuple[Partition, int], str]:
+def bisect(spans: Iterable[Span], attempt: Try, at_most: int) -> dict[tuple[Partition, int], str]:
     """The records that fail individually, with their errors; the search ends after more than ``at_most``."""
     found: dict[tuple[Partition, int], str] = {}
 
@@ -62,7 +62,7 @@ def poisonous(spans: Iterable[Span], attempt: Try, at_most: int) -> dict[tuple[P
     return found
 
 
-MOST_POISON = 100
+MOST_REFUSED = 100
 """Maximum number of records in a batch that a function may fail on: finding each takes about twenty jobs."""
 Table = tuple[TableSpec, TableFunction]
 
@@ -128,10 +128,10 @@ class Shaper:
             try:
                 return {spec.name: self._rows(spec, function, good) for spec, function in tables}, refusals
             except FunctionFailed as failure:
-                poison = self._poisonous(failure, good, spans)
-                if not poison:
+                refused = self._bisect(failure, good, spans)
+                if not refused:
                     raise
-                refusals += poison
+                refusals += refused
 
     def shape_arrow(self, records: pa.Table, spans: Sequence[Span]) -> tuple[dict[str, pa.Table], list[Refusal]]:
         """Like ``shape``, for decoded records in the driver; only functions that compute something run in Spark."""
@@ -183,7 +183,7 @@ class Shaper:
             rows = as_columns(apply(spec, function, records))
             return collect(spec, rows, self._source.topic_names)
 
-    def _poisonous(self, failure: FunctionFailed, records: DataFrame, spans: Sequence[Span]) -> list[Refusal]:
+    def _bisect(self, failure: FunctionFailed, records: DataFrame, spans: Sequence[Span]) -> list[Refusal]:
         spec, function = next(table for table in self.tables if table[0].name == failure.table)
         if OFFSET not in apply(spec, function, records).columns:
             return []
@@ -195,10 +195,10 @@ class Shaper:
                 return error.words
             return None
 
-        found = poisonous(spans, attempt, MOST_POISON)
-        if len(found) > MOST_POISON:
+        found = bisect(spans, attempt, MOST_REFUSED)
+        if len(found) > MOST_REFUSED:
             raise TooManyDead(
-                f"table {spec.name}: its function failed on more than {MOST_POISON} records of a batch, "
+                f"table {spec.name}: its function failed on more than {MOST_REFUSED} records of a batch, "
                 f"one of them: {failure.words}; nothing moved: correct the function"
             )
         return [Refusal(*record, spec.name, words) for record, words in found.items()]

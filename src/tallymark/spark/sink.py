@@ -16,13 +16,13 @@ from datetime import datetime, timezone
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
-from tallymark.core.batch import Batch
+from tallymark.core.batch import BatchToCommit
 from tallymark.core.budget import Budget
-from tallymark.core.claims import Claim, FirstClaim, Wish
+from tallymark.core.claims import Claim, FirstClaim, PositionChanges
 from tallymark.core.plan import Move, Plan
 from tallymark.core.progress import OnStep, Progress, Step, ignore
-from tallymark.core.records import Reading, Seen
-from tallymark.core.retry import PATIENCE, patiently
+from tallymark.core.records import PartitionCounts, Reading
+from tallymark.core.retry import PATIENCE, retrying
 from tallymark.core.spans import STREAMING, Partition, Position
 from tallymark.core.tables import Changes, Refusal, TableSpec, Write
 from tallymark.errors import (
@@ -185,14 +185,14 @@ class Sink:
         from tallymark.spark.microbatch import schema
 
         schemas = {spec.name: schema(spec, results[spec.name]) for spec in self._specs}
-        patiently(lambda: self._store.check_tables(self._specs, schemas), patience=self._patience)
-        patiently(self._store.create_ledger, patience=self._patience)
+        retrying(lambda: self._store.check_tables(self._specs, schemas), patience=self._patience)
+        retrying(self._store.create_ledger, patience=self._patience)
         self._owner = new_owner()
-        self._claims = patiently(partial(self._claim, micro), patience=self._patience)
+        self._claims = retrying(partial(self._claim, micro), patience=self._patience)
         position = self._claims[self._partition].position
-        patiently(lambda: self._store.create_tables(self._specs, schemas), patience=self._patience)
+        retrying(lambda: self._store.create_tables(self._specs, schemas), patience=self._patience)
         kept = {self._owner.run}
-        patiently(lambda: self._store.clear_stages(self.name, keep=kept), patience=self._patience)
+        retrying(lambda: self._store.clear_stages(self.name, keep=kept), patience=self._patience)
         self._heartbeat = Heartbeat(self._store, self.name, self._owner, micro.wanted)
         self._heartbeat.start()
         self._next, self._run, self._failure = position.next_offset, micro.run, micro.failure
@@ -201,13 +201,13 @@ class Sink:
         log.info("claimed sink=%s query=%s next=%d owner=%s", self.name, micro.query, self._next, self._owner.run)
 
     def _claim(self, micro: Microbatch) -> dict[Partition, Claim]:
-        def decide(saved: Sequence[Position]) -> Wish:
+        def decide(saved: Sequence[Position]) -> PositionChanges:
             # Checked before the claim, because a refused query must not fence the valid owner.
             for position in saved:
                 self._check(micro, position)
                 self._check_repeated(micro, position)
             first = FirstClaim(micro.number, micro.query, CLUSTER)
-            return Wish({} if saved else {self._partition: first})
+            return PositionChanges({} if saved else {self._partition: first})
 
         return self._store.claim(self.name, self._owner, [self._partition], decide, {})
 
@@ -233,7 +233,7 @@ class Sink:
         """Spark repeats at most the last micro-batch, with the same offsets; other offsets mean other rows."""
         if micro.number != position.next_offset - 1:
             return
-        commits = self._store.books().history(self.name, most=LAST)
+        commits = self._store.journal().history(self.name, most=LAST)
         last = [line.name for line in commits if any(span.stop == position.next_offset for span in line.spans)]
         if not last:
             log.warning("can't compare, the history is gone sink=%s batch=%s", self.name, micro.name)
@@ -268,8 +268,14 @@ class Sink:
         changes = self._changes(micro, results)
         self._on_step(Step.STAGED, progress)
         plan = Plan((Move(self._partition, micro.number, 0, 1),))
-        batch = Batch(
-            micro.name, started, plan, Reading({self._partition: Seen(1)}, {}, []), self._specs, (), list(changes)
+        batch = BatchToCommit(
+            micro.name,
+            started,
+            plan,
+            Reading({self._partition: PartitionCounts(1)}, {}, []),
+            self._specs,
+            (),
+            list(changes),
         )
         try:
             committer = self._committer(changes)

@@ -16,12 +16,12 @@ from datetime import datetime
 import pyarrow as pa
 
 from tallymark.core.claims import Claim, Decide, Entry, Rebalance, Skip
-from tallymark.core.journal import Books, Run
+from tallymark.core.journal import Journal, Run
 from tallymark.core.progress import Step
 from tallymark.core.spans import GroupState, Owner, Partition, Position, Tally
 from tallymark.core.tables import Changes, Refusal, TableSpec
 from tallymark.errors import TallymarkError
-from tallymark.stores.snapshot import Still
+from tallymark.stores.snapshot import Snapshot
 from tallymark.stores.sql.staging import Stages
 from tallymark.stores.transaction import Transaction
 
@@ -69,11 +69,11 @@ class Store(ABC):
     def set_state(self, group: str, state: GroupState) -> None: ...
 
     @abstractmethod
-    def books(self) -> Books:
+    def journal(self) -> Journal:
         """Return the part of the ledger that operators read and change."""
 
     @abstractmethod
-    def still(self) -> AbstractContextManager[Still]:
+    def snapshot(self) -> AbstractContextManager[Snapshot]:
         """Return a consistent snapshot of the store, for audits."""
 
     @abstractmethod

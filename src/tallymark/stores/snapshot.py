@@ -26,7 +26,7 @@ ORIGIN = pa.schema(
 
 
 @dataclass(frozen=True)
-class Mark:
+class SnapshotMark:
     """A dead letter whose record is not in the tables."""
 
     partition: Partition
@@ -42,11 +42,11 @@ class Moment:
     positions: Sequence[Position]
     skips: Sequence[Span]
     notes: Sequence[tuple[Note, datetime]]
-    letters: Sequence[Mark]
+    letters: Sequence[SnapshotMark]
     history: Sequence[BatchLine]
 
 
-class Still(ABC):
+class Snapshot(ABC):
     """The store at the time of the first read."""
 
     @abstractmethod

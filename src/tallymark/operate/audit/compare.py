@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import TableSpec
 from tallymark.operate.audit.accounts import clipped, merged, uncovered
-from tallymark.operate.audit.keys import Keys
+from tallymark.operate.audit.keys import KeyedRows
 from tallymark.operate.audit.scope import Difference, Origins, Scope, in_spans
 
 GOOD = (
@@ -40,10 +40,10 @@ class Compared:
     scopes: Mapping[Partition, Scope]
     counts: dict[Partition, Counter[str]] = field(default_factory=dict)
     bad: list[Difference] = field(default_factory=list)
-    keys: Keys = field(init=False)
+    keys: KeyedRows = field(init=False)
 
     def __post_init__(self) -> None:
-        self.keys = Keys(self.spec)
+        self.keys = KeyedRows(self.spec)
         for partition, scope in self.scopes.items():
             self.counts[partition] = Counter()
             self._outside(scope)
@@ -64,7 +64,7 @@ class Compared:
         if keyed:
             self.keys.keep(scope, made, there)
 
-    def settle(self) -> None:
+    def conclude(self) -> None:
         """Reclassify records whose keys turn out to be wrong. Call this when all keys are known."""
         for one in self.keys.foreign():
             self._find(one, "applied")

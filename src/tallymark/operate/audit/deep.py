@@ -22,7 +22,7 @@ from tallymark.operate.findings import Finding, judge
 from tallymark.run.setup import new_owner
 from tallymark.spark.pipeline import Pipeline
 from tallymark.stores.opening import open_store
-from tallymark.stores.snapshot import Moment, Still
+from tallymark.stores.snapshot import Moment, Snapshot
 
 if TYPE_CHECKING:
     from tallymark.operate.audit.remake import Remaker
@@ -61,9 +61,9 @@ def compare(pipeline: Pipeline, at_once: int = AT_ONCE, on_progress: OnProgress 
     store = open_store(setup.store)
     try:
         _check_any(pipeline, done)
-        with store.still() as still:
-            moment = still.moment(setup.group)
-            origins = _origins(still, pipeline, moment, done)
+        with store.snapshot() as snapshot:
+            moment = snapshot.moment(setup.group)
+            origins = _origins(snapshot, pipeline, moment, done)
     finally:
         store.close()
     _check_any(pipeline, done)
@@ -84,12 +84,12 @@ def _check_any(pipeline: Pipeline, done: Comparison) -> None:
         raise BadInput(f"group {pipeline.group}: --deep finds no table to compare ({why})")
 
 
-def _origins(still: Still, pipeline: Pipeline, moment: Moment, done: Comparison) -> dict[str, Origins]:
+def _origins(snapshot: Snapshot, pipeline: Pipeline, moment: Moment, done: Comparison) -> dict[str, Origins]:
     found = {}
     for spec, _ in pipeline.tables:
         if spec.name in done.left_out:
             continue
-        pieces = still.origins(spec.name)
+        pieces = snapshot.origins(spec.name)
         if pieces is None:
             done.left_out[spec.name] = NO_COLUMNS
         else:
@@ -144,7 +144,7 @@ def _read(
         done += sum(map(len, chunk))
         on_progress(done, total)
     for table in tables:
-        table.settle()
+        table.conclude()
     return held
 
 

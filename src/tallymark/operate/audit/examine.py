@@ -23,8 +23,8 @@ def examine(store: Store, group: str, brokers: Brokers | None = None) -> list[Fi
 def _examined(store: Store, group: str, brokers: Brokers | None) -> list[Finding]:
     if not store.has_ledger():
         raise BadInput(f"{store.name} has no ledger: no pipeline has run into it yet")
-    with store.still() as still:
-        moment = still.moment(group)
+    with store.snapshot() as snapshot:
+        moment = snapshot.moment(group)
     if not moment.positions:
         raise BadInput(f"group {group} has no position in {store.name}; tallymark status without a group lists all")
     found = [finding for account in accounts(moment) for finding in check(group, account)]

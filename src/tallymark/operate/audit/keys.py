@@ -37,7 +37,7 @@ FOR_EVER = 2**63 - 1
 
 
 @dataclass
-class Keys:
+class KeyedRows:
     """The records of each key that decide whether its row is right."""
 
     spec: TableSpec

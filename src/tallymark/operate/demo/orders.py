@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Settings:
+class DemoSettings:
     brokers: str
     topic: str
     store: str
@@ -33,7 +33,7 @@ class Settings:
     batch: int
 
 
-def pipeline(settings: Settings) -> Pipeline:
+def pipeline(settings: DemoSettings) -> Pipeline:
     schema = "id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP"
     made = Pipeline(
         group=settings.group,
@@ -54,7 +54,7 @@ def pipeline(settings: Settings) -> Pipeline:
 
 
 def main() -> None:
-    settings = Settings(**json.load(sys.stdin))
+    settings = DemoSettings(**json.load(sys.stdin))
 
     def tell(step: Step, progress: Progress) -> None:
         # One write for the whole line, unlike print(): another thread reports steps, too.

@@ -23,9 +23,9 @@ from tallymark.core.spans import OUTCOMES, Tally
 from tallymark.errors import TallymarkError
 from tallymark.local.jars import fetch
 from tallymark.local.sandbox import Sandbox
-from tallymark.operate.demo.orders import Settings
+from tallymark.operate.demo.orders import DemoSettings
 from tallymark.operate.demo.produce import create_topic, produce_orders
-from tallymark.operate.demo.verdict import Verdict, judge
+from tallymark.operate.demo.verdict import DemoVerdict, judge
 from tallymark.stores.opening import open_sql
 from tallymark.stores.sql.ledger.tables import metadata
 from tallymark.stores.sql.store import SqlStore
@@ -54,7 +54,7 @@ class Play:
     keep: bool
     kills: int = len(KILLS)
 
-    def perform(self, stage: Stage) -> Verdict:
+    def perform(self, stage: Stage) -> DemoVerdict:
         began = time.monotonic()
         name = uuid.uuid4().hex[:8]
         with Sandbox() as box, self._store() as store_url:
@@ -62,7 +62,7 @@ class Play:
                 fetch(jars, progress=stage.fetched)
             stage.note("starting Kafka")
             brokers = box.kafka().brokers
-            settings = Settings(
+            settings = DemoSettings(
                 brokers, f"orders-{name}", store_url, f"demo-{name}", f"demo_orders_{name}", self.records // BATCHES
             )
             with self._removed_after(store_url, settings) as store:
@@ -74,7 +74,7 @@ class Play:
                 return judge(brokers, settings.topic, store, settings.group, settings.table, kills, seconds)
 
     @contextlib.contextmanager
-    def _removed_after(self, store_url: str, settings: Settings) -> Iterator[SqlStore]:
+    def _removed_after(self, store_url: str, settings: DemoSettings) -> Iterator[SqlStore]:
         """Open the store, and restore its former state at the end, unless table and ledger are to be kept."""
         with contextlib.closing(open_sql(store_url)) as store:
             store.ping()
@@ -85,14 +85,14 @@ class Play:
                 if not self.keep:
                     self._remove(store, settings, ledger=not had_ledger)
 
-    def _remove(self, store: SqlStore, settings: Settings, *, ledger: bool) -> None:
+    def _remove(self, store: SqlStore, settings: DemoSettings, *, ledger: bool) -> None:
         with store.transaction() as connection:
             connection.execute(text(f"DROP TABLE IF EXISTS {settings.table}"))
         if not store.has_ledger():
             return
-        store.books().delete(settings.group, lambda *_: None)
+        store.journal().delete(settings.group, lambda *_: None)
         store.clear_stages(settings.group)
-        if ledger and not store.books().groups():
+        if ledger and not store.journal().groups():
             with store.transaction() as connection:
                 connection.execute(text("DROP VIEW IF EXISTS tallymark_status"))
                 metadata.drop_all(connection)
@@ -107,12 +107,12 @@ class Play:
             with tempfile.TemporaryDirectory(prefix="tallymark-demo-") as directory:
                 yield f"sqlite:///{Path(directory) / 'demo.db'}"
 
-    def _run_until_done(self, settings: Settings, stage: Stage) -> int:
+    def _run_until_done(self, settings: DemoSettings, stage: Stage) -> int:
         """Run the pipeline and kill it as often as planned; the last run is not killed."""
         kills, total = 0, Tally()
         for kill_at in (*KILLS[: self.kills], None):
             stage.note(f"run {kills + 1}: starting Spark")
-            run = Run(settings)
+            run = DriverProcess(settings)
             killed = run.watch(stage, total, kill_at)
             total += run.committed
             if not killed:
@@ -122,10 +122,10 @@ class Play:
         return kills
 
 
-class Run:
+class DriverProcess:
     """One process that runs the pipeline."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: DemoSettings) -> None:
         command = [sys.executable, "-m", "tallymark.operate.demo.orders"]
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed when the run ends
         # In its own process group, so that the JVM is killed with it.

@@ -43,7 +43,7 @@ class PartitionVerdict:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class DemoVerdict:
     partitions: list[PartitionVerdict]
     kills: int
     seconds: float
@@ -60,7 +60,7 @@ class Verdict:
         return sum(getattr(partition, name) for partition in self.partitions)
 
 
-def judge(brokers: str, topic: str, store: SqlStore, group: str, table: str, kills: int, seconds: float) -> Verdict:
+def judge(brokers: str, topic: str, store: SqlStore, group: str, table: str, kills: int, seconds: float) -> DemoVerdict:
     kafka = committed_records(brokers, topic)
     rows, letters = _rows(store, table), _letters(store, group)
     held = Counter(rows) + Counter(letters)
@@ -80,7 +80,7 @@ def judge(brokers: str, topic: str, store: SqlStore, group: str, table: str, kil
                 duplicated=sum(count - (record in mine) for record, count in copies.items()),
             )
         )
-    return Verdict(verdicts, kills, seconds)
+    return DemoVerdict(verdicts, kills, seconds)
 
 
 def committed_records(brokers: str, topic: str) -> set[Record]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from tallymark.operate.findings import Finding, Opinion, asked, judge, ledger, line, settings, skew, version
 from tallymark.stores.redis.address import Address
 from tallymark.stores.redis.ledger import VERSION
-from tallymark.stores.redis.rows import Keys
+from tallymark.stores.redis.rows import RedisKeys
 from tallymark.stores.redis.store import RedisStore
 
 OLDEST = (7,)
@@ -19,7 +19,7 @@ def examine(store: RedisStore, address: Address) -> Iterator[Finding]:
     yield line(address.options["host"], address.tls is not None, "write the URL as rediss://...")
     questions: dict[str, Callable[[], Iterable[Finding]]] = {
         "version": lambda: [_version(store)],
-        "ledger version": lambda: [_ledger(store, Keys(address.tag))],
+        "ledger version": lambda: [_ledger(store, RedisKeys(address.tag))],
         "settings": lambda: _settings(store),
         "appendfsync": lambda: _fsync(store),
         "clock against ours": lambda: [_clock(store)],
@@ -67,7 +67,7 @@ def _version(store: RedisStore) -> Finding:
     return version(tuple(int(part) for part in said.split(".") if part.isdecimal()), OLDEST)
 
 
-def _ledger(store: RedisStore, keys: Keys) -> Finding:
+def _ledger(store: RedisStore, keys: RedisKeys) -> Finding:
     found = store.ask(lambda client: client.hget(keys.schema(), "version"))
     return ledger(None if found is None else int(found), VERSION)
 

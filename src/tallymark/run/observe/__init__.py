@@ -14,11 +14,11 @@ from tallymark.core.progress import OnStep, Progress, Step
 from tallymark.run.setup import Setup
 
 if TYPE_CHECKING:
-    from tallymark.run.observe.server import Server
+    from tallymark.run.observe.server import MetricsServer
 
 
 @contextmanager
-def serving(setup: Setup) -> Iterator[Server | None]:
+def serving(setup: Setup) -> Iterator[MetricsServer | None]:
     """The running metrics endpoint; None if the settings have no ``metrics_port``."""
     if setup.metrics_port is None:
         yield None

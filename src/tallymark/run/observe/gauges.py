@@ -35,7 +35,7 @@ LAST_WAIT = 2.0
 
 
 @dataclass(frozen=True)
-class Seen:
+class Observation:
     """A snapshot of a group; ``at`` is its time, or the start of the watch until there is a snapshot."""
 
     positions: Sequence[Position] = ()
@@ -49,7 +49,7 @@ class Watch:
 
     def __init__(self, setup: Setup) -> None:
         self.group = setup.group
-        self.seen = Seen()
+        self.seen = Observation()
         self._setup = setup
         self._runs: set[str] = set()
         self._ended = threading.Event()
@@ -93,7 +93,7 @@ class Watch:
             return
         saved, state = store.positions(self.group).get(self.group, []), store.state(self.group)
         ours = [one for one in saved if one.owner is not None and one.owner.run in self._runs]
-        self.seen = Seen(ours, measure(brokers, ours), state is not None and state.paused)
+        self.seen = Observation(ours, measure(brokers, ours), state is not None and state.paused)
 
 
 class Gauges(Collector):

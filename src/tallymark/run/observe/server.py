@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from tallymark.core.progress import OnStep
 from tallymark.errors import BadInput
-from tallymark.run import ownership as share
+from tallymark.run import ownership
 from tallymark.run.setup import Setup
 
 try:
@@ -23,11 +23,11 @@ except ModuleNotFoundError as error:
 log = logging.getLogger(__name__)
 
 _lock = threading.Lock()
-_servers: dict[tuple[str, int], tuple[Server, int]] = {}
+_servers: dict[tuple[str, int], tuple[MetricsServer, int]] = {}
 """The running servers, and the number of users of each."""
 
 
-class Server:
+class MetricsServer:
     """An endpoint with its own registry, open from its first run to its last."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -54,11 +54,11 @@ class Server:
             self._gauges.watches = {**self._gauges.watches, setup.group: watch}
             watch.add(run)
         rebalanced = self._instruments.rebalanced(setup.group, run)
-        share.told.append(rebalanced)
+        ownership.rebalance_listeners.append(rebalanced)
         try:
             yield self._instruments.watch(setup.group)
         finally:
-            share.told.remove(rebalanced)
+            ownership.rebalance_listeners.remove(rebalanced)
             with self._lock:
                 over = watch.remove(run)
                 if over:
@@ -75,11 +75,11 @@ class Server:
 
 
 @contextmanager
-def shared(host: str, port: int) -> Iterator[Server]:
+def shared(host: str, port: int) -> Iterator[MetricsServer]:
     """The endpoint at this address; opened if this process has not opened it yet."""
     key = host, port
     with _lock:
-        server, users = _servers.get(key) or (Server(host, port), 0)
+        server, users = _servers.get(key) or (MetricsServer(host, port), 0)
         _servers[key] = server, users + 1
     try:
         yield server

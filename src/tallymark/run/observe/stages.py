@@ -19,7 +19,7 @@ TOTAL = "total"
 
 
 @dataclass(frozen=True)
-class Lap:
+class StageTime:
     """A finished stage, in monotonic time."""
 
     stage: str
@@ -36,7 +36,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self._under_way: dict[str, tuple[float, float]] = {}
 
-    def laps(self, step: Step, progress: Progress) -> list[Lap]:
+    def laps(self, step: Step, progress: Progress) -> list[StageTime]:
         """The stages that end with this step; after the commit also the total."""
         now, name = time.monotonic(), progress.batch
         began, last = self._under_way.get(name, (progress.since, progress.since))
@@ -46,5 +46,5 @@ class Stopwatch:
         if step not in STAGES:
             return []
         self._under_way[name] = began, now
-        lap = Lap(STAGES[step], max(last, progress.since), now)
-        return [lap, Lap(TOTAL, began, now)] if step is Step.COMMITTED else [lap]
+        lap = StageTime(STAGES[step], max(last, progress.since), now)
+        return [lap, StageTime(TOTAL, began, now)] if step is Step.COMMITTED else [lap]

@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from tallymark.core.progress import Progress, Step
 from tallymark.errors import BadInput, described
-from tallymark.run.observe.stages import TOTAL, Lap, Stopwatch
+from tallymark.run.observe.stages import TOTAL, StageTime, Stopwatch
 
 try:
     from opentelemetry import trace
@@ -59,7 +59,7 @@ class Tracing:
         self._open[progress.batch] = span
         return span
 
-    def _stage(self, batch: trace.Span, lap: Lap) -> None:
+    def _stage(self, batch: trace.Span, lap: StageTime) -> None:
         context = trace.set_span_in_context(batch)
         self._tracer.start_span(f"tallymark.{lap.stage}", context, start_time=_at(lap.start)).end(_at(lap.stop))
 

@@ -1,144 +1,118 @@
-"""Notes, open skips, runs and rebalances in the ledger in Redis.
-
-An open skip is a field of a hash, whose value is the note that recorded it. To fill or void a skip, the script expects
-that this value has not changed.
-"""
+"""What operators read and change in the ledger of a Redis store."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
-from itertools import chain
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-from tallymark.core.claims import Fill, Note, Rebalance, Skip
-from tallymark.core.journal import Run
-from tallymark.core.records import storable
-from tallymark.core.spans import OUTCOMES, Partition, Position, Span
-from tallymark.stores.redis.rows import Keys
+from tallymark.core.claims import Note, explain_settled
+from tallymark.core.journal import BatchLine, Consent, Decision, Journal, Letter, LetterQuery, NoteLine, Run
+from tallymark.core.spans import OUTCOMES, GroupState, Partition, Position, Span, Tally
+from tallymark.errors import CommitRefused
+from tallymark.stores.redis import ledger, letters, notes
+from tallymark.stores.redis.rows import RedisKeys
 from tallymark.stores.redis.script import Work
-from tallymark.stores.redis.times import as_text, from_text, score
+from tallymark.stores.redis.times import from_text, score
 
-KEEP_REBALANCES = 1_000
-KEEP_RUNS = 100
-
-
-def note(work: Work, keys: Keys, group: str, notes: Iterable[Note], now: datetime, batch: str | None = None) -> None:
-    """Record spans that are missing from the tables or will be written again. Skips are open from then on."""
-    for each in notes:
-        where = {"topic": each.span.partition.topic, "partition_id": each.span.partition.number}
-        span = {"start_offset": each.span.start, "stop_offset": each.span.stop}
-        why = {"kind": each.kind, "reason": storable(each.reason), "batch": batch, "recorded_at": as_text(now)}
-        line = _line(where | span | why)
-        work.call("RPUSH", keys.exceptions(group), line)
-        if each.kind == "skip":
-            work.call("HSET", keys.skips(group), keys.skip(each.span), line)
+T = TypeVar("T")
 
 
-def skips(fields: Mapping[str, str]) -> list[Skip]:
-    """Return the open skips in this hash, in order."""
-    lines = [json.loads(line) for line in fields.values()]
-    found = [Skip(_span(line), line["reason"], from_text(line["recorded_at"])) for line in lines]
-    return sorted(found, key=lambda skip: skip.span)
+@dataclass(frozen=True)
+class RedisJournal(Journal):
+    """``ask`` queries the client, ``run`` runs the script once, ``change`` plans and runs it until it is accepted."""
+
+    keys: RedisKeys
+    ask: Callable[[Callable[[Any], Any]], Any]
+    run: Callable[[Work], list[dict[str, str]] | None]
+    change: Callable[[str, Callable[[Mapping[Partition, Position]], Work]], object]
+
+    def groups(self) -> dict[str, GroupState]:
+        names = sorted(name.decode() for name in self.ask(lambda client: client.smembers(self.keys.groups())))
+        found = self.run(Work(reads=[self.keys.group(name) for name in names])) or [] if names else []
+        states = {name: ledger.state(fields) for name, fields in zip(names, found, strict=True)}
+        return {name: state for name, state in states.items() if state is not None}
+
+    def runs(self, group: str) -> list[Run]:
+        return notes.runs(self._hash(self.keys.runs(group)))
+
+    def history(self, group: str, since: datetime | None = None, most: int = 1000) -> list[BatchLine]:
+        first = score(since) if since else "-inf"
+        key = self.keys.batches(group)
+        lines = self.ask(lambda client: client.zrevrangebyscore(key, "+inf", first, start=0, num=most))
+        return [_batch(json.loads(line)) for line in lines]
+
+    def notes(self, group: str, kinds: Collection[str]) -> list[NoteLine]:
+        lines = self.ask(lambda client: client.lrange(self.keys.exceptions(group), 0, -1))
+        found = [_note(json.loads(line)) for line in lines]
+        found = [one for one in found if one.note.kind in kinds and one.note.kind != "skip"]
+        if "skip" in kinds:
+            found += [_note(json.loads(line)) for line in self._hash(self.keys.skips(group)).values()]
+        return sorted(found, key=lambda one: one.recorded_at)
+
+    def letters(self, query: LetterQuery) -> list[Letter]:
+        groups = [query.group] if query.group is not None else list(self.groups())
+        found = [one for group in groups for one in self._letters(group, query.ids) if letters.matches(query, one)]
+        return sorted(found, key=lambda letter: letter.recorded_at)[: query.most]
+
+    def letter_counts(self, group: str) -> dict[str, int]:
+        states: list[str] = self.ask(lambda client: letters.states(client, self.keys, group))
+        return dict(sorted(Counter(states).items()))
+
+    def settle(self, chosen: Sequence[Letter], state: str, by: str, now: datetime) -> None:
+        work = Work()
+        for letter in chosen:
+            letters.settle(work, letters.key(self.keys, letter), state, by, now)
+        if chosen and self.run(work) is None:
+            ids = [one.id for one in chosen]
+            there = {one.id: one.state for group in {one.group for one in chosen} for one in self._letters(group, ids)}
+            raise explain_settled(there, ids) or CommitRefused("dead letters had changed")
+
+    def move(self, group: str, partitions: Collection[Partition], decide: Decision, by: str, now: datetime) -> None:
+        def plan(found: Mapping[Partition, Position]) -> Work:
+            skips, dead = self._hash(self.keys.skips(group)), partial(self._letters, group)
+            changes = decide({one: found[one] for one in partitions if one in found}, self.runs(group))
+            return ledger.move(self.keys, group, changes, found, skips, dead, by, now)
+
+        self.change(group, plan)
+
+    def delete(self, group: str, consent: Consent) -> None:
+        def plan(found: Mapping[Partition, Position]) -> Work:
+            consent(found, self.runs(group))
+            work = Work()
+            for partition, position in found.items():
+                key, tally = self.keys.position(group, partition), position.tally
+                now = {"epoch": position.epoch, "next_offset": position.next_offset}
+                for name, value in (now | {"dead": tally.dead, "skipped": tally.skipped}).items():
+                    work.expect(key, name, value)
+                work.call("DEL", key)
+            for letter in self._letters(group):
+                work.call("DEL", letters.key(self.keys, letter))
+            for key in self.keys.of_group(group):
+                work.call("DEL", key)
+            work.call("SREM", self.keys.groups(), group)
+            return work
+
+        self.change(group, plan)
+
+    def _letters(self, group: str, ids: Collection[str] | None = None) -> list[Letter]:
+        return self.ask(lambda client: letters.read(client, self.keys, group, ids))  # type: ignore[no-any-return]
+
+    def _hash(self, key: str) -> dict[str, str]:
+        return (self.run(Work(reads=[key])) or [{}])[0]
 
 
-def fill(work: Work, keys: Keys, group: str, each: Fill, fields: Mapping[str, str], position: Position | None) -> None:
-    """Shrink an open skip if it has not changed since it was read, and update the tally of its position."""
-    name, key = keys.skip(each.skip), keys.skips(group)
-    work.expect(key, name, fields[name])
-    work.expect(keys.position(group, each.skip.partition), "topic", each.skip.partition.topic)
-    work.call("HDEL", key, name)
-    if len(each.rest):
-        line = json.loads(fields[name]) | {"start_offset": each.rest.start}
-        work.call("HSET", key, keys.skip(each.rest), _line(line))
-    if position is None or position.counts(each.done.start):
-        work.add(keys.position(group, each.skip.partition), {name: getattr(each.change, name) for name in OUTCOMES})
+def _batch(line: Mapping[str, Any]) -> BatchLine:
+    spans = [Span(Partition(topic, number), start, stop) for topic, number, start, stop in line["spans"]]
+    tally = Tally(*(line[name] for name in OUTCOMES))
+    times = from_text(line["started_at"]), from_text(line["committed_at"])
+    return BatchLine(line["batch"], *times, tally, line["table_rows"], spans)
 
 
-def void(work: Work, keys: Keys, group: str, partition: Partition, start: int, fields: Mapping[str, str]) -> None:
-    """Void skips from ``start`` on, which will be read again. The part before stays open, outside the tally."""
-    for skip in skips(fields):
-        if skip.span.partition != partition or skip.span.stop <= start:
-            continue
-        name = keys.skip(skip.span)
-        work.expect(keys.skips(group), name, fields[name])
-        if skip.span.start >= start:
-            work.call("HDEL", keys.skips(group), name)
-        else:
-            work.call("HSET", keys.skips(group), name, _line(json.loads(fields[name]) | {"stop_offset": start}))
-
-
-def reopen(work: Work, keys: Keys, group: str, lines: Iterable[str | bytes]) -> None:
-    """Restore the open skips of a ledger of version 1 from its notes: those after the last reset of their partition."""
-    found: dict[Partition, dict[str, str]] = {}
-    for line in map(json.loads, lines):
-        span = _span(line)
-        if line["kind"] == "reset":
-            found[span.partition] = {}
-        elif line["kind"] == "skip":
-            found.setdefault(span.partition, {})[keys.skip(span)] = _line(line)
-    for name, text in chain.from_iterable(fields.items() for fields in found.values()):
-        work.call("HSET", keys.skips(group), name, text)
-
-
-def was_filled(client: Any, keys: Keys, group: str, batch: str) -> bool:
-    lines = map(json.loads, client.lrange(keys.exceptions(group), 0, -1))
-    return any(line["kind"] in ("backfill", "replay") and line["batch"] == batch for line in lines)
-
-
-def write_run(work: Work, keys: Keys, group: str, run: Run, known: Mapping[str, str]) -> None:
-    """Write the run; if it is new, delete the oldest runs.
-
-    Refused if the run has changed since it was read: a late heartbeat must not revive a run that has ended.
-    """
-    times = {"started": run.started, "seen": run.seen, "ended": run.ended}
-    error = storable(run.error) if run.error else None
-    work.expect(keys.runs(group), run.name, known.get(run.name, ""))
-    line = {"host": run.host, "error": error} | {name: as_text(at) if at else None for name, at in times.items()}
-    work.call("HSET", keys.runs(group), run.name, _line(line))
-    if run.name not in known:
-        for old in runs(known)[KEEP_RUNS - 1 :]:
-            if old.alive(run.seen):
-                continue
-            work.call("HDEL", keys.runs(group), old.name)
-
-
-def runs(fields: Mapping[str, str]) -> list[Run]:
-    """Return the runs in this hash, newest first."""
-    found = []
-    for name, text in fields.items():
-        line = json.loads(text)
-        started, seen, ended = (from_text(line[at]) if line[at] else None for at in ("started", "seen", "ended"))
-        assert started is not None
-        assert seen is not None
-        found.append(Run(name, line["host"], started, seen, ended, line["error"]))
-    return sorted(found, key=lambda run: run.started, reverse=True)
-
-
-def record_rebalances(work: Work, keys: Keys, group: str, happened: Sequence[Rebalance]) -> None:
-    for each in happened:
-        line = {"at": as_text(each.at), "kind": each.kind, "run": each.run, "host": each.host, "seconds": each.seconds}
-        gained, lost = ([[one.topic, one.number] for one in some] for some in (each.gained, each.lost))
-        text = _line(line | {"gained": gained, "lost": lost})
-        work.call("ZADD", keys.rebalances(group), score(each.at), text)
-    if happened:
-        work.call("ZREMRANGEBYRANK", keys.rebalances(group), 0, -KEEP_REBALANCES - 1)
-
-
-def rebalances(client: Any, keys: Keys, group: str, most: int) -> list[Rebalance]:
-    lines = client.zrevrange(keys.rebalances(group), 0, most - 1) if most > 0 else ()
-    return [_rebalance(json.loads(line)) for line in lines]
-
-
-def _rebalance(line: Mapping[str, Any]) -> Rebalance:
-    gained, lost = (tuple(Partition(topic, number) for topic, number in line[name]) for name in ("gained", "lost"))
-    return Rebalance(from_text(line["at"]), line["run"], line["host"], line["seconds"], gained, lost, line["kind"])
-
-
-def _span(line: Mapping[str, Any]) -> Span:
-    return Span(Partition(line["topic"], line["partition_id"]), line["start_offset"], line["stop_offset"])
-
-
-def _line(line: Mapping[str, Any]) -> str:
-    return json.dumps(line, ensure_ascii=False)
+def _note(line: Mapping[str, Any]) -> NoteLine:
+    span = Span(Partition(line["topic"], line["partition_id"]), line["start_offset"], line["stop_offset"])
+    return NoteLine(Note(line["kind"], span, line["reason"]), line["batch"], from_text(line["recorded_at"]))

@@ -22,12 +22,23 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from tallymark.core.claims import BACK, Claim, Decide, Entry, FirstClaim, Restart, Wish, begun, check_held, restarted
+from tallymark.core.claims import (
+    BACK,
+    Claim,
+    Decide,
+    Entry,
+    FirstClaim,
+    PositionChanges,
+    Restart,
+    begun,
+    check_held,
+    restarted,
+)
 from tallymark.core.journal import Letter
 from tallymark.core.records import storable
 from tallymark.core.spans import OUTCOMES, GroupState, Owner, Partition, Position, Tally
-from tallymark.stores.redis import journal, letters
-from tallymark.stores.redis.rows import Keys
+from tallymark.stores.redis import letters, notes
+from tallymark.stores.redis.rows import RedisKeys
 from tallymark.stores.redis.script import Work
 from tallymark.stores.redis.times import as_text, from_text, score
 
@@ -40,7 +51,7 @@ PLACE = (*MOVED, "first_offset", *OUTCOMES)
 
 
 def claim(
-    keys: Keys,
+    keys: RedisKeys,
     group: str,
     owner: Owner,
     partitions: Collection[Partition],
@@ -51,29 +62,29 @@ def claim(
     dead: Callable[[], Sequence[Letter]],
 ) -> Work:
     """Raise the epochs, record the owner, apply what ``decide`` returns, and read the resulting positions."""
-    wish, work = decide([found[partition] for partition in sorted(found)]), Work()
+    changes, work = decide([found[partition] for partition in sorted(found)]), Work()
     check_held(held, found)
     for partition in held:
         work.expect(keys.position(group, partition), "owner", owner.run)
     _register(work, keys, group, owner.host, owner.since)
-    for partition in sorted({*partitions, *wish.first}):
+    for partition in sorted({*partitions, *changes.first}):
         old, wanted = found.get(partition), partition in partitions
-        if old is None and partition in wish.first:
-            _insert(work, keys, group, owner if wanted else None, owner.since, partition, wish.first[partition])
+        if old is None and partition in changes.first:
+            _insert(work, keys, group, owner if wanted else None, owner.since, partition, changes.first[partition])
         elif old is not None and wanted:
             new = replace(old, epoch=old.epoch + 1, owner=owner)
             names: Sequence[str] = OWNERSHIP
-            if partition in wish.restarts:
-                new = _restart(work, keys, group, old, new, wish.restarts[partition], owner.since, skips, dead)
+            if partition in changes.restarts:
+                new = _restart(work, keys, group, old, new, changes.restarts[partition], owner.since, skips, dead)
                 names = (*OWNERSHIP, *PLACE)
             _move(work, keys, group, old, new, names)
-    work.reads = [keys.position(group, one) for one in sorted(partitions) if one in found or one in wish.first]
+    work.reads = [keys.position(group, one) for one in sorted(partitions) if one in found or one in changes.first]
     return work
 
 
 def _restart(
     work: Work,
-    keys: Keys,
+    keys: RedisKeys,
     group: str,
     old: Position,
     new: Position,
@@ -89,16 +100,16 @@ def _restart(
         work.expect(keys.position(group, old.partition), name, value)
     new, note = restarted(new, to, now)
     if note is not None and note.kind in BACK:
-        journal.void(work, keys, group, old.partition, to.offset, skips)
+        notes.void(work, keys, group, old.partition, to.offset, skips)
         letters.void(work, keys, old.partition, to.offset, dead(), now)
-    journal.note(work, keys, group, [note] if note else [], now)
+    notes.write(work, keys, group, [note] if note else [], now)
     return new
 
 
 def move(
-    keys: Keys,
+    keys: RedisKeys,
     group: str,
-    wish: Wish,
+    changes: PositionChanges,
     found: Mapping[Partition, Position],
     skips: Mapping[str, str],
     dead: Callable[[], Sequence[Letter]],
@@ -108,10 +119,10 @@ def move(
     """Create positions or move them, without an owner."""
     work = Work()
     _register(work, keys, group, by, now)
-    for partition, start in sorted(wish.first.items()):
+    for partition, start in sorted(changes.first.items()):
         _insert(work, keys, group, None, now, partition, start)
-    journal.note(work, keys, group, begun(wish.first), now)
-    for partition, to in sorted(wish.restarts.items()):
+    notes.write(work, keys, group, begun(changes.first), now)
+    for partition, to in sorted(changes.restarts.items()):
         old = found[partition]
         new = replace(old, epoch=old.epoch + 1, owner=None)
         new = _restart(work, keys, group, old, new, to, now, skips, dead)
@@ -119,7 +130,9 @@ def move(
     return work
 
 
-def reclaim(keys: Keys, group: str, claims: Mapping[Partition, Claim], found: Mapping[Partition, Position]) -> Work:
+def reclaim(
+    keys: RedisKeys, group: str, claims: Mapping[Partition, Claim], found: Mapping[Partition, Position]
+) -> Work:
     """Raise the epochs of claims that are still held: a commit that arrives later is refused."""
     check_held(claims, found)
     work = Work(reads=[keys.position(group, partition) for partition in claims])
@@ -129,7 +142,7 @@ def reclaim(keys: Keys, group: str, claims: Mapping[Partition, Claim], found: Ma
     return work
 
 
-def release(keys: Keys, group: str, claims: Iterable[Claim], found: Mapping[Partition, Position]) -> Work:
+def release(keys: RedisKeys, group: str, claims: Iterable[Claim], found: Mapping[Partition, Position]) -> Work:
     """Remove the owner from partitions that still have the claim's epoch."""
     work = Work()
     for held in claims:
@@ -140,7 +153,7 @@ def release(keys: Keys, group: str, claims: Iterable[Claim], found: Mapping[Part
 
 
 def commit(
-    keys: Keys, entry: Entry, found: Mapping[Partition, Position], skips: Mapping[str, str] | None = None
+    keys: RedisKeys, entry: Entry, found: Mapping[Partition, Position], skips: Mapping[str, str] | None = None
 ) -> Work:
     """Move the positions from start to stop, fill open skips, and write letters, notes and history."""
     work = Work()
@@ -154,12 +167,12 @@ def commit(
         _move(work, keys, entry.group, replace(old, epoch=step.epoch), new, MOVED)
         work.add(key, {name: getattr(step.tally, name) for name in OUTCOMES})
     for each in entry.fills:
-        journal.fill(work, keys, entry.group, each, skips or {}, found.get(each.skip.partition))
+        notes.fill(work, keys, entry.group, each, skips or {}, found.get(each.skip.partition))
     for tried in entry.replays:
         letters.replay(work, keys, entry, tried, found[tried.partition])
     for letter in entry.dead_letters:
         work.call("ZADD", keys.letters(entry.group), score(entry.now), letters.put(work, keys, entry, letter))
-    journal.note(work, keys, entry.group, entry.journal, entry.now, entry.batch)
+    notes.write(work, keys, entry.group, entry.journal, entry.now, entry.batch)
     if any(len(span) for span in entry.spans):
         work.call("ZADD", keys.batches(entry.group), score(entry.now), _batch(entry))
         work.call("ZREMRANGEBYRANK", keys.batches(entry.group), 0, -KEEP_BATCHES - 1)
@@ -168,14 +181,14 @@ def commit(
     return work
 
 
-def set_state(work: Work, keys: Keys, group: str, state: GroupState) -> None:
+def set_state(work: Work, keys: RedisKeys, group: str, state: GroupState) -> None:
     reason = None if state.reason is None else storable(state.reason)
     fields = {"group_name": group, "desired_state": state.desired, "reason": reason}
     work.put(keys.group(group), fields | {"changed_by": state.by, "changed_at": as_text(state.since)})
     work.call("SADD", keys.groups(), group)
 
 
-def prune(keys: Keys, group: str, before: datetime) -> Work:
+def prune(keys: RedisKeys, group: str, before: datetime) -> Work:
     work = Work()
     work.call("ZREMRANGEBYSCORE", keys.batches(group), "-inf", f"({score(before)}")
     return work
@@ -188,7 +201,7 @@ def state(fields: Mapping[str, str]) -> GroupState | None:
     return GroupState(fields["desired_state"], fields.get("reason"), fields.get("changed_by"), since)
 
 
-def recent(client: Any, keys: Keys, group: str, since: datetime) -> Tally:
+def recent(client: Any, keys: RedisKeys, group: str, since: datetime) -> Tally:
     lines = client.zrangebyscore(keys.batches(group), score(since), "+inf")
     tallies = [Tally(*(line[name] for name in OUTCOMES)) for line in map(json.loads, lines)]
     # Without replays, which count dead records down.
@@ -235,7 +248,7 @@ def _fields(group: str, position: Position) -> dict[str, str | int | None]:
     }
 
 
-def _move(work: Work, keys: Keys, group: str, old: Position, new: Position, names: Sequence[str]) -> None:
+def _move(work: Work, keys: RedisKeys, group: str, old: Position, new: Position, names: Sequence[str]) -> None:
     """Set these fields of a position if its epoch is still that of ``old``."""
     key, fields = keys.position(group, old.partition), _fields(group, new)
     work.expect(key, "epoch", old.epoch)
@@ -243,7 +256,7 @@ def _move(work: Work, keys: Keys, group: str, old: Position, new: Position, name
 
 
 def _insert(
-    work: Work, keys: Keys, group: str, owner: Owner | None, now: datetime, partition: Partition, start: FirstClaim
+    work: Work, keys: RedisKeys, group: str, owner: Owner | None, now: datetime, partition: Partition, start: FirstClaim
 ) -> None:
     key, epoch = keys.position(group, partition), 0 if owner is None else 1
     ids, at = (start.topic_id, start.cluster_id), start.offset
@@ -253,7 +266,7 @@ def _insert(
     work.call("SADD", keys.positions(group), key)
 
 
-def _register(work: Work, keys: Keys, group: str, by: str, now: datetime) -> None:
+def _register(work: Work, keys: RedisKeys, group: str, by: str, now: datetime) -> None:
     work.call("SADD", keys.groups(), group)
     fields = {"desired_state": "running", "group_name": group, "changed_by": by}
     for name, value in (fields | {"changed_at": as_text(now)}).items():

@@ -10,16 +10,16 @@ from tallymark.core.claims import Entry, Replay
 from tallymark.core.journal import DEAD, REPLAYED, UNAPPLIED, VOID, Letter, LetterQuery
 from tallymark.core.records import DeadLetter, headers_from_json, storable
 from tallymark.core.spans import Partition, Position
-from tallymark.stores.redis.rows import Keys
+from tallymark.stores.redis.rows import RedisKeys
 from tallymark.stores.redis.script import Work
 from tallymark.stores.redis.times import as_text, from_text
 
 
-def key(keys: Keys, letter: Letter) -> str:
+def key(keys: RedisKeys, letter: Letter) -> str:
     return keys.letter_of(letter.group, letter.id)
 
 
-def put(work: Work, keys: Keys, entry: Entry, letter: DeadLetter) -> str:
+def put(work: Work, keys: RedisKeys, entry: Entry, letter: DeadLetter) -> str:
     """Write a new dead letter and return its key."""
     name = keys.letter(entry.group, letter.partition, letter.offset, entry.batch)
     work.put(
@@ -43,7 +43,7 @@ def put(work: Work, keys: Keys, entry: Entry, letter: DeadLetter) -> str:
     return name
 
 
-def read(client: Any, keys: Keys, group: str, ids: Iterable[str] | None = None) -> list[Letter]:
+def read(client: Any, keys: RedisKeys, group: str, ids: Iterable[str] | None = None) -> list[Letter]:
     """Return the dead letters of a group, oldest first, or only those with these ids."""
     prefix = keys.letter_of(group, "")
     if ids is None:
@@ -55,7 +55,7 @@ def read(client: Any, keys: Keys, group: str, ids: Iterable[str] | None = None) 
     return [_letter(one, group, fields) for one, fields in found if fields]
 
 
-def states(client: Any, keys: Keys, group: str) -> list[str]:
+def states(client: Any, keys: RedisKeys, group: str) -> list[str]:
     """Return the state of each dead letter of a group."""
     pipe = client.pipeline(transaction=False)
     for name in client.zrange(keys.letters(group), 0, -1):
@@ -81,7 +81,7 @@ def settle(work: Work, name: str, state: str, by: str, now: datetime) -> None:
     work.put(name, {"state": state, "changed_at": as_text(now), "changed_by": by})
 
 
-def replay(work: Work, keys: Keys, entry: Entry, each: Replay, position: Position) -> None:
+def replay(work: Work, keys: RedisKeys, entry: Entry, each: Replay, position: Position) -> None:
     """Settle a letter that was applied and update the tally of its position; otherwise store the new error."""
     name = keys.letter_of(entry.group, each.letter)
     if each.error is not None:
@@ -95,7 +95,9 @@ def replay(work: Work, keys: Keys, entry: Entry, each: Replay, position: Positio
         work.add(keys.position(entry.group, each.partition), {"applied": 1, "dead": -1})
 
 
-def void(work: Work, keys: Keys, partition: Partition, start: int, letters: Iterable[Letter], now: datetime) -> None:
+def void(
+    work: Work, keys: RedisKeys, partition: Partition, start: int, letters: Iterable[Letter], now: datetime
+) -> None:
     """Void the letters of records that will be read again: replaying them would apply the records twice."""
     for letter in letters:
         here = letter.record.partition == partition and letter.record.offset >= start

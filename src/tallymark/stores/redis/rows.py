@@ -45,7 +45,7 @@ def escaped(part: object) -> str:
 
 
 @dataclass(frozen=True)
-class Keys:
+class RedisKeys:
     """The names of the keys of a store."""
 
     tag: str

@@ -12,11 +12,11 @@ import pyarrow as pa
 from tallymark.core.journal import UNAPPLIED
 from tallymark.core.spans import Partition, Position
 from tallymark.errors import BadInput
-from tallymark.stores.redis.books import _batch, _note
+from tallymark.stores.redis.journal import _batch, _note
 from tallymark.stores.redis.ledger import position
-from tallymark.stores.redis.rows import Keys
+from tallymark.stores.redis.rows import RedisKeys
 from tallymark.stores.redis.times import from_text
-from tallymark.stores.snapshot import HISTORY, NOTES, Mark, Moment, Still
+from tallymark.stores.snapshot import HISTORY, NOTES, Moment, Snapshot, SnapshotMark
 
 READ = """
 local positions, letters = {}, {}
@@ -32,10 +32,10 @@ return {positions, letters, redis.call('HGETALL', KEYS[3]), redis.call('LRANGE',
 
 
 @dataclass(frozen=True)
-class RedisStill(Still):
+class RedisSnapshot(Snapshot):
     """``ask`` calls a function with the client and returns its result."""
 
-    keys: Keys
+    keys: RedisKeys
     ask: Callable[[Callable[[Any], Any]], Any]
 
     def moment(self, group: str) -> Moment:
@@ -61,9 +61,9 @@ def _position(flat: list[bytes]) -> Position:
     return position({name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)})
 
 
-def _mark(fields: list[bytes | None]) -> Mark | None:
+def _mark(fields: list[bytes | None]) -> SnapshotMark | None:
     """Return None if the letter was deleted by hand and only its key is left in the index."""
     if any(value is None for value in fields):
         return None
     topic, number, offset, state, recorded = (value.decode() for value in fields if value is not None)
-    return Mark(Partition(topic, int(number)), int(offset), state, from_text(recorded))
+    return SnapshotMark(Partition(topic, int(number)), int(offset), state, from_text(recorded))

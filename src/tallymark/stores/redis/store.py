@@ -47,13 +47,13 @@ from tallymark.errors import (
     Unreachable,
 )
 from tallymark.stores.contract import RowsRefused, Store
-from tallymark.stores.redis import journal, ledger, letters, rows, script
+from tallymark.stores.redis import ledger, letters, notes, rows, script
 from tallymark.stores.redis.address import Address
-from tallymark.stores.redis.books import RedisBooks
 from tallymark.stores.redis.errors import translated
-from tallymark.stores.redis.rows import LEDGER, Keys
+from tallymark.stores.redis.journal import RedisJournal
+from tallymark.stores.redis.rows import LEDGER, RedisKeys
 from tallymark.stores.redis.script import Work
-from tallymark.stores.redis.snapshot import RedisStill
+from tallymark.stores.redis.snapshot import RedisSnapshot
 from tallymark.stores.redis.transaction import RedisTransaction
 from tallymark.stores.sql.columns import is_json
 
@@ -74,7 +74,7 @@ class RedisStore(Store):
         self._address = Address.parse(url)
         self._address.driver()
         self.name = self._address.name
-        self._keys = Keys(self._address.tag)
+        self._keys = RedisKeys(self._address.tag)
         self._json: dict[str, set[str]] = {}
 
     @cached_property
@@ -118,7 +118,7 @@ class RedisStore(Store):
         work.put(key, {"version": ledger.VERSION, "applied_at": datetime.now(timezone.utc).isoformat()})
         with translated(self.name):
             for group in _texts(self._client.smembers(self._keys.groups())) if found == 1 else ():
-                journal.reopen(work, self._keys, group, self._client.lrange(self._keys.exceptions(group), 0, -1))
+                notes.reopen(work, self._keys, group, self._client.lrange(self._keys.exceptions(group), 0, -1))
         return work
 
     def positions(self, group: str | None = None) -> dict[str, list[Position]]:
@@ -135,17 +135,17 @@ class RedisStore(Store):
         ledger.set_state(work, self._keys, group, state)
         self._run(work)
 
-    def books(self) -> RedisBooks:
-        return RedisBooks(self._keys, self.ask, self._run, self._settle)
+    def journal(self) -> RedisJournal:
+        return RedisJournal(self._keys, self.ask, self._run, self._changed)
 
     @contextmanager
-    def still(self) -> Iterator[RedisStill]:
-        yield RedisStill(self._keys, self.ask)
+    def snapshot(self) -> Iterator[RedisSnapshot]:
+        yield RedisSnapshot(self._keys, self.ask)
 
     def write_run(self, group: str, run: Run, *, new: bool = False) -> None:
         known, work = self._hashes([self._keys.runs(group)])[0], Work()
-        if new or (run.name in known and journal.runs({run.name: known[run.name]})[0].ended is None):
-            journal.write_run(work, self._keys, group, run, known)
+        if new or (run.name in known and notes.runs({run.name: known[run.name]})[0].ended is None):
+            notes.write_run(work, self._keys, group, run, known)
             self._run(work)
 
     def recent(self, group: str, since: datetime) -> Tally:
@@ -153,23 +153,23 @@ class RedisStore(Store):
             return ledger.recent(self._client, self._keys, group, since)
 
     def skips(self, group: str) -> list[Skip]:
-        return journal.skips(self._open_skips(group))
+        return notes.skips(self._open_skips(group))
 
     def filled(self, group: str, batch: str) -> bool:
         with translated(self.name):
-            return journal.was_filled(self._client, self._keys, group, batch)
+            return notes.was_filled(self._client, self._keys, group, batch)
 
     def record_rebalances(self, group: str, rebalances: Sequence[Rebalance]) -> None:
         work = Work()
-        journal.record_rebalances(work, self._keys, group, rebalances)
+        notes.record_rebalances(work, self._keys, group, rebalances)
         self._run(work)
 
     def rebalances(self, group: str, most: int = 100) -> list[Rebalance]:
         with translated(self.name):
-            return journal.rebalances(self._client, self._keys, group, most)
+            return notes.rebalances(self._client, self._keys, group, most)
 
     def prune(self, group: str, before: datetime) -> None:
-        last = self.books().history(group, most=1)
+        last = self.journal().history(group, most=1)
         if last:
             self._run(ledger.prune(self._keys, group, min(before, last[0].committed)))
 
@@ -186,14 +186,14 @@ class RedisStore(Store):
             skips, dead = self._open_skips(group), partial(self._letters, group)
             return ledger.claim(self._keys, group, owner, partitions, decide, held, found, skips, dead)
 
-        return self._settle(group, plan)
+        return self._changed(group, plan)
 
     def reclaim(self, group: str, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
-        return self._settle(group, lambda found: ledger.reclaim(self._keys, group, claims, found))
+        return self._changed(group, lambda found: ledger.reclaim(self._keys, group, claims, found))
 
     def release(self, group: str, claims: Iterable[Claim]) -> None:
         ours = list(claims)
-        self._settle(group, lambda found: ledger.release(self._keys, group, ours, found))
+        self._changed(group, lambda found: ledger.release(self._keys, group, ours, found))
 
     def check_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
         for spec in specs:
@@ -290,7 +290,7 @@ class RedisStore(Store):
         states = {letter.id: letter.state for letter in self._letters(entry.group, replayed)} if replayed else {}
         error = (
             explain_refusal(found, entry.advances)
-            or explain_unfillable(journal.skips(skips), entry.fills)
+            or explain_unfillable(notes.skips(skips), entry.fills)
             or explain_settled(states, replayed)
         )
         if error:
@@ -313,7 +313,7 @@ class RedisStore(Store):
                 sources.append((spec, table))
         return sources
 
-    def _settle(self, group: str, plan: Callable[[Mapping[Partition, Position]], Work]) -> dict[Partition, Claim]:
+    def _changed(self, group: str, plan: Callable[[Mapping[Partition, Position]], Work]) -> dict[Partition, Claim]:
         """Read, plan and write; repeat while other processes change the group in between."""
         for pause in PAUSES:
             time.sleep(pause * random.random())

@@ -16,7 +16,7 @@ from tallymark.errors import BadInput, DataRefused
 from tallymark.stores.given import Given, Rows, cast, changes, check_keys
 from tallymark.stores.redis.address import Form
 from tallymark.stores.redis.errors import translated
-from tallymark.stores.redis.rows import LEDGER, Keys, blocks, check_table, refused_rows
+from tallymark.stores.redis.rows import LEDGER, RedisKeys, blocks, check_table, refused_rows
 from tallymark.stores.redis.script import Block, Work
 from tallymark.stores.sql.columns import is_json
 from tallymark.stores.transaction import Transaction, spec_for
@@ -32,7 +32,7 @@ _HOLDS = {
 
 
 class RedisTransaction(Transaction):
-    """Keys are relative to the store's tag: ``orders:42`` is ``{shop}:orders:42``.
+    """RedisKeys are relative to the store's tag: ``orders:42`` is ``{shop}:orders:42``.
 
     Rows are written first, then the commands in their order; a key can't be in both. Reads are answered immediately and
     see committed data, not the writes that this block has collected. A key of another type is refused when the block
@@ -40,7 +40,7 @@ class RedisTransaction(Transaction):
     """
 
     def __init__(
-        self, store: str, client: Callable[[], Any], keys: Keys, form: Form, try_out: Callable[[Work], None]
+        self, store: str, client: Callable[[], Any], keys: RedisKeys, form: Form, try_out: Callable[[Work], None]
     ) -> None:
         self.written = {}
         self._store, self._client, self._keys, self._form = store, client, keys, form
@@ -176,7 +176,7 @@ class RedisTransaction(Transaction):
             if key in rows:
                 raise DataRefused(f"key {key} is written as a row and by a command in one block: use one of them")
         work.blocks += self._blocks
-        work.commands += _settled(self._commands)
+        work.commands += _resolved(self._commands)
         return bool(self._blocks or self._commands)
 
     def _collect(self, command: str, key: str, arguments: Iterable[Any]) -> None:
@@ -201,7 +201,7 @@ class RedisTransaction(Transaction):
         return f"{{{self._keys.tag}}}:{_encodable(key)}"
 
 
-def _settled(commands: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _resolved(commands: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Rewrite the commands so that none can fail because of an earlier command: a script is not rolled back.
 
     The script checks the stored values before its first write. Therefore a key must have one type throughout the block,

@@ -148,10 +148,10 @@ class Dialect(ABC):
     def _execute_many(
         self, connection: Connection, statement: Insert | Delete, rows: pa.Table, suffix: str = ""
     ) -> None:
-        """Execute a statement, whose parameters are ``places`` of these rows, for each row."""
+        """Execute a statement, with ``parameters`` for these rows, for each row."""
         compiled = statement.compile(connection)
         # The compiled statement may order the columns differently.
-        columns = {place.key: name for name, place in places(statement.table, rows).items()}
+        columns = {place.key: name for name, place in parameters(statement.table, rows).items()}
         ordered = rows.select([columns[place] for place in compiled.positiontup or ()])
         try:
             # The driver's own executemany: SQLAlchemy's would build a dict for every row.
@@ -203,7 +203,7 @@ def within(connection: Any, most: float) -> Iterator[None]:
             connection._read_timeout = usual
 
 
-def places(table: Any, rows: pa.Table) -> dict[str, BindParameter[Any]]:
+def parameters(table: Any, rows: pa.Table) -> dict[str, BindParameter[Any]]:
     """Return a bind parameter for each column of the rows, safe for any column name."""
     return {
         name: bindparam(f"_tallymark_{number}", type_=table.c[name].type)

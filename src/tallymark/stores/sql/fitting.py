@@ -135,12 +135,12 @@ def _fitted(dialect: Dialect, table: Table, given: Given) -> pa.Schema:
 
 def _as_column(dialect: Dialect, table: Table, column: Column[Any], field: pa.Field) -> pa.Field:
     if pa.types.is_null(field.type):
-        wishes = [wish.with_name(field.name) for wish in ANY]
+        wishes = [changes.with_name(field.name) for changes in ANY]
     else:
         wishes = [field, *(field.with_type(narrower) for narrower in NARROWER.get(field.type, ()))]
-    for wish in wishes:
-        if dialect.name == "sqlite" or fits(column_type(wish, in_key=False), column.type):
-            return wish
+    for changes in wishes:
+        if dialect.name == "sqlite" or fits(column_type(changes, in_key=False), column.type):
+            return changes
     raise DataRefused(
         f"table {table.name}: column {field.name} is {column.type} and can't hold the rows' {field.type}; change the "
         "column or convert the value"

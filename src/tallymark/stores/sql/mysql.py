@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, DataRefused, TableMismatch
 from tallymark.stores.sql.columns import hexed, is_binary, is_text, python_rows
-from tallymark.stores.sql.dialect import READ_SECONDS, Dialect, check_lengths, not_in_key, places
+from tallymark.stores.sql.dialect import READ_SECONDS, Dialect, check_lengths, not_in_key, parameters
 from tallymark.stores.sql.keys import Unique, unique_indexes
 from tallymark.stores.tls import Tls
 from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT, seconds, shown
@@ -61,16 +61,16 @@ def load_aside(connection: Connection, table: Table, rows: pa.Table, on_duplicat
 
 def _load(connection: Connection, target: str, rows: pa.Table) -> None:
     quote = connection.dialect.identifier_preparer.quote
-    places, assignments = [], []
+    parameters, assignments = [], []
     for number, field in enumerate(rows.schema):
         binary = is_binary(field.type)
-        places.append(f"@tallymark_{number}" if binary else quote(field.name))
+        parameters.append(f"@tallymark_{number}" if binary else quote(field.name))
         assignments += [f"{quote(field.name)} = UNHEX(@tallymark_{number})"] if binary else []
     with _file(rows) as path, _sending_files(connection), _off():
         loaded = connection.exec_driver_sql(
             f"LOAD DATA LOCAL INFILE '{path}' INTO TABLE {target} CHARACTER SET utf8mb4 "
             "FIELDS TERMINATED BY ',' OPTIONALLY ENCLOSED BY '\"' ESCAPED BY '' LINES TERMINATED BY X'0A' "
-            f"({', '.join(places)}){' SET ' if assignments else ''}{', '.join(assignments)}"
+            f"({', '.join(parameters)}){' SET ' if assignments else ''}{', '.join(assignments)}"
         ).rowcount
     warnings = [words for level, _, words in connection.exec_driver_sql("SHOW WARNINGS LIMIT 10") if level != "Note"]
     if warnings or loaded != rows.num_rows:
@@ -210,7 +210,7 @@ class Mysql(Dialect):
             except LoadIsOff as error:
                 self._may_load = False
                 log.info("LOAD DATA LOCAL is off (%s), rows go by INSERT", error)
-        self._execute_many(connection, insert(table).values(places(table, rows)), rows, suffix)
+        self._execute_many(connection, insert(table).values(parameters(table, rows)), rows, suffix)
 
     def promote(
         self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str], rows: Select[Any]

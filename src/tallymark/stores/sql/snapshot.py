@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, column, inspect, select, table
 from tallymark.core.claims import Note
 from tallymark.core.journal import UNAPPLIED
 from tallymark.core.spans import Partition, Span
-from tallymark.stores.snapshot import HISTORY, NOTES, ORIGIN, Mark, Moment, Still
+from tallymark.stores.snapshot import HISTORY, NOTES, ORIGIN, Moment, Snapshot, SnapshotMark
 from tallymark.stores.sql.ledger.read import read_group
 from tallymark.stores.sql.ledger.runs import read_history
 from tallymark.stores.sql.ledger.skips import read_skips
@@ -20,14 +20,14 @@ from tallymark.stores.sql.ledger.tables import dead_letters, exceptions
 AT_ONCE = 100_000
 
 
-def holding_still(connection: Connection) -> Connection:
+def in_snapshot(connection: Connection) -> Connection:
     """Set the isolation level, before the first statement. SQLite's transactions are snapshots already."""
     if connection.dialect.name == "sqlite":
         return connection
     return connection.execution_options(isolation_level="REPEATABLE READ")
 
 
-class SqlStill(Still):
+class SqlSnapshot(Snapshot):
     """Runs all queries in the connection's transaction."""
 
     def __init__(self, connection: Connection) -> None:
@@ -72,5 +72,5 @@ def _letters(group: str) -> Select[Any]:
     return select(*wanted).where(dead_letters.c.group_name == group, dead_letters.c.state.in_(UNAPPLIED))
 
 
-def _mark(row: Row[Any]) -> Mark:
-    return Mark(Partition(row.topic, row.partition_id), row.record_offset, row.state, row.recorded_at)
+def _mark(row: Row[Any]) -> SnapshotMark:
+    return SnapshotMark(Partition(row.topic, row.partition_id), row.record_offset, row.state, row.recorded_at)

@@ -13,7 +13,7 @@ from sqlalchemy.engine import URL
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, DataRefused
-from tallymark.stores.sql.dialect import READ_ONLY, Dialect, deletable, places, resolved
+from tallymark.stores.sql.dialect import READ_ONLY, Dialect, deletable, parameters, resolved
 from tallymark.stores.tls import OPTIONS
 from tallymark.stores.url import CONNECT_TIMEOUT, PASSWORD_FILE, READ_TIMEOUT, shown
 
@@ -57,11 +57,11 @@ class Sqlite(Dialect):
 
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
         _check_numbers(rows)
-        statement = resolved(sqlite.insert(table), spec, rows.column_names, BYTEWISE).values(places(table, rows))
+        statement = resolved(sqlite.insert(table), spec, rows.column_names, BYTEWISE).values(parameters(table, rows))
         self._execute_many(connection, statement, rows)
 
     def delete(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
-        given = places(table, rows)
+        given = parameters(table, rows)
         statement = delete(table).where(*(table.c[name] == given[name] for name in spec.key))
         if spec.version:
             statement = statement.where(deletable(table, spec, given[spec.version], BYTEWISE))

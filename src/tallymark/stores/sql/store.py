@@ -31,10 +31,10 @@ from tallymark.errors import (
     Unreachable,
 )
 from tallymark.stores.contract import RowsRefused, Store
-from tallymark.stores.sql.books import SqlBooks
 from tallymark.stores.sql.dialect import READ_ONLY, Dialect
 from tallymark.stores.sql.errors import translated
 from tallymark.stores.sql.guard import guard
+from tallymark.stores.sql.journal import SqlJournal
 from tallymark.stores.sql.ledger.claim import claim, reclaim, release
 from tallymark.stores.sql.ledger.commit import check_fence, prune_batches, write_entry
 from tallymark.stores.sql.ledger.migrate import create_ledger, ledger_version
@@ -50,7 +50,7 @@ from tallymark.stores.sql.ledger.runs import (
 from tallymark.stores.sql.ledger.skips import read_skips, was_filled
 from tallymark.stores.sql.mysql import Mysql
 from tallymark.stores.sql.postgresql import Postgresql
-from tallymark.stores.sql.snapshot import SqlStill, holding_still
+from tallymark.stores.sql.snapshot import SqlSnapshot, in_snapshot
 from tallymark.stores.sql.sqlite import Sqlite
 from tallymark.stores.sql.staging import Stages, clear_stages
 from tallymark.stores.sql.tables import create_table, evolve_table, existing_table
@@ -132,13 +132,13 @@ class SqlStore(Store):
         with self.transaction() as connection:
             write_state(connection, group, state)
 
-    def books(self) -> SqlBooks:
-        return SqlBooks(self.look, self.transaction)
+    def journal(self) -> SqlJournal:
+        return SqlJournal(self.look, self.transaction)
 
     @contextmanager
-    def still(self) -> Iterator[SqlStill]:
+    def snapshot(self) -> Iterator[SqlSnapshot]:
         with self.look() as connection:
-            yield SqlStill(holding_still(connection))
+            yield SqlSnapshot(in_snapshot(connection))
 
     def write_run(self, group: str, run: Run, *, new: bool = False) -> None:
         with self.transaction() as connection:

@@ -9,7 +9,17 @@ from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, update
 
-from tallymark.core.claims import BACK, Claim, Decide, FirstClaim, Restart, Wish, begun, check_held, restarted
+from tallymark.core.claims import (
+    BACK,
+    Claim,
+    Decide,
+    FirstClaim,
+    PositionChanges,
+    Restart,
+    begun,
+    check_held,
+    restarted,
+)
 from tallymark.core.journal import Consent, Decision
 from tallymark.core.spans import OUTCOMES, Owner, Partition, Position
 from tallymark.errors import PositionMoved, Unreachable
@@ -38,11 +48,11 @@ def claim(
 ) -> dict[Partition, Claim]:
     """Claim these partitions: raise their epochs and record the owner. Previous owners are fenced."""
     saved = read_group(connection, group).get(group, [])
-    wish = decide(saved)
+    changes = decide(saved)
     register_group(connection, group, owner.host, owner.since)
-    insert_first(connection, group, owner.since, wish.first)
+    insert_first(connection, group, owner.since, changes.first)
     found = lock_positions(connection, group, partitions)
-    _check_unclaimed(group, {position.partition: position.epoch for position in saved}, found, wish)
+    _check_unclaimed(group, {position.partition: position.epoch for position in saved}, found, changes)
     _update_each(
         connection,
         {"epoch": positions.c.epoch + 1, "owner": owner.run, "owner_host": owner.host, "owned_since": owner.since},
@@ -51,16 +61,16 @@ def claim(
     # Checked after the new partitions are locked: a fenced owner must not claim new partitions.
     check_held(held, read_positions(connection, group, held))
     claims = {partition: Claim.after(replace(position, owner=owner)) for partition, position in found.items()}
-    for partition in wish.restarts.keys() & claims.keys():
-        claims[partition] = restart(connection, group, claims[partition], wish.restarts[partition], owner.since)
+    for partition in changes.restarts.keys() & claims.keys():
+        claims[partition] = restart(connection, group, claims[partition], changes.restarts[partition], owner.since)
     return claims
 
 
 def _check_unclaimed(
-    group: str, epochs: Mapping[Partition, int], found: Mapping[Partition, Position], wish: Wish
+    group: str, epochs: Mapping[Partition, int], found: Mapping[Partition, Position], changes: PositionChanges
 ) -> None:
     """Refuse a stale decision: another owner has claimed the partition since its position was read."""
-    for partition in wish.restarts.keys() & found.keys():
+    for partition in changes.restarts.keys() & found.keys():
         if found[partition].epoch != epochs[partition]:
             raise Unreachable(f"group {group}: another run has claimed {partition} at the same moment; try again")
 
@@ -132,13 +142,13 @@ def move(
 ) -> None:
     """Create positions or move them, without an owner. ``decide`` is called while all of them are locked."""
     found = lock_positions(connection, group, partitions)
-    wish = decide(found, read_runs(connection, group))
+    changes = decide(found, read_runs(connection, group))
     register_group(connection, group, by, now)
-    insert_first(connection, group, now, wish.first)
-    _check_made(wish.first, lock_positions(connection, group, wish.first))
-    record_notes(connection, group, begun(wish.first), now)
+    insert_first(connection, group, now, changes.first)
+    _check_made(changes.first, lock_positions(connection, group, changes.first))
+    record_notes(connection, group, begun(changes.first), now)
     free = {"epoch": positions.c.epoch + 1, "owner": None, "owner_host": None, "owned_since": None}
-    for partition, to in sorted(wish.restarts.items()):
+    for partition, to in sorted(changes.restarts.items()):
         connection.execute(update(positions).where(*key_condition()).values(free), key_parameters(group, partition))
         restart(connection, group, Claim.after(found[partition]), to, now)
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from tallymark.core.claims import Advance, Fill, FirstClaim, Replay, Restart, Wish
+from tallymark.core.claims import Advance, Fill, FirstClaim, PositionChanges, Replay, Restart
 from tallymark.core.journal import DEAD, DISCARDED, REPLAYED, VOID, LetterQuery, Run, owners_alive
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Partition, Position, Span, Tally
@@ -56,12 +56,12 @@ def position(store: Store, group: str, partition: Partition = ZERO) -> Position:
     return next(one for one in store.positions(group)[group] if one.partition == partition)
 
 
-def sent_to(offset: int) -> Callable[..., Wish]:
-    return lambda *_: Wish({}, {ZERO: Restart(offset, "by hand")})
+def sent_to(offset: int) -> Callable[..., PositionChanges]:
+    return lambda *_: PositionChanges({}, {ZERO: Restart(offset, "by hand")})
 
 
 def replaying(group: str, store: Store, *letters: str, error: str | None = None) -> None:
-    found = {one.id: one for one in store.books().letters(LetterQuery(group, states=None))}
+    found = {one.id: one for one in store.journal().letters(LetterQuery(group, states=None))}
     tried = [Replay(one, found[one].record.partition, found[one].record.offset, error) for one in letters]
     store.apply((), dataclasses.replace(moving(group).entry, advances=[], batch="replay-1", replays=tried))
 
@@ -72,7 +72,7 @@ def test_a_run_is_seen_and_its_end_is_kept(store: Store, group: str) -> None:
     store.write_run(group, dataclasses.replace(run, seen=SINCE + timedelta(seconds=5)))
     later = Run("run-2", "there", SINCE + timedelta(hours=1), SINCE, SINCE + timedelta(hours=2), "it broke\0")
     store.write_run(group, later, new=True)
-    newest, first = store.books().runs(group)
+    newest, first = store.journal().runs(group)
     assert (newest.name, newest.ended) == ("run-2", later.ended)
     assert newest.error is not None
     assert newest.error.startswith("it broke")
@@ -85,7 +85,7 @@ def test_a_run_is_seen_and_its_end_is_kept(store: Store, group: str) -> None:
 def test_only_the_newest_runs_are_kept(store: Store, group: str) -> None:
     for number in range(105):
         store.write_run(group, Run(f"run-{number}", "here", SINCE + timedelta(seconds=number), SINCE, SINCE), new=True)
-    assert [run.name for run in store.books().runs(group)] == [f"run-{number}" for number in range(104, 4, -1)]
+    assert [run.name for run in store.journal().runs(group)] == [f"run-{number}" for number in range(104, 4, -1)]
 
 
 def test_a_live_run_is_kept_however_many_come_after_it(store: Store, group: str) -> None:
@@ -94,7 +94,7 @@ def test_a_live_run_is_kept_however_many_come_after_it(store: Store, group: str)
     for number in range(101):
         start = SINCE + timedelta(seconds=1 + number)
         store.write_run(group, Run(f"run-{number}", "here", start, now, now, "crashed"), new=True)
-    found = {run.name for run in store.books().runs(group)}
+    found = {run.name for run in store.journal().runs(group)}
     assert "old and well" in found
     assert "run-0" not in found
 
@@ -104,7 +104,7 @@ def test_a_beat_that_comes_late_does_not_undo_the_end(store: Store, group: str) 
     store.write_run(group, run, new=True)
     store.write_run(group, dataclasses.replace(run, ended=SINCE, error="it broke"))
     store.write_run(group, dataclasses.replace(run, seen=SINCE + timedelta(seconds=5)))
-    (found,) = store.books().runs(group)
+    (found,) = store.journal().runs(group)
     assert (found.ended, found.error) == (SINCE, "it broke")
 
 
@@ -114,20 +114,20 @@ def test_words_that_no_database_can_hold_are_written_differently(store: Store, g
     bad = letter(0, error="half \ud800 and \0")
     store.apply((), dataclasses.replace(moving(group).entry, advances=[step], dead_letters=[bad]))
     store.write_run(group, Run("run-1", "here", SINCE, SINCE, SINCE, bad.error), new=True)
-    (found,) = store.books().letters(LetterQuery(group))
+    (found,) = store.journal().letters(LetterQuery(group))
     assert found.record.error == "half \\ud800 and \\0"
-    assert store.books().runs(group)[0].error == found.record.error
+    assert store.journal().runs(group)[0].error == found.record.error
 
 
 def test_the_last_commit_is_never_pruned(store: Store, group: str) -> None:
     commit(store, group)
     store.prune(group, SINCE + timedelta(days=10_000))
-    assert len(store.books().history(group)) == 1
+    assert len(store.journal().history(group)) == 1
 
 
 def test_a_replay_does_not_make_up_for_what_dies_later(store: Store, group: str) -> None:
     commit(store, group)
-    first, second = (one.id for one in store.books().letters(LetterQuery(group)))
+    first, second = (one.id for one in store.journal().letters(LetterQuery(group)))
     replaying(group, store, first, second)
     assert store.recent(group, SINCE) == Tally(applied=8, dead=2)
 
@@ -143,13 +143,13 @@ def test_an_owner_counts_as_alive_while_its_run_is_seen(store: Store, group: str
 
 def test_history_and_letters_read_as_they_were_written(store: Store, group: str) -> None:
     commit(store, group)
-    (line,) = store.books().history(group)
+    (line,) = store.journal().history(group)
     assert (line.tally, line.spans) == (Tally(applied=8, dead=2), [Span(ZERO, 0, 10)])
-    assert store.books().history(group, since=line.committed + timedelta(seconds=1)) == []
-    first, second = store.books().letters(LetterQuery(group))
+    assert store.journal().history(group, since=line.committed + timedelta(seconds=1)) == []
+    first, second = store.journal().letters(LetterQuery(group))
     assert (first.record, first.state, first.group) == (letter(3), DEAD, group)
     assert second.record.offset == 7
-    assert list(store.books().groups()) == [group]
+    assert list(store.journal().groups()) == [group]
 
 
 def test_letters_are_chosen_by_what_is_known_of_them(store: Store, group: str) -> None:
@@ -165,41 +165,41 @@ def test_letters_are_chosen_by_what_is_known_of_them(store: Store, group: str) -
         (LetterQuery(states=[DISCARDED]), []),
         (LetterQuery(ids=["nonsense"]), []),
     ):
-        chosen = store.books().letters(dataclasses.replace(query, group=group))
+        chosen = store.journal().letters(dataclasses.replace(query, group=group))
         assert [one.record.offset for one in chosen] == found, query
 
 
 def test_a_letter_is_settled_once(store: Store, group: str) -> None:
     commit(store, group)
-    both = store.books().letters(LetterQuery(group))
-    store.books().settle(both[:1], DISCARDED, OPERATOR, SINCE)
+    both = store.journal().letters(LetterQuery(group))
+    store.journal().settle(both[:1], DISCARDED, OPERATOR, SINCE)
     with pytest.raises(PositionMoved, match="is discarded already; nothing was changed"):
-        store.books().settle(both, DISCARDED, OPERATOR, SINCE)
-    (left,) = store.books().letters(LetterQuery(group))
+        store.journal().settle(both, DISCARDED, OPERATOR, SINCE)
+    (left,) = store.journal().letters(LetterQuery(group))
     assert left.record.offset == 7
-    (gone,) = store.books().letters(LetterQuery(group, states=[DISCARDED]))
+    (gone,) = store.journal().letters(LetterQuery(group, states=[DISCARDED]))
     assert (gone.changed_by, gone.changed_at) == (OPERATOR, SINCE)
     assert position(store, group).tally.dead == 2
 
 
 def test_a_replayed_letter_is_applied_and_one_that_dies_again_stays(store: Store, group: str) -> None:
     commit(store, group)
-    first, second = (one.id for one in store.books().letters(LetterQuery(group)))
+    first, second = (one.id for one in store.journal().letters(LetterQuery(group)))
     replaying(group, store, first)
     replaying(group, store, second, error="still\0 no number")
     assert position(store, group).tally == Tally(applied=9, dead=1)
     assert position(store, group).balanced
-    (left,) = store.books().letters(LetterQuery(group))
+    (left,) = store.journal().letters(LetterQuery(group))
     assert left.record.error.startswith("still")
     assert store.filled(group, "replay-1")
-    assert [line.note.span for line in store.books().notes(group, ["replay"])] == [Span(ZERO, 3, 4)]
+    assert [line.note.span for line in store.journal().notes(group, ["replay"])] == [Span(ZERO, 3, 4)]
     with pytest.raises(PositionMoved, match="is replayed already"):
         replaying(group, store, first)
 
 
 def test_of_two_replays_of_a_letter_one_wins(store: Store, url: str, group: str) -> None:
     commit(store, group)
-    (first, _), start = store.books().letters(LetterQuery(group)), threading.Barrier(4)
+    (first, _), start = store.journal().letters(LetterQuery(group)), threading.Barrier(4)
 
     def attempt(_: int) -> bool:
         other = open_store(url)
@@ -219,35 +219,35 @@ def test_of_two_replays_of_a_letter_one_wins(store: Store, url: str, group: str)
 
 def test_sent_back_a_position_counts_anew_and_its_letters_are_void(store: Store, group: str) -> None:
     commit(store, group)
-    store.books().move(group, [ZERO], sent_to(5), OPERATOR, SINCE)
+    store.journal().move(group, [ZERO], sent_to(5), OPERATOR, SINCE)
     moved = position(store, group)
     assert (moved.next_offset, moved.first_offset, moved.tally, moved.owner) == (5, 5, Tally(), None)
-    states = {one.record.offset: one.state for one in store.books().letters(LetterQuery(group, states=None))}
+    states = {one.record.offset: one.state for one in store.journal().letters(LetterQuery(group, states=None))}
     assert states == {3: DEAD, 7: VOID}
-    assert [line.note.span for line in store.books().notes(group, ["reset"])] == [Span(ZERO, 5, 10)]
+    assert [line.note.span for line in store.journal().notes(group, ["reset"])] == [Span(ZERO, 5, 10)]
     # What lies before the tally can be replayed, and the tally does not know it.
-    (old,) = store.books().letters(LetterQuery(group))
+    (old,) = store.journal().letters(LetterQuery(group))
     replaying(group, store, old.id)
     assert position(store, group).tally == Tally()
-    assert store.books().letters(LetterQuery(group, states=[REPLAYED]))[0].id == old.id
+    assert store.journal().letters(LetterQuery(group, states=[REPLAYED]))[0].id == old.id
 
 
 def test_sent_back_what_was_given_up_counts_no_more_and_earlier_skips_stay_open(store: Store, group: str) -> None:
     commit(store, group)
-    store.books().settle(store.books().letters(LetterQuery(group)), DISCARDED, OPERATOR, SINCE)
-    store.books().move(group, [ZERO], sent_to(20), OPERATOR, SINCE)
-    store.books().move(group, [ZERO], sent_to(30), OPERATOR, SINCE)
-    store.books().move(group, [ZERO], sent_to(25), OPERATOR, SINCE)
+    store.journal().settle(store.journal().letters(LetterQuery(group)), DISCARDED, OPERATOR, SINCE)
+    store.journal().move(group, [ZERO], sent_to(20), OPERATOR, SINCE)
+    store.journal().move(group, [ZERO], sent_to(30), OPERATOR, SINCE)
+    store.journal().move(group, [ZERO], sent_to(25), OPERATOR, SINCE)
     assert [skip.span for skip in store.skips(group)] == [Span(ZERO, 10, 20), Span(ZERO, 20, 25)]
-    store.books().move(group, [ZERO], sent_to(5), OPERATOR, SINCE)
+    store.journal().move(group, [ZERO], sent_to(5), OPERATOR, SINCE)
     assert store.skips(group) == []
-    assert store.books().letter_counts(group) == {DISCARDED: 1, VOID: 1}
+    assert store.journal().letter_counts(group) == {DISCARDED: 1, VOID: 1}
 
 
 def test_a_skip_from_before_the_tally_is_filled_and_not_counted(store: Store, group: str) -> None:
     commit(store, group)
-    store.books().move(group, [ZERO], sent_to(20), OPERATOR, SINCE)
-    store.books().move(group, [ZERO], sent_to(15), OPERATOR, SINCE)
+    store.journal().move(group, [ZERO], sent_to(20), OPERATOR, SINCE)
+    store.journal().move(group, [ZERO], sent_to(15), OPERATOR, SINCE)
     (skip,) = store.skips(group)
     filled = Fill(skip.span, Span(ZERO, 10, 12), Tally(applied=2))
     store.apply((), dataclasses.replace(moving(group).entry, advances=[], fills=[filled]))
@@ -256,22 +256,22 @@ def test_a_skip_from_before_the_tally_is_filled_and_not_counted(store: Store, gr
 
 
 def test_nothing_to_settle_is_nothing_done(store: Store, group: str) -> None:
-    store.books().settle([], DISCARDED, OPERATOR, SINCE)
+    store.journal().settle([], DISCARDED, OPERATOR, SINCE)
 
 
 def test_sent_ahead_a_position_leaves_an_open_skip_and_its_letters(store: Store, group: str) -> None:
     commit(store, group)
-    store.books().move(group, [ZERO], sent_to(15), OPERATOR, SINCE)
+    store.journal().move(group, [ZERO], sent_to(15), OPERATOR, SINCE)
     moved = position(store, group)
     assert (moved.next_offset, moved.tally, moved.balanced) == (15, Tally(applied=8, dead=2, skipped=5), True)
     assert [skip.span for skip in store.skips(group)] == [Span(ZERO, 10, 15)]
-    assert [line.note.reason for line in store.books().notes(group, ["skip"])] == ["by hand"]
-    assert len(store.books().letters(LetterQuery(group))) == 2
+    assert [line.note.reason for line in store.journal().notes(group, ["skip"])] == ["by hand"]
+    assert len(store.journal().letters(LetterQuery(group))) == 2
 
 
 def test_who_held_a_position_that_was_moved_is_fenced(store: Store, group: str) -> None:
     claims = take(store, group, "first", [ZERO])
-    store.books().move(group, [ZERO], sent_to(5), OPERATOR, SINCE)
+    store.journal().move(group, [ZERO], sent_to(5), OPERATOR, SINCE)
     step = Advance(ZERO, 0, 1, claims[ZERO].epoch, Tally(applied=1), None)
     with pytest.raises(Fenced, match="another owner, which has left since"):
         store.apply((), dataclasses.replace(moving(group).entry, advances=[step]))
@@ -282,23 +282,25 @@ def test_a_wish_that_raises_changes_nothing(store: Store, group: str) -> None:
     commit(store, group)
     before = position(store, group)
 
-    def refuse(*_: object) -> Wish:
+    def refuse(*_: object) -> PositionChanges:
         raise PositionMoved("no")
 
     with pytest.raises(PositionMoved):
-        store.books().move(group, [ZERO], refuse, OPERATOR, SINCE)
+        store.journal().move(group, [ZERO], refuse, OPERATOR, SINCE)
     assert position(store, group) == before
 
 
 def test_positions_are_made_for_a_group_that_has_none(store: Store, group: str) -> None:
-    wish = Wish({ZERO: FirstClaim(42, "id", "cluster", "taken over"), ONE: FirstClaim(7, "id", "cluster")})
-    store.books().move(group, [ZERO, ONE], lambda *_: wish, OPERATOR, SINCE)
+    changes = PositionChanges(
+        {ZERO: FirstClaim(42, "id", "cluster", "taken over"), ONE: FirstClaim(7, "id", "cluster")}
+    )
+    store.journal().move(group, [ZERO, ONE], lambda *_: changes, OPERATOR, SINCE)
     made = position(store, group)
     assert (made.next_offset, made.first_offset, made.owner, made.tally) == (42, 42, None, Tally())
     state = store.state(group)
     assert state is not None
     assert state.by == OPERATOR
-    (line,) = store.books().notes(group, ["begin"])
+    (line,) = store.journal().notes(group, ["begin"])
     assert (line.note.span, line.note.reason) == (Span(ZERO, 42, 42), "taken over")
 
 
@@ -309,14 +311,14 @@ def test_a_position_that_somebody_else_makes_meanwhile_is_left_alone(store: Stor
     two, other = Partition("orders", 2), open_store(url)
     before = position(store, group)
 
-    def decide(found: Mapping[Partition, Position], _: object) -> Wish:
+    def decide(found: Mapping[Partition, Position], _: object) -> PositionChanges:
         if two in found:
             raise PositionMoved("there is one now")
         take(other, group, "late", [two], at=3)
-        return Wish({two: FirstClaim(42, "id", "cluster")}, {ZERO: Restart(5, "by hand")})
+        return PositionChanges({two: FirstClaim(42, "id", "cluster")}, {ZERO: Restart(5, "by hand")})
 
     with pytest.raises(PositionMoved):
-        store.books().move(group, [ZERO, two], decide, OPERATOR, SINCE)
+        store.journal().move(group, [ZERO, two], decide, OPERATOR, SINCE)
     other.close()
     assert position(store, group) == before
     assert position(store, group, two).next_offset == 3
@@ -326,20 +328,24 @@ def test_a_group_is_forgotten_whole_and_alone(store: Store, group: str) -> None:
     for each in (group, f"{group}-other"):
         commit(store, each)
         store.write_run(each, Run("first", "here", SINCE, SINCE), new=True)
-        store.books().move(each, [ZERO], sent_to(15), OPERATOR, SINCE)
+        store.journal().move(each, [ZERO], sent_to(15), OPERATOR, SINCE)
     seen: list[int] = []
-    store.books().delete(group, lambda positions, runs: seen.append(len(positions) + len(runs)))
+    store.journal().delete(group, lambda positions, runs: seen.append(len(positions) + len(runs)))
     assert seen == [3]
     assert store.positions(group) == {}
     assert store.state(group) is None
     assert store.skips(group) == []
-    books = store.books()
-    assert (books.runs(group), books.history(group), books.letters(LetterQuery(group, states=None))) == ([], [], [])
-    assert list(books.groups()) == [f"{group}-other"]
+    journal = store.journal()
+    assert (journal.runs(group), journal.history(group), journal.letters(LetterQuery(group, states=None))) == (
+        [],
+        [],
+        [],
+    )
+    assert list(journal.groups()) == [f"{group}-other"]
     store.write_run(group, Run("first", "here", SINCE, SINCE))
-    assert books.runs(group) == []
+    assert journal.runs(group) == []
     assert len(store.positions()[f"{group}-other"]) == 2
-    assert books.letter_counts(f"{group}-other") == {DEAD: 2}
+    assert journal.letter_counts(f"{group}-other") == {DEAD: 2}
 
 
 def test_who_does_not_consent_keeps_the_group(store: Store, group: str) -> None:
@@ -349,5 +355,5 @@ def test_who_does_not_consent_keeps_the_group(store: Store, group: str) -> None:
         raise PositionMoved("no")
 
     with pytest.raises(PositionMoved):
-        store.books().delete(group, refuse)
+        store.journal().delete(group, refuse)
     assert position(store, group).tally.total == 10

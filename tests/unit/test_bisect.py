@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.core.spans import Partition, Span
-from tallymark.spark.rows import poisonous
+from tallymark.spark.rows import bisect
 
 NEVER = 1_000
 spans = st.dictionaries(
@@ -33,7 +33,7 @@ def test_exactly_the_records_that_fail_by_themselves_are_found(
     spans: list[Span], bad: set[tuple[Partition, int]]
 ) -> None:
     function = Function(bad)
-    found = poisonous(spans, function, NEVER)
+    found = bisect(spans, function, NEVER)
     assert found == {
         (span.partition, at): f"fails on {at}"
         for span in spans
@@ -48,9 +48,9 @@ def test_exactly_the_records_that_fail_by_themselves_are_found(
 def test_the_search_ends_with_the_first_one_too_many(
     spans: list[Span], bad: set[tuple[Partition, int]], at_most: int
 ) -> None:
-    everything = poisonous(spans, Function(bad), NEVER)
+    everything = bisect(spans, Function(bad), NEVER)
     function = Function(bad)
-    found = poisonous(spans, function, at_most)
+    found = bisect(spans, function, at_most)
     assert found == dict(list(everything.items())[: at_most + 1])
     if len(found) > at_most:
         last = list(found)[-1]
@@ -59,4 +59,4 @@ def test_the_search_ends_with_the_first_one_too_many(
 
 
 def test_a_failure_that_needs_several_records_blames_none() -> None:
-    assert poisonous([Span(Partition("orders", 0), 0, 8)], lambda span: "too many" if len(span) > 2 else None, 9) == {}
+    assert bisect([Span(Partition("orders", 0), 0, 8)], lambda span: "too many" if len(span) > 2 else None, 9) == {}

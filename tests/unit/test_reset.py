@@ -110,9 +110,9 @@ def test_the_ledger_is_asked_for_what_changes_and_nothing_else() -> None:
     logs = {ZERO: log(), ONE: log(partition=ONE), two: log(partition=two)}
     reset, unmoved = Reset(Aim("offset", "", number=100), logs), position(100)
     saved = {ZERO: position(200), two: Position(**{**vars(unmoved), "partition": two})}
-    wish = reset.decide(reset.plan(saved), NOW, "why", lambda _: None)(saved, [])
-    assert wish.restarts == {ZERO: Restart(100, "why")}
-    assert wish.first == {ONE: FirstClaim(100, "id", "cluster", "why")}
+    changes = reset.decide(reset.plan(saved), NOW, "why", lambda _: None)(saved, [])
+    assert changes.restarts == {ZERO: Restart(100, "why")}
+    assert changes.first == {ONE: FirstClaim(100, "id", "cluster", "why")}
 
 
 @pytest.mark.parametrize("found", [{ZERO: position(101)}, {ZERO: position(100, first=1)}, {}])
@@ -137,8 +137,8 @@ def test_who_is_at_work_is_in_the_way_and_only_on_what_would_change() -> None:
 def test_who_takes_over_goes_by_what_is_there_then() -> None:
     reset, done = Reset(Aim("shift", "", number=-10), {ZERO: log()}), list[Planned]()
     decide = reset.decide(reset.plan({ZERO: position(100)}), NOW, "", done.extend, take_over=True)
-    wish = decide({ZERO: position(150, OWNER)}, [Run("run-1", "host", NOW, NOW)])
-    assert wish.restarts == {ZERO: Restart(140, "")}
+    changes = decide({ZERO: position(150, OWNER)}, [Run("run-1", "host", NOW, NOW)])
+    assert changes.restarts == {ZERO: Restart(140, "")}
     assert [one.current for one in done] == [150]
 
 
@@ -168,8 +168,8 @@ def test_a_position_that_has_passed_the_end_that_was_asked_for_is_never_sent_bac
 def test_a_position_past_the_end_of_a_log_that_was_cut_is_brought_back_into_it(kind: Any) -> None:
     reset, held = Reset(Aim(kind, ""), {ZERO: log()}), {ZERO: position(600)}
     for take_over in (False, True):
-        wish = reset.decide(reset.plan(held), NOW, "", lambda _: None, take_over=take_over)(held, [])
-        assert wish.restarts == {ZERO: Restart(512 if kind == "current" else 500, "")}
+        changes = reset.decide(reset.plan(held), NOW, "", lambda _: None, take_over=take_over)(held, [])
+        assert changes.restarts == {ZERO: Restart(512 if kind == "current" else 500, "")}
 
 
 def test_a_scope_names_topics_and_partitions() -> None:

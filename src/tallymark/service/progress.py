@@ -9,7 +9,7 @@ from tallymark.core.spans import Log, Partition, Position
 
 
 @dataclass(frozen=True)
-class Place:
+class PartitionProgress:
     """The offsets of a consumer in a partition.
 
     ``committed`` is the position in the ledger, ``current`` the next offset to be delivered. ``last_stable`` is the end
@@ -34,12 +34,12 @@ class Place:
         return max(0, self.log_end - self.committed)
 
 
-def place(position: Position, log: Log, current: int | None) -> Place:
+def progress_of(position: Position, log: Log, current: int | None) -> PartitionProgress:
     lag = log.end - position.next_offset
     age = None
     if position.record_time is not None:
         age = max(0.0, (datetime.now(timezone.utc) - position.record_time).total_seconds())
-    return Place(
+    return PartitionProgress(
         position.partition,
         committed=position.next_offset,
         current=position.next_offset if current is None else current,

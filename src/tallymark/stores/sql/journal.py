@@ -8,8 +8,8 @@ from datetime import datetime
 
 from sqlalchemy import Connection
 
-from tallymark.core.journal import BatchLine, Books, Consent, Decision, Letter, LetterQuery, NoteLine, Run
-from tallymark.core.retry import patiently
+from tallymark.core.journal import BatchLine, Consent, Decision, Journal, Letter, LetterQuery, NoteLine, Run
+from tallymark.core.retry import retrying
 from tallymark.core.spans import GroupState, Partition
 from tallymark.stores.sql.ledger.claim import delete_group, move
 from tallymark.stores.sql.ledger.letters import count_letters, read_letters, settle
@@ -21,7 +21,7 @@ GIVES_WAY = 10.0
 Opened = Callable[[], AbstractContextManager[Connection]]
 
 
-class SqlBooks(Books):
+class SqlJournal(Journal):
     """Reads with ``look``, writes with ``transaction``."""
 
     def __init__(self, look: Opened, transaction: Opened) -> None:
@@ -63,11 +63,11 @@ class SqlBooks(Books):
                 move(connection, group, partitions, decide, by, now)
 
         # While the group runs, the database may abort this transaction as the victim of a deadlock.
-        patiently(attempt, patience=GIVES_WAY)
+        retrying(attempt, patience=GIVES_WAY)
 
     def delete(self, group: str, consent: Consent) -> None:
         def attempt() -> None:
             with self._transaction() as connection:
                 delete_group(connection, group, consent)
 
-        patiently(attempt, patience=GIVES_WAY)
+        retrying(attempt, patience=GIVES_WAY)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.core.spans import Partition
-from tallymark.core.start import Beginning, Start, overridden_offset, starting_offset
+from tallymark.core.start import Start, StartRules, overridden_offset, starting_offset
 from tallymark.errors import BadInput
 from tests.unit.strategies import NOON, log, position
 
@@ -159,7 +159,9 @@ def test_only_a_strategy_without_the_prefix_overrides_a_saved_position(text: str
 def test_only_the_end_of_the_log_is_a_bound_that_may_be_out_of_date(text: str, only_ahead: bool) -> None:
     found, begin = (
         log(Partition("orders", 0), 3, 20),
-        Beginning(Start.parse(text), frozenset({"orders"}), None, by_pattern=False),
+        StartRules(Start.parse(text), frozenset({"orders"}), None, by_pattern=False),
     )
-    wish = begin.wish([position(found.partition, 7)], frozenset({found.partition}), {found.partition: found}, {}, bool)
-    assert wish.restarts[found.partition].only_ahead is only_ahead
+    changes = begin.decide(
+        [position(found.partition, 7)], frozenset({found.partition}), {found.partition: found}, {}, bool
+    )
+    assert changes.restarts[found.partition].only_ahead is only_ahead
