@@ -677,7 +677,7 @@ def test_the_end_of_the_process_delivers_what_is_left_and_says_what_it_could_not
     script = f"""
 import tallymark as tm, tallymark.produce.pump, tallymark.produce.state
 tallymark.produce.state.ASK_SECONDS = 0.2
-tallymark.produce.pump.EXIT_SECONDS = 1
+tallymark.produce.pump.EXIT_SECONDS = 5
 kept, lost = tm.Producer({brokers!r}, settings={{"linger.ms": 500}}), tm.Producer({NOWHERE!r})
 for number in range(100):
     kept.send({topic!r}, str(number))
