@@ -1,4 +1,4 @@
-"""What every example needs: where the servers are, a topic of its own with some records, and a look into the store."""
+"""Shared by the examples: the addresses of the servers, a new topic with records, and queries to the store."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tallymark.stores.opening import open_sql
 BROKERS = os.environ.get("TALLYMARK_BROKERS", "localhost:9092")
 STORE = os.environ.get("TALLYMARK_STORE", "sqlite:///example.db")
 QUICK = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
-"""Settings with which a group notices sooner who comes and goes."""
+"""Settings with which a group notices joining and leaving members sooner."""
 ADMIN = AdminClient({"bootstrap.servers": BROKERS, "log_level": 0})
 
 
 def new_name(kind: str) -> str:
-    """A name that nobody has used before, so that every run of an example starts from nothing."""
+    """A new name, so that every run of an example starts without data."""
     return f"{kind}_{uuid.uuid4().hex[:6]}"
 
 
@@ -38,7 +38,7 @@ def make_topic(partitions: int = 1, name: str | None = None) -> str:
 
 
 def send(topic: str, ids: Iterable[int], partitions: int = 1) -> None:
-    """Orders with these ids, in turn to each partition. Those with the same last digit have the same key."""
+    """Send orders with these ids to the partitions in turn. Ids with the same last digit have the same key."""
     producer = Producer({"bootstrap.servers": BROKERS})
     for n in ids:
         producer.produce(topic, json.dumps({"id": n}).encode(), key=str(n % 10).encode(), partition=n % partitions)
@@ -46,19 +46,19 @@ def send(topic: str, ids: Iterable[int], partitions: int = 1) -> None:
 
 
 def orders(topic: str | list[str], **settings: Any) -> tm.Kafka:
-    """What a consumer reads: these topics, whose values are JSON."""
+    """The source of a consumer: these topics, with JSON values."""
     return tm.Kafka(BROKERS, topic, value=tm.Json("id BIGINT"), settings={**QUICK, **settings})
 
 
 def ask(sql: str, **parameters: Any) -> list[tuple[Any, ...]]:
-    """The answer of the store to a question in SQL."""
+    """The result of a SQL query to the store."""
     store = open_sql(STORE)
     with closing(store), store.look() as connection:
         return [tuple(row) for row in connection.execute(text(sql), parameters)]
 
 
 def execute(sql: str) -> None:
-    """Change the store from outside."""
+    """Execute a statement in the store, outside of any pipeline."""
     store = open_sql(STORE)
     with closing(store), store.transaction() as connection:
         connection.execute(text(sql))
@@ -66,7 +66,7 @@ def execute(sql: str) -> None:
 
 @contextmanager
 def at_work(consumer: tm.Consumer, table: str) -> Iterator[None]:
-    """A consumer that runs in a thread of its own during the block."""
+    """Run the consumer in a separate thread during the block."""
 
     def work() -> None:
         for batch in consumer.batches():

@@ -1,9 +1,9 @@
-"""M1: the offsets are rows in a table of the database that takes the results.
+"""M1: the offsets are rows in a table of the database that holds the results.
 
 TALLYMARK_STORE=mysql://user@localhost/shop python examples/m01_offset_table.py
 
-The table has topic, group, partition, offset and time of update, and the key (group, topic, partition). It is made on
-first use, written with every batch, and anybody can read it: which partitions have an offset, and which have none?
+The table has topic, group, partition, offset and time of update, and the key (group, topic, partition). It is
+created on first use, written with every batch, and readable with SQL: which partitions have an offset, and which have none?
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 TALLYMARK_STORE='redis://localhost:6379?tag=shop' python examples/m02_offsets_in_redis.py
 
-All keys begin with the tag of the store. What a block writes is sent at its end, with the positions, as one script.
+All keys begin with the tag of the store. The writes of a block are sent at its end, with the positions, as one script.
 """
 
 from __future__ import annotations

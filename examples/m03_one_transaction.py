@@ -1,4 +1,4 @@
-"""M3: results and offsets in one transaction: exactly once, because either both are there or neither.
+"""M3: results and offsets in one transaction: exactly once, because both are committed or neither.
 
 python examples/m03_one_transaction.py
 """
@@ -23,7 +23,7 @@ def run(fail_at: int | None = None) -> None:
             db.write(topic, batch.records.values_to_arrow())
             if any(record.value["id"] == fail_at for record in batch.records):
                 print("rows written in this transaction:", db.written[topic])
-                raise PowerFailure  # the rows are written, and the block is not over
+                raise PowerFailure  # the rows are written, and the block has not ended
 
 
 def state() -> tuple[int, int]:

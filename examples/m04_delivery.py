@@ -1,4 +1,4 @@
-"""M4: at most once, at least once, exactly once: what a crash between results and offsets does to each.
+"""M4: at most once, at least once, exactly once: the effect of a crash between results and offsets on each.
 
 python examples/m04_delivery.py
 """
@@ -31,7 +31,7 @@ def run(topic: str, group: str, delivery: Delivery, crash_at: Step | None = None
 
 
 def rows_after_a_crash(delivery: Delivery, crash_at: Step) -> int:
-    """Ten records, then ten more; the crash is in the middle of the second ten."""
+    """Process ten records, then ten more; the crash is in the middle of the second ten."""
     topic, group = make_topic(), new_name("shop")
     send(topic, range(10))
     run(topic, group, delivery)
@@ -49,9 +49,9 @@ def rows_after_a_crash(delivery: Delivery, crash_at: Step) -> int:
     return int(rows)
 
 
-# Two transactions, and the crash is between them.
+# Two transactions, with the crash between them.
 assert rows_after_a_crash("at-most-once", Step.HALFWAY) < 20, "the offset was saved first, and rows are lost"
 assert rows_after_a_crash("at-least-once", Step.HALFWAY) > 20, "the rows were saved first, and some are there twice"
-# One transaction, and the crash is in it: after the rows were written, and after the position was moved, too.
+# One transaction, with the crash in it: after the rows were written, and after the position was moved.
 assert rows_after_a_crash("exactly-once", Step.WRITTEN) == 20
 assert rows_after_a_crash("exactly-once", Step.MOVED) == 20

@@ -1,9 +1,9 @@
-"""M5: subscribe to a list of topics or to a pattern, and see every rebalance in the ledger.
+"""M5: subscribe to a list of topics or to a pattern; the ledger records every rebalance.
 
 python examples/m05_subscription.py
 
-When a partition is revoked, what is finished is saved; whoever it is assigned to starts there. Nobody has to write a
-rebalance listener for that: tallymark_rebalances says who got and gave what, when, and how long it took.
+When a partition is revoked, its finished records are committed, and the next owner starts after them. That needs no
+rebalance listener. tallymark_rebalances has the member, the partitions gained and lost, the time and the duration.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ send(books, range(10), partitions=2)
 listed = tm.Consumer(group=f"{shop}-list", source=orders([books, music]), store=STORE)
 read = 0
 for batch in listed.batches(until="caught-up"):
-    with batch.transaction():  # nothing to write: the positions move alone
+    with batch.transaction():  # without rows, only the positions move
         read += len(batch)
 print("by a list of topics:", read, "records")
 assert read == 10
 
 
-# A pattern starts with ^. Two members share what matches.
+# A pattern starts with ^. Two members share the matching topics.
 def member() -> tm.Consumer:
     return tm.Consumer(group=shop, source=orders(f"^{shop}-.*"), store=STORE)
 

@@ -17,13 +17,13 @@ brokers = Brokers(BROKERS)
 
 
 def member() -> tm.Consumer:
-    # How soon new topics and partitions are noticed is a setting of Kafka's client, too.
+    # A setting of Kafka's client determines how soon new topics and partitions are noticed.
     source = orders(f"^{shop}-.*", **{"topic.metadata.refresh.interval.ms": 500})
     return tm.Consumer(group=shop, source=source, store=STORE)
 
 
 def show(what: str, *expected: int) -> None:
-    """Wait until the members have so many partitions, and say which."""
+    """Wait until the members have this many partitions, and print them."""
     wait_until(lambda: sorted(len(one.partitions) for one in brokers.members(shop)) == list(expected))
     print(f"{what}:")
     for one in brokers.members(shop):

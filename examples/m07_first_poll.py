@@ -16,7 +16,7 @@ topic, shop = make_topic(), new_name("shop")
 
 
 def read(start: str) -> list[int]:
-    """One run with this strategy, until it has caught up. Every strategy has a group of its own."""
+    """Run with this strategy until caught up. Every strategy has its own group."""
     consumer = tm.Consumer(group=f"{shop}-{start}", source=orders(topic), store=STORE, start=start)
     found: list[int] = []
     for batch in consumer.batches(until="caught-up"):
@@ -35,7 +35,7 @@ for start in STRATEGIES:
 assert list(first.values()) == [[0, 1, 2], [], [0, 1, 2], []]
 assert list(second.values()) == [[3, 4], [3, 4], [0, 1, 2, 3, 4], []]
 
-# The last two override what is saved, which repeats or skips records. That is never silent.
+# The last two override the saved position, which repeats or skips records. The ledger records that.
 for group, kind, since, until, reason in ask(
     "SELECT group_name, kind, start_offset, stop_offset, reason FROM tallymark_exceptions WHERE topic = :topic",
     topic=topic,

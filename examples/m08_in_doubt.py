@@ -1,9 +1,9 @@
-"""M8: nothing is processed while it is in doubt whose partition it is.
+"""M8: nothing is committed while the ownership of a partition is in doubt.
 
 python examples/m08_in_doubt.py
 
-A member has a batch in hand when somebody else takes one of its partitions over. The batch is refused as a whole, with
-nothing of it written, and the member goes on with what is right.
+Another consumer takes over one of a member's partitions while the member processes a batch. The whole batch is refused,
+nothing of it is written, and the member continues with the partitions that it owns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ member = tm.Consumer(group=group, source=orders(topic), store=STORE)
 
 
 def take_over(partition: int) -> None:
-    """Somebody else, who reads this partition without asking the group."""
+    """Another consumer, which reads this partition outside of the group."""
     other = tm.Consumer(
         group=group, source=orders(topic), store=STORE, membership=tm.Standalone(partitions={topic: [partition]})
     )

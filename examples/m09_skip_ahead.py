@@ -1,8 +1,8 @@
-"""M9: skip ahead: a partition that is too far behind jumps to the newest records, loudly.
+"""M9: skip ahead: a partition that is too far behind jumps to the newest records, and logs a warning.
 
 python examples/m09_skip_ahead.py
 
-What is skipped is counted and written down in the transaction that moves the position, and can be filled in later.
+The skip is counted and recorded in the transaction that moves the position, and can be filled in later.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 python examples/m10_standalone.py
 
-It joins nobody, so that there are no rebalances, and it has a name for its positions all the same.
+It joins no group, so there are no rebalances. Its positions are stored under the name of its group.
 """
 
 from __future__ import annotations

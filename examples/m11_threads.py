@@ -2,7 +2,7 @@
 
 python examples/m11_threads.py
 
-In both cases the records of a partition are worked on in their order, and a position is never ahead of what is done.
+In both cases the records of a partition are processed in order, and a position never passes an unfinished record.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import tallymark as tm
 
 topic, group = make_topic(partitions=4), new_name("shop")
 
-# One consumer, and workers behind it. Some records take longer than others, and one in each partition a second attempt.
+# One consumer with workers. Some records take longer than others, and one in each partition needs a second attempt.
 send(topic, range(100), partitions=4)
 app = tm.App(brokers=BROKERS, store=STORE, kafka=QUICK)
 done: dict[int, list[int]] = defaultdict(list)
@@ -50,7 +50,7 @@ def work(consumer: tm.Consumer) -> None:
 
 
 def owners() -> list[tuple[Any, ...]]:
-    """Who has partitions now, and how many of their records are applied."""
+    """The current owners of partitions, and how many of their records are applied."""
     found = ask("SELECT owner, sum(applied) FROM tallymark_status WHERE group_name = :g GROUP BY owner", g=group)
     return [row for row in found if row[0] is not None]
 

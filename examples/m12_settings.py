@@ -1,4 +1,4 @@
-"""M12: the settings that matter, by Kafka's own names, and those that are refused.
+"""M12: the important settings, by Kafka's own names, and the settings that are refused.
 
 python examples/m12_settings.py
 """
@@ -10,10 +10,10 @@ from common import BROKERS, STORE, make_topic, new_name, send
 import tallymark as tm
 
 SETTINGS = {
-    "session.timeout.ms": 6_000,  # after so long without a sign of life a member is taken for dead
-    "heartbeat.interval.ms": 500,  # how often it gives one
-    "max.poll.interval.ms": 60_000,  # a handler may take longer: polling goes on meanwhile
-    "fetch.message.max.bytes": 1 << 20,  # how much is fetched of a partition at a time
+    "session.timeout.ms": 6_000,  # a member without heartbeats for this long is considered dead
+    "heartbeat.interval.ms": 500,  # the interval of heartbeats
+    "max.poll.interval.ms": 60_000,  # a handler may take longer: polling continues
+    "fetch.message.max.bytes": 1 << 20,  # the size of a fetch from one partition
     "fetch.wait.max.ms": 100,
     "connections.max.idle.ms": 540_000,
 }
@@ -44,7 +44,7 @@ for membership in MEMBERSHIPS:
         membership=membership,
     )
     sizes = []
-    for batch in consumer.batches(max_records=8, until="caught-up"):  # at most so many records at a time
+    for batch in consumer.batches(max_records=8, until="caught-up"):  # the size limit of a batch
         with batch.transaction():
             sizes.append(len(batch))
     print(membership, sizes)

@@ -1,9 +1,9 @@
-"""M13: positions told apart, and a group's members and their partitions.
+"""M13: the kinds of positions, and a group's members and their partitions.
 
 python examples/m13_positions.py
 
-committed: in the ledger; current: the next record to be handed out; last stable: the end of what can be read now; high
-watermark: the same with the records of transactions that are still open in Kafka. Tools call it the log end, too.
+committed: the position in the ledger; current: the next record to deliver; last stable: the end of the readable records;
+high watermark: the same with the records of transactions that are still open in Kafka, also called the log end.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 python examples/m14_generations.py
 
-A member with a name of its own (a static member) has a batch in hand when its successor starts under the same name, as
-after a machine that hangs was given up. Taking over raises the epoch of each partition in the database, and the
-transaction of the old one compares it.
+A static member processes a batch when its successor starts with the same instance name, as when a hanging machine is
+replaced. The takeover raises the epoch of each partition in the database, and the transaction of the old member compares
+it.
 """
 
 from __future__ import annotations

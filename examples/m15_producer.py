@@ -17,7 +17,7 @@ delivered: list[tm.Metadata] = []
 
 
 class Stamped:
-    """An interceptor: any of these methods, called in the order of the interceptors."""
+    """An interceptor has any of these methods. Interceptors are called in their order."""
 
     acknowledged = 0
 
@@ -36,7 +36,7 @@ def seen(metadata: tm.Metadata | None, error: tm.TallymarkError | None) -> None:
 
 
 with tm.Producer(BROKERS, interceptors=[Stamped()], on_success=delivered.append) as producer:
-    producer.send(topic, {"id": 41}, key="41")  # fire and forget: close() raises when it failed
+    producer.send(topic, {"id": 41}, key="41")  # fire and forget: close() raises if it failed
     producer.send(topic, {"id": 42}, key="42", on_delivery=seen)
     place = producer.send(topic, {"id": 43}, key="43").result(timeout=30)
     print("future:", place.partition, place.offset)

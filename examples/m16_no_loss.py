@@ -1,4 +1,4 @@
-"""M16: no-loss production: a full buffer blocks and then says why; a final failure stops the producer at once.
+"""M16: no-loss production: a full buffer blocks, then raises the reason; a final failure stops the producer at once.
 
 python examples/m16_no_loss.py
 """
@@ -12,7 +12,7 @@ import tallymark as tm
 from tallymark.errors import BadInput, BufferFull, NotDelivered, ProducerStopped, RecordTooLarge
 
 topic = new_name("orders")
-limit = {"max.message.bytes": "2000"}  # less than the client lets pass: the broker will refuse
+limit = {"max.message.bytes": "2000"}  # less than the client's limit, so that the broker refuses
 ADMIN.create_topics([NewTopic(topic, 1, 1, config=limit)], request_timeout=10)[topic].result()
 
 with tm.Producer(BROKERS) as producer:  # no-loss is the default

@@ -14,7 +14,7 @@ import tallymark as tm
 
 topic, shop = make_topic(partitions=4), new_name("shop")
 send(topic, range(100), partitions=4)
-execute(f"CREATE TABLE {topic}_each (id BIGINT)")  # db.write makes its tables, db.execute takes what is there
+execute(f"CREATE TABLE {topic}_each (id BIGINT)")  # db.write creates its tables, db.execute does not
 
 app = tm.App(brokers=BROKERS, store=STORE, kafka=QUICK)
 order = tm.Json("id BIGINT")
@@ -22,7 +22,7 @@ order = tm.Json("id BIGINT")
 
 @app.listen(topic, group=f"{shop}-one", value=order, threads=2)
 def each(record: tm.Record, db: Any) -> None:
-    """One record after the other, in two threads. What it raises on is a dead letter, and the others are applied."""
+    """One record at a time, in two threads. A record on which it raises is a dead letter; the others are applied."""
     if record.value["id"] == 42:
         raise ValueError("nobody ordered this")
     db.execute(f"INSERT INTO {topic}_each (id) VALUES (:id)", {"id": record.value["id"]})
@@ -36,7 +36,7 @@ def all_at_once(records: tm.Records, db: Any) -> None:
 
 @app.listen(topic, group=f"{shop}-async", value=order, workers=8, order="key")
 async def enriched(record: tm.Record, db: Any) -> None:
-    """Eight at a time wait for another service; those with the same key stay in their order."""
+    """Eight records at a time wait for another service; records with the same key stay in order."""
     await asyncio.sleep(0.01)
     db.write(f"{topic}_async", {"id": record.value["id"], "price": record.value["id"] * 1.19})
 

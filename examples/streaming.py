@@ -1,4 +1,4 @@
-"""A streaming query of your own, with state, whose rows are written exactly once: a sink for foreachBatch.
+"""A stateful streaming query whose rows are written exactly once, by a sink for foreachBatch.
 
 python examples/streaming.py
 """
@@ -21,7 +21,7 @@ failures = 1
 
 
 def power_failure(step: Step, _: Progress) -> None:
-    """Once, when the database has the rows and Spark's checkpoint does not know it yet."""
+    """Fail once, after the database has the rows and before Spark's checkpoint has recorded it."""
     global failures
     if step is Step.COMMITTED and failures:
         failures -= 1
@@ -52,7 +52,7 @@ except StreamingQueryException as error:
     print("the query ended:", "the lights go out" in str(error))
 print("rows after the failure:", ask(f"SELECT count(*) FROM {name}_log"))
 
-run()  # Spark repeats the micro-batch, and the sink knows it
+run()  # Spark repeats the micro-batch, and the sink recognizes it
 print("rows after the repetition:", ask(f"SELECT count(*) FROM {name}_log"))
 assert ask(f"SELECT count(*), sum(orders) FROM {name}") == [(10, 20)]
 assert ask(f"SELECT count(*) FROM {name}_log") == [(10,)]
