@@ -3,7 +3,7 @@
 TALLYMARK_STORE=mysql://user@localhost/shop python examples/m01_offset_table.py
 
 The table has topic, group, partition, offset and time of update, and the key (group, topic, partition). It is
-created on first use, written with every batch, and readable with SQL: which partitions have an offset, and which have none?
+created on first use, written with every batch, and readable with SQL: which partitions have an offset, which have none?
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 python examples/m13_positions.py
 
-committed: the position in the ledger; current: the next record to deliver; last stable: the end of the readable records;
-high watermark: the same with the records of transactions that are still open in Kafka, also called the log end.
+committed: the position in the ledger; current: the next record to deliver; last stable: the end of the readable
+records; high watermark: the same with the records of transactions that are still open in Kafka, also called log end.
 """
 
 from __future__ import annotations

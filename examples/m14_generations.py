@@ -3,8 +3,7 @@
 python examples/m14_generations.py
 
 A static member processes a batch when its successor starts with the same instance name, as when a hanging machine is
-replaced. The takeover raises the epoch of each partition in the database, and the transaction of the old member compares
-it.
+replaced. The takeover raises the epoch of each partition in the database. The old member's transaction compares it.
 """
 
 from __future__ import annotations
