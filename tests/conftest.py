@@ -1,4 +1,4 @@
-"""One set of real servers for the whole run; every test has a topic, a group and a database of its own.
+"""One set of real servers for the whole run; every test has its own topic, group and database.
 
 The servers start in the controlling process, so that parallel workers share them, unless TALLYMARK_TEST_SERVERS has the
 addresses of servers that run already. Tests that need Spark are kept on one worker (``--dist loadgroup``), so that
@@ -115,15 +115,15 @@ LONG = {
     "test_of_two_that_claim_at_once_the_last_one_may_commit": "mariadb",
     "test_who_takes_over_in_the_middle_of_a_commit_goes_on_where_it_ended": "mariadb",
 }
-"""Tests, or those of their cases, that are much like others and take long: ``make faults`` runs them."""
-# A run that fails says something about the change, not about its luck. CONTRIBUTING tells how to try other examples.
+"""Tests and cases that are slow and similar to others: ``make faults`` runs them."""
+# Fixed examples make failures reproducible. CONTRIBUTING explains how to try others.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")
 _box: Sandbox | None = None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell without job control has what it runs in the background ignore Ctrl-C, and all that this starts.
+    # Background processes of a shell without job control ignore Ctrl-C, and so do their children.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if (
         hasattr(config, "workerinput")
@@ -152,14 +152,14 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    # As early as this: xdist looks for the groups before any other hook could set them.
+    # xdist reads the groups before any later hook could set them.
     name, _, case = item.name.partition("[")
     if name in LONG and re.search(LONG[name], case):
         item.add_marker(pytest.mark.faults)
     if "mysql" in getattr(item, "fixturenames", ()) or databases.MYSQL in _parameters(item):
         item.add_marker(pytest.mark.xdist_group("mysql"))
     if "spark" in getattr(item, "fixturenames", ()):
-        # Two sessions share the work, one in each of two workers.
+        # Two Spark sessions share the tests, one in each of two workers.
         name = "spark" if item.path.stem.startswith(("test_spark", "test_secured")) else "spark too"
         item.add_marker(pytest.mark.xdist_group(name))
 
@@ -185,7 +185,7 @@ def brokers(servers: dict[str, str]) -> str:
 
 @pytest.fixture(scope="session")
 def topics(brokers: str) -> Topics:
-    """Makes topics and writes to them."""
+    """Creates topics and writes to them."""
     return Topics(brokers)
 
 
@@ -212,7 +212,7 @@ def database(servers: dict[str, str], tmp_path: Path) -> Iterator[Callable[[str]
 
 @pytest.fixture(scope="session")
 def mysql(servers: dict[str, str]) -> Iterator[str]:
-    """The address of a real MySQL. Where none can be had, its tests are skipped, and say why."""
+    """The address of a real MySQL. If there is none, its tests are skipped with the reason."""
     if databases.MYSQL in servers:
         yield servers[databases.MYSQL]
         return
@@ -226,7 +226,7 @@ def mysql(servers: dict[str, str]) -> Iterator[str]:
 
 @pytest.fixture
 def redis_url(servers: dict[str, str]) -> str:
-    """A Redis store with keys of its own on the shared server."""
+    """A Redis store with its own key prefix on the shared server."""
     return f"{servers['redis']}?tag={uuid.uuid4().hex[:12]}"
 
 

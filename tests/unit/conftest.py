@@ -1,4 +1,4 @@
-"""Properties are checked on busy machines too: how long an example takes says nothing."""
+"""Properties are checked without a deadline, because machines may be busy."""
 
 from __future__ import annotations
 

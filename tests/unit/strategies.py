@@ -1,4 +1,4 @@
-"""What properties draw from: partitions, lags, logs and positions."""
+"""Hypothesis strategies for partitions, lags, logs and positions."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The identities of the ledger hold whatever a group has been through, and break when anything is changed by hand.
+"""The identities of the ledger hold after any history of a group, and break when anything is changed by hand.
 
-And every offset of a table is told apart: what is fine, what is explained, what is wrong.
+Every offset of a table is classified: correct, explained or wrong.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NOW = datetime(2026, 1, 31, tzinfo=timezone.utc)
 
 
 class Ledger:
-    """A ledger of one partition, as the real one would be after each of these; everything at a later time."""
+    """A model of the ledger of one partition after each of these operations, each at a later time."""
 
     def __init__(self, first: int = 0) -> None:
         self.first = self.next = first
@@ -59,7 +59,7 @@ class Ledger:
         self._line(tally, Span(ZERO, start, self.next))
 
     def fill(self, most: int) -> None:
-        """The first part of the first open skip: half of it is lost, one is dead."""
+        """Fill the first part of the first open skip: half of it is lost, one record is dead."""
         if not self.skips:
             return
         skip = self.skips.pop(0)
@@ -113,7 +113,7 @@ class Ledger:
 
 
 def broken(moment: Moment) -> dict[str, str]:
-    """Of each check that fails, what it found."""
+    """The findings of each failed check."""
     (account,) = accounts(moment)
     return {one.check: one.found for one in check("shop", account) if one.verdict != "ok"}
 
@@ -340,7 +340,7 @@ def test_dead_skipped_lost_and_expired_offsets_need_no_row() -> None:
     made = [(one, 0, 1) for one in rows]
     gone = [36, 37, 38, 39]
     found = compared(APPEND, rows, made, absent=gone, ledger=ledger)
-    # The log of a loss starts behind it.
+    # After a loss, the log starts behind it.
     assert kinds(compared(APPEND, rows, made, absent=gone, ledger=ledger, log_start=15)) == {
         "expired": 10,
         "lost": 5,

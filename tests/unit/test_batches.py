@@ -1,4 +1,4 @@
-"""A batch in the hands of its handler: what a failed attempt leaves behind, and what is too late for the ledger."""
+"""A batch given to a handler: the state after a failed attempt, and calls that are too late for the ledger."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def letter(partition: Partition, offset: int) -> Letter:
 
 
 class Attempts:
-    """A batch of ten records in each of two partitions, and what its ledger was told, before the handler or after."""
+    """A batch of ten records in each of two partitions, and the calls to its ledger, before the handler or after."""
 
     def __init__(self, *, ledger_first: bool = False, tries_letters: bool = False, failing: int = 0) -> None:
         messages: dict[Partition, list[Any]] = {one: [message(one, n) for n in range(10)] for one in (ZERO, ONE)}

@@ -1,4 +1,4 @@
-"""The records on which a function fails are found, exactly they, and a search that finds too many ends."""
+"""Bisection finds exactly the records on which a function fails, and ends if there are too many."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ bad = st.sets(st.tuples(st.builds(Partition, st.just("orders"), st.integers(0, 4
 
 
 class Function:
-    """Fails on every span with a bad record in it, and counts how often it is asked."""
+    """Fails on every span with a bad record in it, and counts the calls."""
 
     def __init__(self, bad: set[tuple[Partition, int]]) -> None:
         self._bad = bad

@@ -1,4 +1,4 @@
-"""A budget says how many dead records are too many, for a batch and over a while."""
+"""A budget limits the dead records of a batch and of a window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the folder of a Structured Streaming checkpoint says, and what it leaves open."""
+"""Offsets read from the directory of a Structured Streaming checkpoint, and batches that were not committed."""
 
 from __future__ import annotations
 

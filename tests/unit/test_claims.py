@@ -1,4 +1,4 @@
-"""Who may move a position: claims, restarts, and the reason for every refusal."""
+"""Which owner may move a position: claims, restarts, and the reason for every refusal."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_a_claim_raises_the_epoch_by_one_and_changes_nothing_else(epoch: int) ->
     ("found", "held"),
     [
         (at(), True),
-        (at(epoch=9), True),  # a reclaim of our own whose answer was lost
+        (at(epoch=9), True),  # the run's own reclaim, whose response was lost
         (at(owner=replace(US, host="elsewhere")), True),
         (at(owner=RIVAL), False),
         (at(owner=None), False),
@@ -101,7 +101,7 @@ def test_a_step_is_refused_exactly_when_offset_or_epoch_differ(start: int, found
         (at(offset=5), PositionMoved, "orders[0]: the ledger is behind this batch, at 5 instead of 7; "),
         (at(epoch=2, owner=RIVAL), Fenced, f"orders[0] was claimed by {RIVAL} (epoch 2, ours was 1); "),
         (at(epoch=2, owner=None), Fenced, "orders[0] was claimed by another owner, which has left since (epoch 2"),
-        # That somebody else has it explains also why it moved.
+        # The other owner also explains why the position moved.
         (at(offset=9, epoch=2, owner=RIVAL), Fenced, "orders[0] was claimed by run rival on there since 2026-01-31"),
     ],
 )

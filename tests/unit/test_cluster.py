@@ -1,4 +1,4 @@
-"""One description of how to get in, and what both clients make of it."""
+"""One description of the access to a cluster becomes the settings of both clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a batch is committed: counted, within its budget, and in the order that its delivery promises."""
+"""A batch is committed with its counts, within its budget, and in the order of its delivery mode."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_dead_record_has_its_letter() -> None:
 
 
 class FakeStore(Store):
-    """Tables and positions in memory; it refuses records, loses connections and remembers what it was asked to do."""
+    """Tables and positions in memory; it refuses records, loses connections and records its calls."""
 
     name = "fake"
 
@@ -89,7 +89,7 @@ class FakeStore(Store):
         self.attempts = 0
         self.wanted: list[int] = []
         self.breaks: list[Step | None] = []
-        """When the next calls break: before anything, or at a step. At the last one everything is written."""
+        """When the next calls fail: before anything, or at a step. At the last step everything is written."""
         self._refused = [set(refused), set(then)]
         self._at_once = at_once
 
@@ -204,7 +204,7 @@ class FakeStore(Store):
 
 
 class Pair:
-    """A batch of records 0..9 of one partition and 0..4 of another, on its way to its store and its ledger."""
+    """A batch of records 0..9 of one partition and 0..4 of another, with its store and its ledger."""
 
     def __init__(self, rows: FakeStore, ledger: FakeStore, delivery: Delivery, budget: Budget | None = None) -> None:
         self.rows, self.ledger = rows, ledger
@@ -220,7 +220,7 @@ class Pair:
         return entry
 
     def fill(self, letters: Sequence[DeadLetter] = ()) -> Entry:
-        """Offsets 0..10 of the first partition, which had been skipped."""
+        """Offsets 0..10 of the first partition, which were skipped."""
         _, entry = self._committer.commit(filling(letters), {}, self.passed.append)
         return entry
 
@@ -465,7 +465,7 @@ def test_a_fill_whose_answer_was_lost_is_applied_once(breaks: list[Step | None])
 
 
 def test_a_fill_that_lands_late_is_known_for_our_own() -> None:
-    """Its connection breaks, the journal does not have it yet, and then it is there before the second try."""
+    """The connection breaks before the journal has the entry; the entry arrives before the second attempt."""
     pair = together(FakeStore())
     store, late = pair.rows, filling()
     store.open, store.breaks = [SKIPPED], [None]

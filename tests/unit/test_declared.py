@@ -1,4 +1,4 @@
-"""A TOML file says what a pipeline is told, and whatever is wrong with it has a line and a way out."""
+"""A TOML file configures a pipeline; every mistake in it is reported with its line and a way out."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ Load = Callable[[str], Pipeline]
 
 @pytest.fixture
 def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Loads a text, from a file that is called shop.toml in messages."""
+    """Loads a text as a file that messages call shop.toml."""
     monkeypatch.chdir(tmp_path)
 
     def write(text: str) -> Pipeline:

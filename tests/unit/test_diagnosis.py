@@ -1,4 +1,4 @@
-"""What is said about a door that does not open, by a socket that knocks at it."""
+"""Connection failures are diagnosed with a plain socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The doctor's rules: what is fine, what is not, and what helps."""
+"""The doctor's rules: verdicts and advice."""
 
 from __future__ import annotations
 

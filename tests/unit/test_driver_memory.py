@@ -1,4 +1,4 @@
-"""A batch has to fit the driver's memory, and Java's heap where it goes through that."""
+"""A batch must fit the driver's memory, and Java's heap if it passes through Java."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that are forked after this one has worked, as gunicorn's preloading and multiprocessing do."""
+"""Processes that are forked after the parent has decoded values, as by gunicorn's preloading and multiprocessing."""
 
 from __future__ import annotations
 

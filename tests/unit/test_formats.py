@@ -1,4 +1,4 @@
-"""Values are decoded in bulk or one by one, and nobody can tell which; each stays in its place."""
+"""Values are decoded in bulk or one by one with the same result, and keep their order."""
 
 from __future__ import annotations
 

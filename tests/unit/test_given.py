@@ -1,4 +1,4 @@
-"""Rows as handlers give them become Arrow without a value being changed on the way."""
+"""Rows given by handlers become Arrow without any change of a value."""
 
 from __future__ import annotations
 

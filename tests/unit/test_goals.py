@@ -1,4 +1,4 @@
-"""When a run that is to catch up is there, with partitions of its own and of other members, in logs that may be cut."""
+"""When a run has caught up, with its own and other members' partitions, in logs that may be truncated."""
 
 from __future__ import annotations
 

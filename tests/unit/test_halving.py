@@ -1,4 +1,4 @@
-"""Exactly the items are refused that nothing else in the batch could save, in as few tries as halving needs."""
+"""Halving refuses exactly the items that no other item of the batch makes valid, in few attempts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ bad = st.sets(st.integers(0, SIZE - 1), max_size=6)
 
 
 class Table:
-    """Takes a part if all that its items need is in the part or was taken before; counts how often it is tried."""
+    """Accepts a part if everything its items need is in the part or was accepted before; counts the attempts."""
 
     def __init__(self, bad: set[int], needs: dict[int, int] | None = None) -> None:
         self.taken: list[int] = []
@@ -44,7 +44,7 @@ def test_in_order_all_others_are_taken_in_their_order(bad: set[int]) -> None:
 def test_in_any_order_only_those_are_refused_that_need_what_is_refused(
     bad: set[int], order: list[int], data: st.DataObject
 ) -> None:
-    """Each item may need one that comes before it in some order, so that there are no circles."""
+    """Each item may need one that precedes it in some order, so that there are no cycles."""
     needs = {at: order[data.draw(st.integers(0, rank))] for rank, at in enumerate(order)}
     table = Table(bad, needs)
     dead = set(bad)

@@ -1,4 +1,4 @@
-"""A listener's function, called whatever it looks like, and what its errors mean."""
+"""Any kind of function can be a listener; its exceptions decide between retry and dead letter."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def call(function: Callable[..., Any], db: Any = None, *, batch: bool = False) -
         handler.one(RECORD, db)
 
 
-# Functions that are async, in whatever disguise
+# Async functions, also hidden ones
 
 
 def plainly_decorated(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -150,7 +150,7 @@ def test_what_else_a_function_returns_is_nobodys_business() -> None:
         call(lambda _record, returned=returned: returned)
 
 
-# Which of its parameters is the transaction
+# The parameter for the transaction
 
 
 def test_the_transaction_is_the_second_parameter_without_a_default() -> None:
@@ -185,7 +185,7 @@ def test_a_function_that_can_not_be_called_with_them_is_refused(function: Callab
         Handler(function, takes_batches=False)
 
 
-# What it raises
+# Exceptions
 
 
 class Unspeakable(Exception):
@@ -238,7 +238,7 @@ def test_what_is_to_end_the_process_passes(error: BaseException) -> None:
 
 
 class Group(Exception):
-    """As ``ExceptionGroup`` of Python 3.11, and of the packages that bring it to 3.10."""
+    """Like ``ExceptionGroup`` of Python 3.11 and of its backports to 3.10."""
 
     def __init__(self, *exceptions: BaseException) -> None:
         super().__init__("several")

@@ -1,4 +1,4 @@
-"""How groups are judged by what is known of them."""
+"""The state of a group is derived from the ledger and Kafka."""
 
 from __future__ import annotations
 
@@ -72,10 +72,10 @@ PAUSED = GroupState("paused", "stock taking", "op@host", NOW - HOUR)
         (facts([over()]), "stopped: run r1 on here ended 2026-01-31 11:59:00 UTC"),
         (facts([over(error="KeyError: 7")]), "failed: run r1 on here ended 2026-01-31 11:59:00 UTC: KeyError: 7"),
         (facts([run(seen=MINUTE)]), "failed: run r1 on here vanished without a word, last seen 2026-01-31 11:59:00"),
-        # The newest word counts: whoever failed before it has been followed by somebody.
+        # The newest run counts: an earlier failed run has a successor.
         (facts([over("r2", began=2 * MINUTE), over(ago=3 * MINUTE, error="x")]), "stopped: run r2"),
         (facts([over("r2", began=1.2 * MINUTE), over(ago=1.3 * MINUTE, error="x")]), "stopped: run r2"),
-        # Of those that ran together, one may have failed and made the others end.
+        # If runs overlapped, one may have failed and ended the others.
         (facts([over("r2"), over(ago=1.1 * MINUTE, error="boom")]), "failed: run r1 on here"),
         (facts([over("r2"), over(ago=HOUR / 2, error="boom")]), "stopped: run r2"),
         (facts([run("r2"), over(error="boom")]), "running: "),
@@ -104,7 +104,7 @@ def test_an_owner_that_does_not_report_is_judged_by_its_commits() -> None:
     )
     assert said(facts([], history=[batch(90, Span(ZERO, 0, 10))])).startswith("unknown: run r1 on here has it")
     assert said(facts([])).endswith("nothing was committed yet")
-    # A run that ended later than that claim began knows better.
+    # A run that ended after the claim began is newer than the claim.
     assert said(facts([over("r9", error="boom")], history=lines)).startswith("failed: run r9")
 
 
@@ -115,7 +115,7 @@ def test_an_owner_that_does_not_report_is_judged_by_its_commits() -> None:
         (at(10, ago=MINUTE / 2), behind(10, 60), [], False),
         (at(10, ago=2 * MINUTE), behind(10, 10), [], False),
         (at(10, ago=2 * MINUTE), behind(10, 60, waits=MINUTE / 2), [], False),
-        # A record from the future, or of a moment after the look began, came just now.
+        # A record from the future, or from after the start of the measurement, has just arrived.
         (at(10, ago=2 * HOUR), behind(10, 60, waits=-HOUR), [], False),
         (at(10, ago=2 * HOUR), behind(10, 60, waits=-MINUTE / 600), [], False),
         (at(10, ago=2 * HOUR), replace(behind(10, 60), seconds=None, unread=None), [], False),

@@ -1,4 +1,4 @@
-"""A schema that was found in values is one that these values fit."""
+"""Values fit the schema that was inferred from them."""
 
 from __future__ import annotations
 

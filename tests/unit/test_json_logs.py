@@ -1,4 +1,4 @@
-"""Logs as JSON: a line for each record, with the facts of its message as fields."""
+"""JSON logs have one line for each log record, with the facts of its message as fields."""
 
 from __future__ import annotations
 

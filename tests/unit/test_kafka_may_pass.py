@@ -1,4 +1,4 @@
-"""One table tells which errors of Kafka may pass, for every client of it, and one does for Spark; these walk them."""
+"""One table lists the transient errors of Kafka for every client, and one those of Spark; these tests walk both."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PASSES = (
     "LEADER_NOT_AVAILABLE NOT_LEADER_FOR_PARTITION FENCED_LEADER_EPOCH UNKNOWN_LEADER_EPOCH BROKER_NOT_AVAILABLE "
     "REPLICA_NOT_AVAILABLE KAFKA_STORAGE_ERROR OFFSET_NOT_AVAILABLE NOT_CONTROLLER NOT_COORDINATOR "
     "COORDINATOR_NOT_AVAILABLE COORDINATOR_LOAD_IN_PROGRESS NOT_ENOUGH_REPLICAS UNKNOWN_TOPIC_ID "
-    # Groups between two generations, and limits that are met for a moment.
+    # Groups between two generations, and limits that are exceeded for a moment.
     "REBALANCE_IN_PROGRESS ILLEGAL_GENERATION UNKNOWN_MEMBER_ID STALE_MEMBER_EPOCH THROTTLING_QUOTA_EXCEEDED"
 )
 STAYS = (
@@ -55,7 +55,7 @@ def test_every_code_of_the_table_becomes_the_error_that_it_says(name: str) -> No
     assert judged(error) is verdict
     ours = Complaints(CLIENT).explain(error, "orders")
     assert type(ours) is verdict.error
-    # Why a client is not let in is often found out by knocking alone.
+    # The reason for a refused client is often found only by a test connection.
     if verdict is not UNAUTHENTICATED:
         sentence = re.escape(verdict.sentence).replace(r"\{name\}", CLIENT.brokers).replace(r"\{words\}", ".*")
         assert re.match(sentence, str(ours)), str(ours)

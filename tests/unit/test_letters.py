@@ -1,4 +1,4 @@
-"""Records that are refused are taken out of every row, also of those that several records were merged to."""
+"""Refused records are removed from every row, also from rows merged from several records."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ some = st.sets(st.sampled_from(OFFSETS))
 
 @dataclass
 class Log:
-    """Twelve records: some have no id, some are no JSON, and some are deleted by Kafka after the first read."""
+    """Twelve records: some have no id, some are not JSON, and some are deleted by Kafka after the first read."""
 
     nameless: Collection[int] = ()
     garbage: Collection[int] = ()
@@ -57,7 +57,7 @@ def refusals(offsets: Iterable[int]) -> list[Refusal]:
 def test_what_is_refused_is_in_no_sum_and_is_counted_once(
     nameless: set[int], garbage: set[int], late: set[int], deleted: set[int]
 ) -> None:
-    """First what has no key, then what a table refuses; Kafka may delete any of it before it is read again."""
+    """First records without a key, then those that a table refuses; Kafka may delete some before the second read."""
     log = Log(nameless, garbage, deleted)
     reading = log.read()
     reading, found = without_refused(reading, refused(reading, TABLES), TABLES, log.read)

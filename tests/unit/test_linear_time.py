@@ -1,4 +1,4 @@
-"""Whatever looks at a value takes time in proportion to its size: one hostile record must not hold the interpreter."""
+"""The time to process a value is proportional to its size: one hostile record must not block the interpreter."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ SCHEMA = (
     "many ARRAY<STRUCT<x: STRING, at: TIMESTAMP>>, m MAP<STRING, INT>"
 )
 SMALL, LARGE, HUGE = 10_000, 1_000_000, 10_000_000
-"""The small one comes first: in quadratic time the others would take hours to fail."""
+"""The small value comes first: in quadratic time the others would take hours to fail."""
 PER_BYTE, SLACK = 1e-6, 1.0
-"""Seconds: about ten times what it takes, and less than 10,000 bytes take in quadratic time."""
+"""Seconds: about ten times the usual duration, and less than 10,000 bytes take in quadratic time."""
 
 
 def inner(size: int) -> str:
@@ -83,7 +83,7 @@ def seconds(decode: JsonDecoder, value: bytes) -> float:
 @pytest.mark.parametrize("name", NASTY)
 def test_a_value_is_decoded_in_linear_time(name: str) -> None:
     decode = JsonDecoder(Json(SCHEMA))
-    decode([b'{"z":' + b"[" * 300])  # imports and tables are made now
+    decode([b'{"z":' + b"[" * 300])  # imports and tables are loaded here
     for size in (SMALL, LARGE, HUGE) if name in HUGE_TOO else (SMALL, LARGE):
         spent = seconds(decode, NASTY[name](size))
         assert spent < SLACK + PER_BYTE * size, f"{size:,} bytes took {spent:.2f} s"

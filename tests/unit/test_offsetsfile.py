@@ -1,4 +1,4 @@
-"""Offsets in a file, in both forms that Kafka's own tool writes."""
+"""Files of offsets, in both formats that Kafka's own tool writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys go where Java's default partitioner puts them: against what the real Java client has computed."""
+"""Keys go to the partitions of Java's default partitioner: compared with results of the real Java client."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tallymark.produce.settings import REFRESH_SECONDS, Choice, java_partition, 
 
 TESTS = Path(__file__).parent.parent
 VECTORS: list[list[int | str]] = json.loads((TESTS / "data" / "murmur2.json").read_text())
-"""A key in hex, its hash as Java has it, and its partition of 1, 7, 12 and 100."""
+"""A key in hex, its hash in Java, and its partition of 1, 7, 12 and 100."""
 COUNTS = (1, 7, 12, 100)
 
 

@@ -1,4 +1,4 @@
-"""Only what may pass is tried again, and not for ever."""
+"""Only transient failures are retried, for a limited time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tallymark.errors import AccessDenied, Unreachable
 
 
 def failing(times: int, error: Exception) -> tuple[Callable[[], str], list[int]]:
-    """Work that fails so many times, and the list of its calls."""
+    """A function that fails this many times, and the list of its calls."""
     calls: list[int] = []
 
     def work() -> str:

@@ -1,4 +1,4 @@
-"""The bytes that COPY gets are those that PostgreSQL's documentation describes, row by row."""
+"""The bytes for COPY are those that PostgreSQL's documentation describes, row by row."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def expected(kinds: list[str], rows: list[list[Any]]) -> bytes:
 @st.composite
 def tables(draw: st.DrawFn) -> tuple[list[str], list[list[Any]]]:
     kinds = draw(st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=6))
-    # A column without a NULL is packed in another way than one that has some.
+    # Columns with and without NULL are encoded by different code.
     cells = [KINDS[kind][2] if draw(st.booleans()) else st.none() | KINDS[kind][2] for kind in kinds]
     return kinds, draw(st.lists(st.tuples(*cells).map(list), min_size=1, max_size=6))
 

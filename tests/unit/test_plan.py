@@ -1,4 +1,4 @@
-"""Planning accounts for every offset once, in turn, and never reads what is not there to be read."""
+"""Planning accounts for every offset once, in order, and reads only what the log holds."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_the_next_limit_stays_in_bounds_and_halves_or_doubles_at_most(
 def test_the_limit_converges_on_what_fits_into_time_and_memory(
     first: int, records: int, seconds: float, rate: float, width: int, memory: int
 ) -> None:
-    """With a steady rate and enough to read, the limit settles where the tighter of the two is used up."""
+    """With a steady rate and enough to read, the limit converges to the tighter of the two limits."""
     limits = Limits(records, seconds, memory)
     limit = min(first, records)
     for _ in range(64):
@@ -297,5 +297,5 @@ def test_a_position_past_the_end_of_its_log_keeps_its_goal_and_a_log_that_is_gon
     goals = [Span(ZERO, 0, 100), Span(ONE, 0, 100)]
     assert lowered(goals, {ZERO: 60}, {ZERO: log(ZERO, 0, 50)}) == [Span(ZERO, 0, 100)]
     assert lowered(goals, {ZERO: 50}, {ZERO: log(ZERO, 0, 50)}) == [Span(ZERO, 0, 50)]
-    # Up to the end of open transactions, which are not to be waited for.
+    # Up to the start of open transactions, because a batch must not wait for them.
     assert lowered(goals, {ZERO: 60}, {ZERO: log(ZERO, 0, 50, 70)}) == [Span(ZERO, 0, 50)]

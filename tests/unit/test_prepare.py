@@ -1,4 +1,4 @@
-"""What is read next was announced before, unless the log or the cursor says otherwise by then."""
+"""The next read is the announced one, unless the log or the cursor has changed."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def made() -> Preparation:
 
 
 def chosen(made: Preparation, cursor: dict[Partition, int], *logs: Log) -> Plan:
-    """What is read when a batch was expected that begins at 400 and ends at 500."""
+    """The read that follows the announcement of a batch from 400 to 500."""
     made._expected, there = EXPECTED, {one.partition: one for one in logs}
     return made._expected_or(plan(cursor, there, 100, "record"), cursor, there)
 
@@ -47,8 +47,8 @@ def test_the_expected_batch_is_read_also_if_others_lag_by_now(made: Preparation)
 @pytest.mark.parametrize(
     ("cursor", "there"),
     [
-        ({ONE: 300}, log(ONE, 0, 900)),  # it went back
-        ({ONE: 400}, log(ONE, 0, 450)),  # the topic was made anew, or lost its end
+        ({ONE: 300}, log(ONE, 0, 900)),  # the position went back
+        ({ONE: 400}, log(ONE, 0, 450)),  # the topic was recreated or truncated
         ({ONE: 400}, log(ONE, 420, 900)),  # records are lost
     ],
 )
@@ -80,7 +80,7 @@ def test_after_one_that_was_too_large_some_batches_stay_small(
 
 
 def test_what_was_claimed_again_stays_where_its_position_says() -> None:
-    """A batch was prepared and passed by; then one of its partitions was sent elsewhere and claimed again."""
+    """A batch was prepared and not used; then one of its partitions was moved and claimed again."""
     cursor, moves = Cursor(), [Move(ONE, 10, 0, 5), Move(OTHER, 20, 0, 5)]
     cursor.add({ONE: Mark(10), OTHER: Mark(20)})
     cursor.pass_by(moves)

@@ -1,4 +1,4 @@
-"""What each profile gives the client, and what a user can't change in it."""
+"""The client settings of each profile, and the settings that a user can't change."""
 
 from __future__ import annotations
 

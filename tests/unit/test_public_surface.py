@@ -1,4 +1,4 @@
-"""What users import: exactly this, and without waking Spark."""
+"""The public names are exactly these, and importing them does not load Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Undecoded records in Arrow: counted, split, and kept as letters, as they came."""
+"""Undecoded records in Arrow: counted, split, and kept unchanged as letters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a block collects for Redis is sent so that no command of it can fail after the script's first write."""
+"""The collected commands of a block are sent so that none can fail after the script's first write."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ of_hashes = st.one_of(
     st.tuples(st.just("HDEL"), keys, fields),
     st.tuples(st.just("HINCRBY"), keys, fields, numbers),
 )
-# Most examples stay with one kind: those that mix them are refused early.
+# Most examples use one type: mixed types are refused early.
 blocks = st.one_of(*(st.lists(some, max_size=6) for some in (of_strings, of_hashes, of_strings | of_hashes)))
 states = st.dictionaries(keys, values) | st.dictionaries(keys, st.dictionaries(fields, values, min_size=1))
 
@@ -40,7 +40,7 @@ def added(old: Any, n: int) -> int:
 
 
 def execute(state: State, command: str, key: str, *rest: Any) -> None:
-    """As Redis does; fails where Redis would."""
+    """A model of Redis, with its failures."""
     assert command in ("DEL", "SET") or holds(state, key) in ("none", _HOLDS[command]), "a command failed in the middle"
     if command == "SET":
         state[key] = rest[0]
@@ -57,7 +57,7 @@ def execute(state: State, command: str, key: str, *rest: Any) -> None:
 
 
 def passes(state: State, command: str, key: str, *rest: Any) -> bool:
-    """What the script looks at before it writes."""
+    """The checks of the script before it writes."""
     if command != "DEL" and holds(state, key) not in ("none", _HOLDS[command]):
         return False
     if command == "INCRBY":

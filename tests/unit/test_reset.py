@@ -1,4 +1,4 @@
-"""Where positions are sent, and what that means in words and numbers."""
+"""The new positions of a reset, and their description."""
 
 from __future__ import annotations
 

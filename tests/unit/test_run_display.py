@@ -1,4 +1,4 @@
-"""Progress of a run, where nobody looks at a terminal."""
+"""Progress of a run without a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scans that run ahead are taken by a read of the same spans, and by nobody else."""
+"""A scan in advance is used only by a read of the same spans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIRST, SECOND, THIRD = ((Span(ONE, start, start + 10),) for start in (0, 10, 20)
 
 
 class Kept:
-    """Scans offsets, and knows which; it stops before each scan until it may go on."""
+    """Scans offsets and records them; waits before each scan until it is released."""
 
     def __init__(self) -> None:
         self.scanned: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""A schema string is read into Arrow's types, or refused with the place that can't be read."""
+"""A schema string is parsed into Arrow types, or refused with the place of the error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets that stand in no program: from a variable, or from a file that one names."""
+"""Secrets come from a variable, or from a file that a variable names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which Spark fits the Kafka connector that is locked."""
+"""The Spark versions that fit the locked Kafka connector."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C is never lost, wherever Python runs its handler."""
+"""Ctrl-C is never lost, in whichever frame Python runs its handler."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tallymark.run.until import repeating_interrupts
 
 
 class Thing:
-    """Something to refer to weakly."""
+    """An object for weak references."""
 
 
 def dropped(reached: list[bool]) -> None:

@@ -1,4 +1,4 @@
-"""Skipping ahead: only who is too far behind jumps, and never past what is to be kept."""
+"""Only a partition that is too far behind skips ahead, and never past the records to keep."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ZERO = Partition("orders", 0)
 offsets = st.integers(0, 50)
 
 
-# What a user may say
+# Validation of settings
 
 
 @pytest.mark.parametrize(

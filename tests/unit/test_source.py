@@ -1,4 +1,4 @@
-"""What a user says about Kafka is checked at once; why a value is dead is said in words."""
+"""Settings of the source are checked at once; the reason of a dead value is a sentence."""
 
 from __future__ import annotations
 

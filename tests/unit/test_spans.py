@@ -1,4 +1,4 @@
-"""The shared vocabulary: spans, tallies and positions keep their arithmetic."""
+"""The arithmetic of spans, tallies and positions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose fault it is that Spark failed: words that a record brought along prove nothing."""
+"""The cause of a Spark failure; text that comes from a record is not evidence."""
 
 from __future__ import annotations
 

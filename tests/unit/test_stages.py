@@ -1,4 +1,4 @@
-"""Stages by named steps."""
+"""Stages are measured between named steps."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_stage_lasts_from_step_to_step_and_waiting_for_the_batch_before_is_non
     assert lapped(watch, clock, 2, Step.PLANNED, since=1) == {"plan": 1}
     assert lapped(watch, clock, 5, Step.READ, since=1) == {"read": 3}
     assert lapped(watch, clock, 6, Step.STAGED, since=1) == {"stage": 1}
-    # Taken up again at 10, when the batch before it was through.
+    # Continued at 10, when the previous batch had ended.
     assert lapped(watch, clock, 14, Step.WRITTEN, since=10) == {"write": 4}
     assert lapped(watch, clock, 15, Step.MOVED, since=10) == {}
     assert lapped(watch, clock, 16, Step.COMMITTED, since=10) == {"commit": 2, "total": 15}

@@ -1,4 +1,4 @@
-"""First-poll strategies: how they are written, and where they send a partition."""
+"""First-poll strategies: their syntax, and the position that each gives a partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What store URLs say about passwords and TLS, and what becomes of it for each driver. No server is asked."""
+"""Passwords and TLS options of store URLs become settings of each driver. These tests use no server."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_each_driver_hears_it_in_its_own_words(pem: Path, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("asked", ["tls=verify", "tls_cert={pem}/both.pem"])
 def test_the_systems_authorities_are_a_file_too(pem: Path, monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
-    """Told of no file, PyMySQL would not look at the host name."""
+    """Without a file, PyMySQL would not check the host name."""
     monkeypatch.setenv("SSL_CERT_FILE", f"{pem}/ca.pem")
     for kind, name in (("postgresql", "sslrootcert"), ("mysql", "ssl_ca")):
         assert query(f"{kind}://host/db?{asked.format(pem=pem)}")[name] == f"{pem}/ca.pem"
@@ -275,7 +275,7 @@ def test_what_pymysql_can_not_take_is_one_sentence(option: str) -> None:
     assert CANARY not in f"{caught.value} {caught.value.__cause__}"
 
 
-# What fails every time, and what may pass
+# Permanent and transient failures
 
 
 @pytest.mark.parametrize(

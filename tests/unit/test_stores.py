@@ -1,4 +1,4 @@
-"""Store URLs and database errors, without a database: what is refused, what may pass, and what is never shown."""
+"""Store URLs and database errors, without a database: refusals, transient errors, and secrets that are never shown."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def wrapped(error: Exception, *, invalidated: bool = False) -> DBAPIError:
 
 
 class WithState(psycopg.Error):
-    """As psycopg raises it: the code is an attribute."""
+    """Like psycopg's error: the code is an attribute."""
 
     def __init__(self, words: str, state: str) -> None:
         super().__init__(words)

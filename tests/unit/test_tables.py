@@ -1,4 +1,4 @@
-"""Of several rows for a key one is kept, as a plain model of the rule would keep it, however the batches are cut."""
+"""Of several rows for a key, the one is kept that a simple model of the rule keeps, for any division into batches."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ Key = tuple[Any, ...]
 
 @st.composite
 def rows(draw: st.DrawFn) -> list[Row]:
-    """Records of a few partitions in any order, with clocks and versions that run as they like."""
+    """Records of a few partitions in any order, with arbitrary timestamps and versions."""
     places = draw(
         st.lists(
             st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 2), st.integers(0, 30)), unique=True, max_size=25
@@ -88,7 +88,7 @@ def rows(draw: st.DrawFn) -> list[Row]:
 
 @st.composite
 def ordered_rows(draw: st.DrawFn) -> list[Row]:
-    """The same, with every key in a partition of its own, in the order in which they are read."""
+    """The same, with every key in its own partition, in the order in which they are read."""
     found = sorted(draw(rows()), key=lambda row: (row[OFFSET], row[TOPIC], row[PARTITION]))
     return [{**row, "id": f"{row[TOPIC]}{row[PARTITION]}-{row['id']}"} for row in found]
 
@@ -247,11 +247,11 @@ def test_of_several_rows_that_one_record_makes_of_a_key_the_greatest_wins() -> N
     assert names(IGNORE, rows) == ["a"]
 
 
-# However the batches are cut
+# For any division into batches
 
 
 def apply(spec: TableSpec, state: dict[Key, Row], changes: Changes) -> None:
-    """What a store does: deletions first, and no higher version gives way but to a deletion without any."""
+    """A model of a store: deletions first; only a deletion without a version replaces a higher version."""
 
     def gives_way(key: Key, incoming: Row) -> bool:
         if spec.version is None or key not in state or state[key][spec.version] is None:
@@ -285,7 +285,7 @@ def after(spec: TableSpec, rows: Sequence[Row], cuts: Sequence[int]) -> dict[Key
 def test_it_makes_no_difference_how_records_are_cut_into_batches(
     rows: list[Row], spec: TableSpec, cuts: list[int]
 ) -> None:
-    """For keys that stay in their partition, and deletes without a version: what is deleted leaves none behind."""
+    """For keys that stay in their partition, and deletions without a version: a deletion leaves no version behind."""
     if spec.delete is None:
         rows = [row | {DELETED: False} for row in rows]
     rows = [row | {"version": None} if row[DELETED] else row for row in rows]
@@ -347,7 +347,7 @@ def test_records_without_a_key_are_refused_and_named(rows: list[Row]) -> None:
 
 
 def test_a_key_that_is_no_number_is_none() -> None:
-    """PostgreSQL takes NaN for equal to itself, and Arrow does not."""
+    """In PostgreSQL NaN equals itself, in Arrow it does not."""
     rows = table([record(id=number, offset=number) for number in range(2)])
     rows = rows.set_column(rows.column_names.index("id"), "id", pa.array([float("nan"), 1.0]))
     (refusal,) = null_keys(UPSERT, rows)

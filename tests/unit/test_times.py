@@ -1,4 +1,4 @@
-"""The times of records: any number that a producer may write."""
+"""Timestamps of records: any number that a producer may write."""
 
 from __future__ import annotations
 

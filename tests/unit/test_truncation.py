@@ -1,4 +1,4 @@
-"""When a log may have been truncated, who is asked then, and what is made of the answer."""
+"""When a log may have been truncated, which request checks that, and how its response is used."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def led(epoch: int | None, partition: Partition = ZERO, start: int = 0) -> Log:
 
 
 class Asked:
-    """Brokers that were asked for truncations so often, and have found these."""
+    """Brokers that found these truncations, and the number of requests."""
 
     def __init__(self, cut: Mapping[Partition, int]) -> None:
         self.cut, self.questions = cut, list[Any]()
@@ -44,7 +44,7 @@ def validation(asked: Asked) -> Validation:
     return Validation(cast("Any", asked), threading.Event(), 0.1)
 
 
-# Where there is a doubt
+# When a check is needed
 
 
 @given(st.integers(0, 200), epochs, epochs, st.integers(0, 100))

@@ -1,6 +1,6 @@
-"""One table for each neighbour tells what may pass from what may not, and this walks all of them.
+"""One table for each external system separates transient errors from permanent ones; these tests walk all of them.
 
-``Neighbour.error`` makes an error with a given code as the neighbour's driver raises it, and gives our error for it.
+``Neighbour.error`` creates an error with a given code as the driver raises it, and returns tallymark's error for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME, WORDS = "the server", "words of its own"
 
 @dataclass(frozen=True)
 class Neighbour:
-    """Its table, how to meet one of its codes, and codes that have to pass and that must not."""
+    """Its table, how to raise one of its codes, and codes that must be transient or permanent."""
 
     table: Mapping[str, Verdict]
     error: Callable[[str], TallymarkError]
@@ -40,7 +40,7 @@ def of_database(error: Exception) -> TallymarkError:
 
 def of_postgresql(code: str) -> TallymarkError:
     error = psycopg.Error(WORDS)
-    # A class stands for any of its codes.
+    # A class covers all of its codes.
     error.sqlstate = code.ljust(5, "0")
     return of_database(error)
 
@@ -61,7 +61,7 @@ NEIGHBOURS = {
     "PostgreSQL": Neighbour(
         failures.POSTGRESQL,
         of_postgresql,
-        # Failovers and restarts, crowds, conflicts, limits in time and space.
+        # Failovers and restarts, too many clients, conflicts, timeouts and full disks.
         "25006 57P01 57P02 57P03 57P05 08000 08001 08003 08004 08006 08007 08P01 53300 40001 40P01 55P03 40003 25P03 "
         "25P04 57014 53100 53200 53400 58030 72000",
         "22001 22P02 23505 23514 21000 42P01 42601 42501 28P01 3D000 57P04 25P02 26000 42P05 XX000 XX001 0A000",
@@ -128,7 +128,7 @@ def test_the_codes_are_those_that_the_drivers_know() -> None:
 @pytest.mark.parametrize(
     ("error", "verdict"),
     [
-        # A server that starts, stops or is full refuses connections without a code that the driver would show.
+        # A server that starts, stops or is full refuses connections, and the driver shows no code.
         (psycopg.OperationalError("connection failed: FATAL:  the database system is starting up"), failures.GONE),
         (psycopg.OperationalError("connection failed: FATAL:  sorry, too many clients already"), failures.GONE),
         (psycopg.OperationalError("connection failed: no such file or directory Is the server running"), failures.GONE),
@@ -145,7 +145,7 @@ def test_the_codes_are_those_that_the_drivers_know() -> None:
             failures.POOLER,
         ),
         (psycopg.errors.InternalError_("tuple concurrently updated"), failures.CONFLICT),
-        # Words that quote a value say nothing.
+        # Text that quotes a value is not evidence.
         (psycopg.errors.UniqueViolation("Key (id)=(connection refused) already exists"), failures.DATA),
         (pymysql.err.IntegrityError(1062, "Duplicate entry 'timed out' for key"), failures.DATA),
     ],

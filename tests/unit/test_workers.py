@@ -1,4 +1,4 @@
-"""Lanes: what may run side by side, what waits for its turn, and what is saved when a record can't be finished."""
+"""Lanes: which records run in parallel, which wait for others, and what is saved if a record can't be finished."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tallymark.service.workers import Lanes, LanesOutcome, Order, Workers
 
 
 class Notes:
-    """Stands for the transaction: remembers what was written, and undoes it with its savepoint."""
+    """A fake transaction that records writes and undoes them with its savepoint."""
 
     def __init__(self) -> None:
         self.written: list[tuple[int, int]] = []
@@ -42,7 +42,7 @@ class Notes:
 
 
 class OneBatch:
-    """As much of a batch as the workers need."""
+    """The part of a batch that the workers need."""
 
     def __init__(self, records: list[Record]) -> None:
         self.records = records
@@ -100,7 +100,7 @@ def test_everything_is_written_in_the_order_of_its_partition_whoever_is_quicker(
 
 @pytest.mark.parametrize(("order", "together"), [("partition", 2), ("key", 3), ("none", 4)])
 def test_as_many_run_side_by_side_as_the_order_allows(order: Order, together: int) -> None:
-    """Two partitions of one key each would be two; here there are 2 partitions, and 2 keys in one of them."""
+    """Two partitions with one key each would have two lanes; here one of the 2 partitions has 2 keys."""
     given = [Record("t", 0, offset, None, b"%d" % (offset % 2), None, ()) for offset in range(8)]
     given += [Record("t", 1, offset, None, b"x", None, ()) for offset in range(4)]
     running, most, change = 0, 0, threading.Condition()
@@ -192,7 +192,7 @@ def test_async_handlers_run_side_by_side() -> None:
 
 
 def test_the_earliest_record_always_finds_a_worker() -> None:
-    """Two workers, and keys that hold each other up: nobody waits for ever."""
+    """Two workers, and keys that delay each other: no worker waits for ever."""
     for seed in range(30):
         dice = random.Random(seed)
         given = [Record("t", 0, n, None, b"%d" % dice.randrange(4), None, ()) for n in range(25)]
@@ -231,7 +231,7 @@ def test_what_failed_is_counted_against_what_was_finished() -> None:
 
 @pytest.mark.parametrize("order", ["partition", "none"])
 def test_a_transaction_that_is_used_after_its_handler_returned_is_over(order: Order) -> None:
-    """At once: nobody's turn comes any more, neither while the batch goes on nor behind it."""
+    """The rest ends at once: no further record starts, neither during the batch nor after it."""
     used: list[BaseException | str] = []
     kept: list[Any] = []
 
