@@ -1,4 +1,4 @@
-"""Caches of the tests' own, filled from the real one so that nothing is downloaded twice."""
+"""Separate caches for tests, filled from the real one so that nothing is downloaded twice."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def fake_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 @pytest.fixture
 def private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A cache with real copies of the connector's jars, free to be damaged."""
+    """A cache with copies of the connector's jars that a test may damage."""
     real = jars.fetch("spark-kafka")
     cache = tmp_path / "cache"
     monkeypatch.setenv("TALLYMARK_CACHE", str(cache))

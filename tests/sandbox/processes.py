@@ -1,4 +1,4 @@
-"""Watching processes from outside: with a deadline, never with a blind sleep."""
+"""Waits for processes with a deadline, without sleeping blindly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def eventually(holds: Callable[[], bool], seconds: float = 15.0) -> bool:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether the process runs; one that waits for its parent to notice its end does not."""
+    """Whether the process runs; a zombie does not."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

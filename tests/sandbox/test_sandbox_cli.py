@@ -1,4 +1,4 @@
-"""``tallymark sandbox`` brings servers up behind its back, tells about them, and leaves nothing when they go."""
+"""``tallymark sandbox`` starts servers in the background, shows them, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ JAVA_WITHOUT_KAFKA = """\
 case "$*" in *" kafka.Kafka "*) exec sleep 600;; esac
 exec '{java}' "$@"
 """
-"""A broker that never comes up."""
+"""A broker that never starts."""
 
 Run = Callable[..., str]
 
 
 @pytest.fixture
 def environment(tmp_path: Path, child_environment: dict[str, str]) -> dict[str, str]:
-    """State of its own over the real downloads."""
+    """Separate state with the real downloads."""
     for name in ("kafka", "postgresql"):
         fetch(name)
     cache = tmp_path / "cache"
@@ -137,7 +137,7 @@ def refused(environment: dict[str, str], *arguments: str) -> str:
 
 
 def login(variables: dict[str, str]) -> AdminClient:
-    """A client that knows what ``up`` told."""
+    """A client with the addresses that ``up`` printed."""
     admin = AdminClient(
         {
             "bootstrap.servers": variables["TALLYMARK_BROKERS"],

@@ -1,4 +1,4 @@
-"""Three brokers are one cluster that goes on without any one of them, and takes it back."""
+"""Three brokers are one cluster that continues without any one of them, and accepts its return."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TIMEOUT = 30.0
 
 
 def send(settings: dict[str, Any], count: int) -> None:
-    """Write with the promise of all replicas in sync."""
+    """Write with acks=all."""
     answers: list[KafkaError | None] = []
     producer = Producer({**settings, "acks": "all"})
     for number in range(count):
@@ -31,7 +31,7 @@ def send(settings: dict[str, Any], count: int) -> None:
 
 
 def in_sync(admin: AdminClient) -> list[int]:
-    """How many replicas of each partition are in sync."""
+    """The number of in-sync replicas of each partition."""
     return [len(found.isrs) for found in admin.list_topics(TOPIC, TIMEOUT).topics[TOPIC].partitions.values()]
 
 

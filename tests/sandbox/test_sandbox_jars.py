@@ -1,4 +1,4 @@
-"""A jar counts only with the locked hash, however the registry and other processes behave."""
+"""A jar is used only with the locked hash, however the registry and other processes behave."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Registry:
-    """A Maven repository on loopback. Every file has its answers, one for each time that it is asked for."""
+    """A Maven repository on loopback. Every file has a list of responses, one for each request."""
 
     def __init__(self) -> None:
         self.answers: dict[str, list[int | bytes]] = {}

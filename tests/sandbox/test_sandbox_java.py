@@ -1,4 +1,4 @@
-"""Java is found where people have it, and the way out is named where they have none."""
+"""Java is found in the usual places; without Java, the error names the way out."""
 
 from __future__ import annotations
 

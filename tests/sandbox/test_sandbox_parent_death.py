@@ -1,4 +1,4 @@
-"""Servers and their data go when the process that started them is killed, whichever thread started them."""
+"""Servers and their data are removed when the process that started them is killed, whichever thread started them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The secured Kafka lets in whom it knows, for what they may do, and tells its secrets to nobody."""
+"""The secured Kafka authenticates its users, enforces their permissions, and shows no secrets."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read(settings: Settings, topic: str) -> bytes | KafkaError | None:
 
 
 def refusal(settings: Settings) -> KafkaError:
-    """Why the client does not get in."""
+    """The reason why the client is refused."""
     seen: list[KafkaError] = []
     watched: Settings = {**settings, "error_cb": seen.append, "log_level": 0}
     admin = AdminClient(watched)
@@ -73,7 +73,7 @@ def refusal(settings: Settings) -> KafkaError:
 
 
 def answer_in_the_clear(port: int) -> bytes:
-    """What comes back when somebody asks for the versions of the API without TLS."""
+    """The response to an ApiVersions request without TLS."""
     with socket.create_connection((HOST, port), timeout=TIMEOUT) as connection:
         connection.sendall(bytes.fromhex("0000000a 0012 0000 00000001 ffff"))
         with contextlib.suppress(ConnectionResetError):
@@ -118,7 +118,7 @@ def test_a_user_without_permissions_gets_in_and_may_do_nothing_until_allowed(kaf
 def test_no_port_serves_a_client_without_an_identity(kafka: SecureKafka) -> None:
     for port in (kafka.mtls_port, kafka.controller_port):
         line = ssl.create_default_context(cafile=str(kafka.ca))
-        # With TLS 1.3 the refusal would come after the client's side of the handshake.
+        # With TLS 1.3 the refusal would come after the client's part of the handshake.
         line.maximum_version = ssl.TLSVersion.TLSv1_2
         with socket.create_connection((HOST, port), timeout=TIMEOUT) as connection, pytest.raises(ssl.SSLError):
             line.wrap_socket(connection, server_hostname=HOST)

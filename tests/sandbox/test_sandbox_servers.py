@@ -1,4 +1,4 @@
-"""Every server of the sandbox serves its real client, and comes back where it was with what it had."""
+"""Every server of the sandbox serves its real client, and restarts at the same address with its data."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def test_valkey_keeps_what_was_set_over_a_stop(box: Sandbox) -> None:
 
 
 def listening(port: int) -> set[str]:
-    """The addresses, as the kernel writes them, on which somebody accepts connections to this port."""
+    """The addresses, in the kernel's format, on which a process listens on this port."""
     lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
     ends = [fields[1].split(":") for fields in lines if fields[3] == "0A"]
     return {address for address, number in ends if int(number, 16) == port}

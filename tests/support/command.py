@@ -1,4 +1,4 @@
-"""The real binary, as a user starts it."""
+"""Runs the real binary as a user does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def tallymark(*arguments: str | Path, **environment: str) -> subprocess.Complete
 
 
 def in_process(*arguments: str | Path, given: str = "") -> subprocess.CompletedProcess[str]:
-    """The same command, without a process of its own: for cases that are much like others."""
+    """Run the same command in this process, for cases that are similar to others."""
     result = CliRunner().invoke(app, [str(one) for one in arguments], input=given)
     if isinstance(result.exception, TallymarkError):
         return subprocess.CompletedProcess(arguments, 1, result.stdout, f"error: {result.exception}\n")
@@ -42,7 +42,7 @@ def in_process(*arguments: str | Path, given: str = "") -> subprocess.CompletedP
 
 
 def started(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]:
-    """Start the command and go on."""
+    """Start the command without waiting for it."""
     return subprocess.Popen(
         [BINARY, *arguments],
         env=_environment(environment),

@@ -44,14 +44,14 @@ def take(
     at: int = 0,
     held: Mapping[Partition, Claim] | None = None,
 ) -> dict[Partition, Claim]:
-    """Claim these partitions; those without a position start at ``at``. ``held`` is what the run has already."""
+    """Claim these partitions; those without a position start at ``at``. ``held`` are the current claims of the run."""
     first = {partition: FirstClaim(at, "topic-id", "cluster-id") for partition in partitions}
     return store.claim(group, owner(run), partitions, lambda _: PositionChanges(first), held or {})
 
 
 @dataclass(frozen=True)
 class Work:
-    """One commit: what it does to the table, and what it writes to the ledger."""
+    """One commit: its rows, and its entry in the ledger."""
 
     changes: Sequence[Changes]
     entry: Entry
@@ -87,12 +87,12 @@ def work(group: str, writer: str, claims: Mapping[Partition, Claim], start: int,
 
 
 def moving(group: str, *advances: Advance) -> Work:
-    """A commit of no rows at all."""
+    """A commit without rows."""
     now = datetime.now(timezone.utc)
     return Work([], Entry(group, f"none-{uuid.uuid4().hex[:8]}", SINCE, now, advances))
 
 
 def apply(store: Store, made: Work, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
-    """Commit, and settle the outcome if the connection breaks. Returns the claims to go on with."""
+    """Commit, and look up the outcome if the connection breaks. Returns the current claims."""
     committer = Committer(made.entry.group, Destination(store, store), Budget(), lambda _: [])
     return committer.write_ledger(made.changes, made.entry, dict(claims), lambda _: None)

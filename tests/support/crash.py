@@ -1,6 +1,6 @@
-"""A run of the loop in a process of its own, which pulls its own plug at a named step.
+"""A run of the loop in a child process that kills itself at a named step.
 
-The processes are forked from a server that has imported everything already, so that each starts at once.
+The processes are forked from a server that has already imported everything, so that each starts at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PROCESSES.set_forkserver_preload([__name__])
 
 @dataclass(frozen=True)
 class Run:
-    """What a child runs until it has caught up: small batches, so that there are several."""
+    """What a child runs until it has caught up, in several small batches."""
 
     brokers: str
     store: str
@@ -45,7 +45,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Plug:
-    """Where it is pulled: at the n-th time that a batch passes the step."""
+    """When the child kills itself: at the n-th time that a batch passes the step."""
 
     step: Step
     occurrence: int
@@ -72,7 +72,7 @@ def make_loop(
 
 
 def run_in_child(run: Run, plug: Plug | None = None) -> int:
-    """Run in a child to the end, or to the plug; returns its exit code, which is -9 if it was killed."""
+    """Run in a child until it ends or kills itself; returns its exit code, which is -9 if it was killed."""
     child = PROCESSES.Process(target=_child, args=(run, plug))
     child.start()
     child.join(TIMEOUT)

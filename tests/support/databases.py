@@ -1,4 +1,4 @@
-"""Databases of the tests' own on the shared servers."""
+"""Separate databases for tests on the shared servers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy.engine import make_url
 
 KINDS = ("sqlite", "postgresql", "mariadb")
 MYSQL = "mysql"
-"""Beside MariaDB, where both were found to differ. It is started on first use, as it takes 10 s."""
+"""For cases in which MySQL differs from MariaDB. It is started on first use, because that takes 10 s."""
 DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
 
 
@@ -26,7 +26,7 @@ def drop(url: str) -> None:
 
 
 def query(url: str, sql: str) -> list[tuple[object, ...]]:
-    """Look into a store from outside, with nothing of tallymark's in between."""
+    """Query a store without tallymark."""
     parsed = make_url(url)
     engine = create_engine(parsed.set(drivername=DRIVERS[parsed.get_backend_name()]))
     try:
@@ -37,7 +37,7 @@ def query(url: str, sql: str) -> list[tuple[object, ...]]:
 
 
 def execute(url: str, *statements: str) -> None:
-    """Change a store from outside."""
+    """Change a store without tallymark."""
     parsed = make_url(url)
     engine = create_engine(parsed.set(drivername=DRIVERS[parsed.get_backend_name()]))
     try:

@@ -1,6 +1,6 @@
-"""A program that runs a pipeline on executors of their own and loses one in the middle of a batch.
+"""A program that runs a pipeline on separate executors and loses one in the middle of a batch.
 
-Speculation is on and eager, so that tasks run twice as well. Settings come as JSON on the command line.
+Speculation is on, so that tasks also run twice. Settings come as JSON on the command line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SPARK = {
     "spark.speculation.minTaskRuntime": "1ms",
 }
 KILLED_AT_CALL = 4
-"""Two calls of the function learn what it does; the fourth is in the second batch, when executors have read it."""
+"""The first two calls analyse the function; the fourth is in the second batch, after the executors have read it."""
 
 
 def executors() -> list[int]:
@@ -62,7 +62,7 @@ def main() -> None:
 
     pipeline.run("caught-up")
     print("caught up", flush=True)
-    # The executors are still being started anew; there is nothing to wait for.
+    # The executors are being restarted; there is nothing to wait for.
     os.killpg(0, signal.SIGKILL)
 
 

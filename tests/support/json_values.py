@@ -1,4 +1,4 @@
-"""JSON values at the edges of every type: what both roads have to agree on."""
+"""JSON values at the limits of every type, on which both decoders must agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics for tests: made, written to (with transactions too), grown, deleted, and read back independently."""
+"""Topics for tests: created, written to (also with transactions), grown, deleted, and read back independently."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 TIMEOUT = 30.0
 RD_KAFKA_PRODUCER = 0
 V_END, V_TOPIC, V_PARTITION, V_VALUE, V_HEADER = 0, 1, 3, 4, 9
-"""Of librdkafka's rd_kafka_vtype_t: what the next arguments of rd_kafka_producev mean."""
+"""Values of librdkafka's rd_kafka_vtype_t, which name the next arguments of rd_kafka_producev."""
 
 
 class Topics:
-    """Everything that tests do to Kafka."""
+    """Operations of the tests on Kafka."""
 
     def __init__(self, brokers: str) -> None:
         self.brokers = brokers
         self._admin = AdminClient({"bootstrap.servers": brokers})
-        # What is sent again, because a new topic has no leader yet, stays in its place only if the brokers number it.
+        # Records are resent while a new topic has no leader; only an idempotent producer keeps their order then.
         self._producer = Producer({"bootstrap.servers": brokers, "linger.ms": 5, "enable.idempotence": True})
 
     def create(self, partitions: int = 4, *, name: str | None = None, **config: str) -> str:
@@ -36,7 +36,7 @@ class Topics:
         return topic
 
     def grow(self, topic: str, partitions: int) -> None:
-        """Returns when the brokers tell of the new partitions: the controller knows them a moment earlier."""
+        """Returns when the brokers report the new partitions; the controller knows them earlier."""
         self._each(self._admin.create_partitions([NewPartitions(topic, partitions)]))
         deadline = time.monotonic() + TIMEOUT
         while len(self._admin.list_topics(topic, TIMEOUT).topics[topic].partitions) < partitions:
@@ -82,7 +82,7 @@ class Topics:
             self._producer.poll(0)
         assert self._producer.flush(TIMEOUT) == 0, f"{topic} takes no records"
         assert not failures, f"{len(failures)} records did not get to {topic}: {failures[0]}"
-        # A record that brokers take for a repetition of another one counts as delivered, too.
+        # A record that brokers take for a repetition of another one is reported as delivered, too.
         assert len(places) == len(records), f"{len(records)} records have {len(places)} places in {topic}"
 
     def send_with_headers(self, topic: str, value: bytes, headers: Iterable[tuple[bytes, bytes]]) -> None:
@@ -103,7 +103,7 @@ class Topics:
     def send_in_transaction(
         self, topic: str, by_partition: Mapping[int, Iterable[Any]], *, commit: bool = True
     ) -> None:
-        """One transaction of Kafka's own; aborted ones leave their records and a marker in the log."""
+        """One Kafka transaction; an aborted one leaves its records and a marker in the log."""
         producer = Producer({"bootstrap.servers": self.brokers, "transactional.id": f"tx-{uuid.uuid4().hex}"})
         producer.init_transactions(TIMEOUT)
         producer.begin_transaction()
@@ -117,7 +117,7 @@ class Topics:
             producer.abort_transaction(TIMEOUT)
 
     def delete_records(self, topic: str, before: Mapping[int, int]) -> None:
-        """What retention does: the log starts later."""
+        """Delete the first records, as retention does."""
         self._each(
             self._admin.delete_records(
                 [TopicPartition(topic, partition, offset) for partition, offset in before.items()]

@@ -1,4 +1,4 @@
-"""Kafka's own kafka-consumer-groups, as operators run it."""
+"""Runs Kafka's own kafka-consumer-groups."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A producer at work while a test does something to its brokers."""
+"""A producer that sends while a test disturbs its brokers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tallymark as tm
 
 
 class Load:
-    """Numbers sent steadily, without loss, in a thread of its own."""
+    """Sends numbers steadily, without loss, in a separate thread."""
 
     def __init__(self, brokers: str, topic: str) -> None:
         self.sent = 0

@@ -1,4 +1,4 @@
-"""What Prometheus would see."""
+"""The metrics as Prometheus scrapes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def free_port() -> int:
 
 
 class Scrape:
-    """One answer of an endpoint."""
+    """One response of an endpoint."""
 
     def __init__(self, port: int | None = None, *, url: str | None = None) -> None:
         with urlopen(url or f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
@@ -25,12 +25,12 @@ class Scrape:
 
     @property
     def names(self) -> set[str]:
-        """All that rules and dashboards may name, whether there are samples of it yet or not."""
+        """All names that rules and dashboards may use, whether or not there are samples yet."""
         made = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count")}
         return {f"{family.name}{suffix}" for family in self._families for suffix in made.get(family.type, ("",))}
 
     def samples(self, name: str, **labels: str) -> dict[tuple[str, ...], float]:
-        """Values by the labels that were not asked for, in the order of their names."""
+        """Values by the labels that were not given, in the order of their names."""
         return {
             tuple(value for label, value in sorted(sample.labels.items()) if label not in labels): sample.value
             for family in self._families

@@ -1,6 +1,6 @@
-"""What a table with a key must hold, by README's "Which record of a key is the newest" and nothing else.
+"""The content of a table with a key, by README's "Which record of a key is the newest" alone.
 
-Written from the text, row by row, without a line of the engine: it would approve the engine's mistakes.
+Written from the text, row by row, without code of the engine, whose mistakes it would repeat.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class Made:
 
 @dataclass
 class Oracle:
-    """A table, and what became of it batch by batch."""
+    """A table, batch by batch."""
 
     versions: bool = False
     first_stays: bool = False
     rows: dict[Any, Made] = field(default_factory=dict)
 
     def apply(self, batch: Iterable[Made]) -> None:
-        """The rows of a batch, one after the other."""
+        """Apply the rows of a batch in order."""
         deleted: dict[Any, Any] = {}
         for row in in_order(list(batch)):
             there = self.rows.get(row.key)
@@ -59,7 +59,7 @@ def in_order(rows: Sequence[Made]) -> list[Made]:
     """From the oldest to the newest."""
 
     def time(row: Made) -> tuple[Any, ...]:
-        """Its own timestamp or the latest before it in its partition; a row without one is the oldest."""
+        """Its own timestamp or the latest earlier one in its partition; a row without one is the oldest."""
         until = [
             other.timestamp
             for other in rows

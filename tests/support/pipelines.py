@@ -1,4 +1,4 @@
-"""Pipelines on Spark for tests: one made in a line, run in the background, and looked at from outside."""
+"""Pipelines on Spark for tests: created in one line, run in the background, and inspected with SQL."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def copied(records: DataFrame) -> DataFrame:
 def one_to_one(brokers: str, topic: str, group: str, store: str, **settings: Any) -> Pipeline:
     """A pipeline that appends a row for each record to the table ``orders``.
 
-    It reads alone unless told otherwise: what it is about is not the group, and joining one takes a while.
+    It is standalone by default, because joining a group takes time.
     """
     settings.setdefault("membership", Standalone())
     pipeline = Pipeline(group=group, source=Kafka(brokers, topic, value=ORDERS), store=store, **settings)
@@ -82,7 +82,7 @@ def eventually(condition: Callable[[], bool], timeout: float = TIMEOUT) -> bool:
 
 
 class Background:
-    """A run in a thread of its own: stopped at the end of the block, whatever became of it."""
+    """A run in a separate thread, stopped at the end of the block in any case."""
 
     def __init__(self, pipeline: Pipeline, until: Until = "stopped", on_step: OnStep = ignore) -> None:
         self._open = ExitStack()
@@ -93,7 +93,7 @@ class Background:
         self.future: Future[Tally] = self._pool.submit(self._loop.run, until)
 
     def stop(self) -> Tally:
-        """Ask it to leave, and wait."""
+        """Stop the run, and wait."""
         self._loop.stop()
         return self.future.result(TIMEOUT)
 

@@ -1,4 +1,4 @@
-"""A proxy that cuts a database connection at a chosen statement, before the server gets it or before the answer is out.
+"""A proxy that cuts a database connection at a chosen statement, before the request or the response passes.
 
 One thread serves all sockets: closing a socket that another thread reads would send nothing.
 """
@@ -24,14 +24,14 @@ COMMIT = {
     "mysql": b"\x07\x00\x00\x00\x03COMMIT",
     "redis": b"EVALSHA",
 }
-"""As the drivers send it; the bare word is also part of other statements."""
+"""COMMIT as the drivers send it; the bare word is also part of other statements."""
 
 
 @dataclass(frozen=True)
 class Cut:
     """Where to cut: ``request`` never reaches the server, ``reply`` never reaches the client.
 
-    ``after`` has to pass before, on the same connection. ``meanwhile`` is called when the server's side is cut and the
+    ``after`` must pass before, on the same connection. ``meanwhile`` is called when the server's side is cut and the
     client does not know yet. ``silently`` never lets the client know: it waits for an answer that does not come.
     """
 
@@ -43,7 +43,7 @@ class Cut:
 
 
 class Proxy:
-    """Stands before a database; ``url`` leads through it."""
+    """A proxy in front of a database; ``url`` connects through it."""
 
     def __init__(self, url: str) -> None:
         target = make_url(url)
@@ -66,15 +66,15 @@ class Proxy:
         self.url = target.set(port=self._listener.getsockname()[1]).render_as_string(hide_password=False)
 
     def arm(self, *cuts: Cut) -> None:
-        """Cut at these, one after the other, each at the next time its statement passes."""
+        """Cut at these in order, each at the next time its statement passes."""
         self._due.extend(cuts)
 
     def hush(self) -> None:
-        """From now on take connections and bytes, and say nothing."""
+        """From now on accept connections and bytes, and do not respond."""
         self._silent = True
 
     def altered(self, data: bytes) -> bytes:
-        """What the client gets of what the server says."""
+        """The part of the server's response that the client gets."""
         return data
 
     def __enter__(self) -> Proxy:

@@ -1,7 +1,7 @@
-"""A reader without Spark: explicit spans, read with a plain consumer, as the loop's contract asks for.
+"""A reader without Spark: reads explicit spans with a plain consumer, by the loop's contract.
 
-It fills a table for each way of writing, with rows of JSON objects that have an ``id`` and, as they like, a ``version``
-and an ``op``, which is "d" where the row is to go.
+It fills a table for each write mode, with rows of JSON objects that have an ``id`` and optionally a ``version`` and an
+``op``, which is "d" for a deletion.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Value = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Filled:
-    """A table, its columns, and the row that it gets of a record: of its partition, its offset and its value."""
+    """A table, its columns, and a function that makes a row from partition, offset and value of a record."""
 
     spec: TableSpec
     columns: Mapping[str, pa.DataType]
     row: Callable[[int, int, Value], Sequence[Any]]
     merges: bool = False
-    """Whether the rows of a batch are summed up to one, of which nobody can tell the records any more."""
+    """Whether the rows of a batch are merged into one row without known records."""
 
     @property
     def schema(self) -> pa.Schema:
@@ -124,7 +124,7 @@ class PlainReader:
                 if error := message.error():
                     if judged(error).error.transient:
                         continue
-                    # The end of the log is behind the end of every span, also when the last offsets hold no record.
+                    # The log ends after every span, also if the last offsets hold no record.
                     assert error.code() == KafkaError._PARTITION_EOF, error
                     missing.discard(at)
                     continue
@@ -161,7 +161,7 @@ class PlainReader:
         pass
 
     def close(self) -> None:
-        """Wait for a read that was given up, too: a consumer is not closed under its reader's feet."""
+        """Also waits for an abandoned read: a consumer must not be closed while a thread reads from it."""
         with self._reading:
             self._consumer.close()
 

@@ -1,4 +1,4 @@
-"""Redis seen from outside, with nothing of tallymark's in between, and servers that a test may break."""
+"""Direct access to Redis without tallymark, and servers that a test may break."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def client(url: str) -> Any:
 
 
 def key(url: str, name: str) -> str:
-    """The full name of a key: tag and all."""
+    """The full name of a key, with the tag."""
     return f"{{{make_url(url).query.get('tag', 'tallymark')}}}:{name}"
 
 
 def dump(url: str, under: str = "") -> dict[str, Any]:
-    """All keys of this store that start so, with what they hold."""
+    """All keys of this store with this prefix, with their values."""
     server = client(url)
     read = {
         b"hash": server.hgetall,
@@ -40,7 +40,7 @@ def dump(url: str, under: str = "") -> dict[str, Any]:
 
 
 class OwnValkey(Valkey):
-    """A server with settings of the test's own."""
+    """A separate server with its own settings."""
 
     def __init__(self, directory: Path, **settings: str) -> None:
         super().__init__(directory, temporary=True)

@@ -1,4 +1,4 @@
-"""A loop in a thread of its own, and waiting for what it does."""
+"""Runs a loop in a separate thread, and waits for its effects."""
 
 from __future__ import annotations
 

@@ -33,12 +33,12 @@ UNSECURED_TOKENS = {
         ' unsecuredLoginStringClaim_sub="nobody";'
     ),
 }
-"""``settings=`` of a broker that believes any token without a signature: it lets everybody be anybody."""
+"""``settings=`` of a broker that accepts any unsigned token."""
 
 
 @contextlib.contextmanager
 def secure_kafka(directory: Path, settings: Mapping[str, str] | None = None) -> Iterator[SecureKafka]:
-    """Started, and killed at the end. A start takes some seconds: share it within a module."""
+    """Starts a broker, and kills it at the end. The start takes seconds: share it within a module."""
     kafka = SecureKafka(directory / "kafka", settings=settings, temporary=True)
     try:
         yield kafka.start()
@@ -47,17 +47,17 @@ def secure_kafka(directory: Path, settings: Mapping[str, str] | None = None) -> 
 
 
 def as_user(kafka: SecureKafka, user: str = ADMIN, mechanism: str = "SCRAM-SHA-512", **more: str) -> dict[str, Any]:
-    """All that a raw client needs to log in with a password; ``sasl_password="wrong"`` overrides a setting."""
+    """The settings of a raw client that logs in with a password; ``sasl_password="wrong"`` overrides a setting."""
     return {"bootstrap.servers": kafka.brokers, **kafka.security.as_user(user, mechanism), **_settings(more)}
 
 
 def as_client(kafka: SecureKafka, **more: str) -> dict[str, Any]:
-    """All that a raw client needs to get in with admin's certificate."""
+    """The settings of a raw client with admin's certificate."""
     return {"bootstrap.servers": kafka.mtls_brokers, **kafka.security.as_client(), **_settings(more)}
 
 
 def allow(kafka: SecureKafka, user: str, kind: str, name: str, *operations: str) -> None:
-    """Let a user do something: ``allow(kafka, LIMITED, "topic", "orders", "read", "describe")``.
+    """Grant permissions to a user: ``allow(kafka, LIMITED, "topic", "orders", "read", "describe")``.
 
     ``kind`` is topic, group, transactional_id or broker (whose name is kafka-cluster); a name of * means all.
     """
@@ -66,7 +66,7 @@ def allow(kafka: SecureKafka, user: str, kind: str, name: str, *operations: str)
     wanted = {AclBinding(*what, AclOperation[word.upper()], AclPermissionType.ALLOW) for word in operations}
     for future in admin.create_acls(list(wanted)).values():
         future.result(TIMEOUT)
-    # The broker itself is asked: it hears of permissions a moment after they were granted.
+    # Ask the broker itself: it gets permissions a moment after they were granted.
     question = AclBindingFilter(*what, AclOperation.ANY, AclPermissionType.ANY)
     deadline = time.monotonic() + TIMEOUT
     while not wanted <= set(admin.describe_acls(question).result(TIMEOUT)):

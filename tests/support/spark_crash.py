@@ -1,6 +1,6 @@
-"""A pipeline on Spark in a process of its own, which pulls its own plug: ``python -m tests.support.spark_crash``.
+"""A pipeline on Spark in a child process that kills itself: ``python -m tests.support.spark_crash``.
 
-Arguments: brokers, topic, group, store URL, the step and the number of the batch at which it is killed, and the road.
+Arguments: brokers, topic, group, store URL, the step and the number of the batch at which it is killed, and ``road=``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def run_until_killed(brokers: str, topic: str, group: str, store: str, step: Ste
     try:
         return child.wait(TIMEOUT)
     finally:
-        # Its JVM leaves by itself, in its own time.
+        # Its JVM ends by itself, later.
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()

@@ -1,4 +1,4 @@
-"""Groups that stand somewhere, and services that go on from there."""
+"""Groups with given positions, and services that continue from there."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TABLE = "CREATE TABLE seen (part INT, off BIGINT)"
 
 
 def stand(brokers: str, store_url: str, group: str, topic: str, at: Mapping[int, int]) -> None:
-    """A group with these positions, that nobody is at work on."""
+    """A group with these positions and no live run."""
     asked = Brokers(brokers)
     topic_id, cluster = asked.find([topic])[topic].id, asked.cluster_id()
     first = {Partition(topic, number): FirstClaim(offset, topic_id, cluster) for number, offset in at.items()}
@@ -57,7 +57,7 @@ def journal(store_url: str, group: str, *kinds: str) -> list[NoteLine]:
 
 
 def seen(store_url: str) -> Counter[tuple[int, int]]:
-    """How often the row of each record is there."""
+    """The number of rows of each record."""
     return Counter((int(str(part)), int(str(off))) for part, off in query(store_url, "SELECT part, off FROM seen"))
 
 

@@ -1,4 +1,4 @@
-"""Tables of a store with SQL: prepared by hand, written through the store, read through SQLAlchemy's own types."""
+"""Tables of a SQL store: prepared by hand, written through the store, read through SQLAlchemy's own types."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(store: SqlStore, spec: TableSpec, puts: pa.Table, deletes: pa.Table | 
 
 
 def put(store: SqlStore, spec: TableSpec, rows: pa.Table, *, after: str | None = None) -> None:
-    """Write to a table as it was before the statement ``after``, without looking for who is to blame."""
+    """Write to a table as it was before the statement ``after``, without bisecting a refused batch."""
     with store.look() as connection:
         table = Table(spec.name, MetaData(), autoload_with=connection)
     if after:
@@ -55,7 +55,7 @@ def read(store: SqlStore, spec: TableSpec, schema: pa.Schema) -> list[tuple[Any,
     """The rows, ordered by the first column."""
     columns = [Column(field.name, column_type(field, in_key=field.name in spec.key)) for field in schema]
     table = Table(spec.name, MetaData(), *columns)
-    # MySQL shows six digits of a FLOAT, though it has more.
+    # MySQL shows six digits of a FLOAT, though it stores more.
     shown = [
         cast(column, mysql.DOUBLE(asdecimal=False))
         if field.type == pa.float32() and store.dialect.name == "mysql"

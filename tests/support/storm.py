@@ -1,6 +1,6 @@
-"""A rebalance storm: members come, leave, die and stand still while topics grow and numbered records arrive.
+"""A rebalance storm: members join, leave, die and stall while topics grow and numbered records arrive.
 
-The schedule is a function of the seed alone, so that a storm can be repeated. Afterwards all is counted from outside.
+The schedule depends on the seed alone, so a storm can be repeated. Afterwards everything is counted independently.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from tests.support.kafka import Topics
 from tests.support.storm_member import COUNTERS, Spec, start
 
 DRAIN_SECONDS = 90.0
-"""How long nothing may move: a loaded machine is slow, a stuck group stands still."""
+"""The longest time without progress: longer means a stuck group, not a loaded machine."""
 PART = 50
-"""How many records are sent at a time."""
+"""The number of records sent at a time."""
 
 
 @dataclass(frozen=True)
 class Weather:
-    """How hard it blows."""
+    """The intensity of a storm."""
 
     seconds: float
     members: int
@@ -41,12 +41,12 @@ class Weather:
     records: int
     session: float = 2.0
     pause: float = 0.5
-    """How long it is quiet between two acts, on average."""
+    """The average pause between two acts."""
 
 
 @dataclass(frozen=True)
 class Act:
-    """Something that happens to a member, or to the topics."""
+    """One event for a member or the topics."""
 
     at: float
     kind: str
@@ -57,7 +57,7 @@ class Act:
 
 
 def schedule(seed: int, weather: Weather) -> list[Act]:
-    """Who joins, leaves, is killed, stopped and continued, and when the topics change."""
+    """Which members join, leave, are killed, stopped and continued, and when the topics change."""
     chance, names = random.Random(seed), (f"m{n}" for n in count(1))
     running = [next(names) for _ in range(weather.members)]
     acts = [Act(0.0, "join", name) for name in running]
@@ -102,7 +102,7 @@ class Storm:
     topics: Topics
     logs: Path
     made: dict[str, int] = field(default_factory=dict)
-    """The topics, each with how many partitions it has."""
+    """The topics, each with its number of partitions."""
     members: dict[str, Any] = field(default_factory=dict)
     _sent: bool = False
 
@@ -127,7 +127,7 @@ class Storm:
         return Counter(act.kind for act in acts) | told | {"seconds": round(time.monotonic() - began, 1)}
 
     def _gather(self, joins: Sequence[Act]) -> None:
-        """The first members are at work before it begins to blow."""
+        """The first members work before the storm begins."""
         for act in joins:
             self._do(act)
         deadline = time.monotonic() + DRAIN_SECONDS
@@ -165,7 +165,7 @@ class Storm:
         self.made = {**self.made, name: partitions}
 
     def _send(self) -> None:
-        """Uniquely numbered records at an even rate: some can't be decoded, some are in aborted transactions."""
+        """Send uniquely numbered records at an even rate: some can't be decoded, some are in aborted transactions."""
         chance, numbers = random.Random(self.seed), count()
         topics, parts = Topics(self.topics.brokers), self.weather.records // PART
         began = time.monotonic()
@@ -185,7 +185,7 @@ class Storm:
         except KafkaException as error:
             if error.args[0].code() != KafkaError._UNKNOWN_PARTITION:
                 raise
-            # The producer has not heard of a new partition yet, and has taken nothing.
+            # The producer does not know the new partition yet, and has accepted nothing.
             topics.send_to(topic, 0, values)
 
     def _values(self, chance: random.Random, numbers: Iterator[int]) -> Iterator[Any]:
@@ -194,7 +194,7 @@ class Storm:
             yield f"undecodable {number}" if chance.random() < 0.01 else {"number": number}
 
     def _drain(self) -> None:
-        """Let the zombies go on, let fresh members do the rest, and let everybody leave."""
+        """Continue the zombies, let new members process the rest, and stop all."""
         for member in self.members.values():
             if member.is_alive():
                 os.kill(member.pid, signal.SIGCONT)
@@ -214,10 +214,10 @@ class Storm:
             member.join(DRAIN_SECONDS)
 
     def _check_ends(self, acts: Sequence[Act]) -> None:
-        """Nobody has ended by an error, and nobody is left."""
+        """No member ended by an error, and none is left."""
         killed = {act.who for act in acts if act.kind == "kill"}
         ends = {name: member.exitcode for name, member in self.members.items()}
-        # A member that is asked to leave before it listens ends by the signal itself.
+        # A member that gets the signal before its handler is installed is ended by the signal.
         allowed = {name: {0, -signal.SIGTERM} | ({-signal.SIGKILL} if name in killed else set()) for name in ends}
         wrong = {name: code for name, code in ends.items() if code not in allowed[name]}
         assert not wrong, f"members ended by themselves: {wrong}\n{self._last_words(wrong)}"
@@ -232,7 +232,7 @@ class Storm:
                 member.kill()
                 member.join()
 
-    # What is there, seen from outside
+    # The content of the store, read without tallymark
 
     def _ends(self) -> dict[tuple[str, int], int]:
         client = Consumer({"bootstrap.servers": self.topics.brokers, "group.id": "ends"})
@@ -251,7 +251,7 @@ class Storm:
     def _positions(self, *columns: str) -> list[tuple[Any, ...]]:
         try:
             return truth.ledger(self.spec.store, "positions", *columns)
-        except SQLAlchemyError:  # nobody has made the ledger yet
+        except SQLAlchemyError:  # there is no ledger yet
             return []
 
     def _count(self) -> dict[str, Any]:
@@ -288,7 +288,7 @@ class Storm:
 
 
 def seen(url: str) -> tuple[Counter[tuple[Any, ...]], int]:
-    """Every row (number, topic, partition, offset) that members wrote, and what they counted."""
+    """Every row (number, topic, partition, offset) that members wrote, and their counters."""
     if url.startswith("redis"):
         rows = [line.decode().split() for line in redis.dump(url, "seen").get("", [])]
         found = Counter((int(number), topic, int(part), int(at)) for number, topic, part, at in rows)

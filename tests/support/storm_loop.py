@@ -1,4 +1,4 @@
-"""The batch loop as a member of a group: what several Spark drivers of one pipeline are to each other."""
+"""The batch loop as a member of a group, like one of several Spark drivers of a pipeline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.storm_member import PROCESSES, QUICK, TIMEOUT
 
 
 class SharedLoop:
-    """A loop in a thread of its own, which shares the partitions of its group."""
+    """A loop in a separate thread, which shares the partitions of its group."""
 
     def __init__(self, run: Run, on_step: OnStep = ignore, **changes: Any) -> None:
         self.store, self.reader = open_store(run.store), PlainReader(run.brokers)
@@ -52,7 +52,7 @@ class SharedLoop:
 
 
 def start_loop(run: Run) -> Any:
-    """The same in a process of its own, to be killed; returns the process."""
+    """The same in a child process, to be killed; returns the process."""
     process = PROCESSES.Process(target=_process, args=(run,), daemon=True)
     process.start()
     return process

@@ -1,6 +1,6 @@
-"""A member of a group that writes down every record it gets, so that one which is missing or came twice would show.
+"""A member of a group that writes every record it gets, so that a missing or repeated record is visible.
 
-It works in a thread (``Working``) or in a process of its own (``start``), which can be killed and stopped.
+It runs in a thread (``Working``) or in a child process (``start``), which can be killed and stopped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ PROCESSES.set_forkserver_preload([__name__])
 
 @dataclass(frozen=True)
 class Spec:
-    """What a member is told."""
+    """The settings of a member."""
 
     brokers: str
     store: str
@@ -55,7 +55,7 @@ class Spec:
 
 
 def work(consumer: Consumer, spec: Spec, inside: Callable[[Batch], None]) -> None:
-    """Take batch after batch. Whoever was fenced goes on with the next one; what may pass is tried again."""
+    """Process batch after batch. After a fenced batch continue with the next one; retry transient failures."""
     for batch in consumer.batches(spec.most):
         deadline = time.monotonic() + TIMEOUT
         while not batch.committed:
@@ -73,7 +73,7 @@ def work(consumer: Consumer, spec: Spec, inside: Callable[[Batch], None]) -> Non
 
 
 def put(db: Any, batch: Batch, name: str) -> None:
-    """A row for each record without a key, and a counter: neither would hide that something came twice."""
+    """Write a row without a key for each record, and a counter: neither hides a repetition."""
     rows = [
         {"number": one.value["number"], "topic": one.topic, "partition_id": one.partition, "record_offset": one.offset}
         | {"run": name}
@@ -89,7 +89,7 @@ def put(db: Any, batch: Batch, name: str) -> None:
 
 
 class Working:
-    """A member in a thread of its own. ``inside`` is called in every transaction, before it commits."""
+    """A member in a separate thread. ``inside`` is called in every transaction, before it commits."""
 
     def __init__(self, spec: Spec, inside: Callable[[Batch], None] = lambda _: None) -> None:
         self.spec = spec
@@ -118,7 +118,7 @@ class Working:
 
 
 def start(spec: Spec) -> Any:
-    """The same in a process of its own, which leaves on SIGTERM; returns the process."""
+    """The same in a child process, which leaves on SIGTERM; returns the process."""
     process = PROCESSES.Process(target=_process, args=(spec,), name=spec.name, daemon=True)
     process.start()
     return process

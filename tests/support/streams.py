@@ -1,6 +1,6 @@
-"""Streaming queries for tests: over files or a Kafka topic, plain or with state, from a checkpoint of their own.
+"""Streaming queries for tests: over files or a Kafka topic, stateless or stateful, each with its own checkpoint.
 
-``python -m tests.support.streams`` is one in a process of its own that pulls its own plug: its arguments are the
+``python -m tests.support.streams`` runs one in a process that kills itself: its arguments are the
 source (a directory of JSON files, or brokers and topic), the checkpoint, the store URL, and the step and the number of
 the micro-batch at which it is killed.
 """
@@ -30,7 +30,7 @@ ROWS = "id BIGINT, shop STRING, amount DOUBLE"
 
 
 def put(folder: Path, name: str, *rows: dict[str, object]) -> None:
-    """A file of the source, and so a micro-batch; it appears at once."""
+    """Add a file to the source, which is a micro-batch; it appears atomically."""
     folder.mkdir(exist_ok=True)
     hidden = folder / f".{name}"
     hidden.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -48,18 +48,18 @@ def kafka(spark: SparkSession, brokers: str, topic: str) -> DataFrame:
 
 
 def totals(rows: DataFrame) -> DataFrame:
-    """With state: how many rows each shop has had so far."""
+    """Stateful: the number of rows of each shop so far."""
     return rows.groupBy("shop").count()
 
 
 def start(sink: Sink, rows: DataFrame, checkpoint: Path, mode: str = "append") -> StreamingQuery:
-    """All that is there now, and then the end."""
+    """Read everything that is there now, then end."""
     writer = rows.writeStream.foreachBatch(sink.foreach_batch).option("checkpointLocation", str(checkpoint))
     return writer.outputMode(mode).trigger(availableNow=True).start()
 
 
 def run(sink: Sink, rows: DataFrame, checkpoint: Path, mode: str = "append") -> None:
-    """To its end; raises what the query failed with."""
+    """Run to the end; raises the query's failure."""
     query = start(sink, rows, checkpoint, mode)
     try:
         assert query.awaitTermination(TIMEOUT), "the query did not end"
@@ -82,7 +82,7 @@ def run_until_killed(source: str, checkpoint: Path, store: str, step: Step, numb
         try:
             return child.wait(TIMEOUT)
         finally:
-            # Its JVM leaves by itself, in its own time.
+            # Its JVM ends by itself, later.
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()

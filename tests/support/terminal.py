@@ -1,4 +1,4 @@
-"""The real binary on a terminal of a given size, with somebody who reads along and presses keys."""
+"""Runs the real binary on a terminal of a given size, reads the screen and sends keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 class Terminal:
-    """A process that believes a person is watching."""
+    """A process with a terminal."""
 
     def __init__(self, *arguments: str | Path, columns: int, lines: int = 50, **environment: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -43,7 +43,7 @@ class Terminal:
 
     @property
     def screen(self) -> list[str]:
-        """The lines of the last full page that was painted."""
+        """The lines of the last complete screen."""
         pages = [page for page in self.output.split("\x1b[H") if page.count("\n") > 3]
         return [line.rstrip() for line in CONTROL.sub("", pages[-1]).splitlines()] if pages else []
 

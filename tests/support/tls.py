@@ -1,4 +1,4 @@
-"""Servers that speak TLS and ask for a password. Their certificate names ``localhost``, and not 127.0.0.1."""
+"""Servers with TLS and passwords. Their certificate names ``localhost``, not 127.0.0.1."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HBA = (
 
 @dataclass(frozen=True)
 class Files:
-    """PEM files of an authority, of a server's certificate that it has signed, and of a client's."""
+    """PEM files of an authority, and of the server and client certificates that it signed."""
 
     ca: Path
     server: Path
@@ -87,7 +87,7 @@ class SecureMariaDB(MariaDB):
 
 
 class Terminator:
-    """TLS before a plain server, as many put it before Redis: ``port`` speaks TLS, and passes on what is inside."""
+    """A TLS proxy in front of a plain server, as is common for Redis: ``port`` accepts TLS and forwards the content."""
 
     def __init__(self, target: int, files: Files, *, wants_certificate: bool = False, port: int = 0) -> None:
         self._context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(files.ca))
@@ -129,7 +129,7 @@ def _pass_on(client: ssl.SSLSocket, server: socket.socket) -> None:
             for key, _ in selector.select():
                 source: socket.socket = key.fileobj  # type: ignore[assignment]
                 data = source.recv(1 << 16)
-                # What has been decrypted already does not wake the selector.
+                # Bytes that are already decrypted do not wake the selector.
                 while isinstance(source, ssl.SSLSocket) and source.pending():
                     data += source.recv(source.pending())
                 if not data:
@@ -139,7 +139,7 @@ def _pass_on(client: ssl.SSLSocket, server: socket.socket) -> None:
 
 @dataclass(frozen=True)
 class Secured:
-    """``urls``: a user with a password, on ``localhost``. ``guarded``: one who needs a certificate too."""
+    """``urls``: a user with a password, on ``localhost``. ``guarded``: a user that needs a certificate, too."""
 
     files: Files
     other: Files
@@ -150,7 +150,7 @@ class Secured:
 
 @contextmanager
 def secured(directory: Path) -> Iterator[Secured]:
-    """One of each kind. PostgreSQL may run as another user, who has to be able to enter the directory."""
+    """One server of each kind. PostgreSQL may run as another user, which needs access to the directory."""
     files, other = Files.make(directory / "ours"), Files.make(directory / "others")
     postgresql = SecurePostgreSQL(directory / "postgresql", temporary=True)
     mariadb = SecureMariaDB(directory / "mariadb", temporary=True)

@@ -1,4 +1,4 @@
-"""A token endpoint as an identity provider has it: signed tokens for whoever knows the secret."""
+"""A token endpoint like that of an identity provider: it issues signed tokens to clients with the secret."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ class Issuer:
 
 
 class TokenKafka(SecureKafka):
-    """A secured broker that takes the tokens of an issuer, too."""
+    """A secured broker that also accepts the tokens of an issuer."""
 
     issuer: Issuer
 
     def environment(self) -> dict[str, str]:
-        # Kafka reads keys only from where its JVM was told to.
+        # Kafka reads keys only from URLs that its JVM allows.
         return {"JAVA_TOOL_OPTIONS": f"-Dorg.apache.kafka.sasl.oauthbearer.allowed.urls={self._keys}"}
 
     @property

@@ -1,4 +1,4 @@
-"""What must be in a store, compared with Kafka itself: every committed record once, and every offset accounted for."""
+"""Compares a store with Kafka: every committed record once, and every offset accounted for."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ COUNTS = ("applied", "dead", "skipped", "lost", "absent")
 
 
 def check_complete(url: str, committed: Committed) -> None:
-    """The store holds all that Kafka holds, once, and nothing else."""
+    """The store holds every record of Kafka once, and nothing else."""
     assert_holds(url, committed)
     check_accounts(url)
 
 
 def check_consistent(url: str, committed: Committed) -> None:
-    """The store holds exactly what is below its positions, wherever they are: the truth at every moment."""
+    """The store holds exactly the records below its positions; this holds at every moment."""
     assert_holds(url, below(committed, positions(url)))
     check_accounts(url)
 
 
 def assert_holds(url: str, committed: Committed) -> None:
-    """Every table is as if exactly these records had been applied, one after the other."""
+    """Every table is as if exactly these records had been applied in order."""
     good, dead = split(committed)
     assert letters(url) == Counter(dead)
     assert events(url) == expected_events(good)
@@ -67,11 +67,11 @@ def below(committed: Committed, reached: Mapping[int, int]) -> dict[Record, byte
     return {at: value for at, value in committed.items() if at[1] < reached.get(at[0], 0)}
 
 
-# What Kafka says
+# The content of Kafka
 
 
 def split(committed: Committed) -> tuple[dict[Record, Any], list[Record]]:
-    """Values that have an id, and the places of all others."""
+    """Values with an id, and the coordinates of all others."""
     good: dict[Record, Any] = {}
     dead = []
     for at, value in sorted(committed.items(), key=lambda item: (item[0][1], item[0][0])):
@@ -89,7 +89,7 @@ def expected_events(good: Mapping[Record, Any]) -> Rows:
 
 
 def expected_by_id(good: Mapping[Record, Any]) -> dict[str, Iterable[tuple[Any, ...]]]:
-    """The tables with a key. Ids stay in one partition, so that the offsets say which record is newer."""
+    """The tables with a key. Ids stay in one partition, so offsets determine which record is newer."""
     latest: dict[int, int] = {}
     first: dict[int, int] = {}
     alive: dict[int, int] = {}
@@ -108,7 +108,7 @@ def expected_by_id(good: Mapping[Record, Any]) -> dict[str, Iterable[tuple[Any, 
     return {"latest": latest.items(), "first_seen": first.items(), "alive": alive.items(), "versions": by_version}
 
 
-# What the store says
+# The content of the store
 
 
 def rows(url: str, table: str, *columns: str) -> Rows:
@@ -159,6 +159,6 @@ def _text(value: Any) -> str:
 
 
 def _fields(found: Mapping[bytes, bytes], columns: Iterable[str]) -> tuple[Any, ...]:
-    """Redis holds text: what looks like a number is one."""
+    """Redis holds text: text that looks like a number is converted."""
     values = [found[name.encode()].decode() if name.encode() in found else None for name in columns]
     return tuple(int(value) if value is not None and value.removeprefix("-").isdigit() else value for value in values)

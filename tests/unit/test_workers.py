@@ -231,7 +231,7 @@ def test_what_failed_is_counted_against_what_was_finished() -> None:
 
 @pytest.mark.parametrize("order", ["partition", "none"])
 def test_a_transaction_that_is_used_after_its_handler_returned_is_over(order: Order) -> None:
-    """The rest ends at once: no further record starts, neither during the batch nor after it."""
+    """A late use fails at once, during the batch and after it, instead of waiting for a turn."""
     used: list[BaseException | str] = []
     kept: list[Any] = []
 
