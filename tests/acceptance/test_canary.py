@@ -1,4 +1,4 @@
-"""Passwords that are searched for in everything that tallymark prints, logs, stores and shows, and found nowhere."""
+"""Canary passwords appear nowhere in the output, logs, stored data and process list of tallymark."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_no_password_is_shown_anywhere(
     key = kafka.client_key.read_text().splitlines()[1]
     canaries = [kafka.password_file.read_text(), key, DATABASE_CANARY, WRONG_CANARY]
 
-    # As a program of its own, which logs all that anybody says: our command line would keep some of it quiet.
+    # A separate program that logs everything at DEBUG: the command line would suppress some of it.
     running = subprocess.Popen(
         [sys.executable, file], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
@@ -125,7 +125,7 @@ def test_no_password_is_shown_anywhere(
 
 
 def _process_list_while(running: subprocess.Popen[str]) -> str:
-    """The command lines of all processes, looked at for as long as it takes until Spark is up."""
+    """The command lines of all processes, collected until Spark has started."""
     listed: set[str] = set()
     deadline = time.monotonic() + 8
     while running.poll() is None and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""A user's day with the command line: run, look, stop, and make every mistake once."""
+"""The command line in daily use: run, status, stop, and every mistake once."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_the_example_runs_and_status_shows_what_it_did(topics: Topics, brokers: 
     orders = [{"id": n, "customer": f"c{n % 3}", "amount": 1.5, "at": "2026-01-31T10:00:00Z"} for n in range(20)]
     began = int(time.time() * 1000) - 1000
     for number, order in enumerate([*orders, b"broken"]):
-        # The latest order of a customer is the one with the latest timestamp, whatever its partition.
+        # The latest order of a customer is the one with the latest timestamp, in any partition.
         topics.send_to("orders", number % 2, [order], timestamp=began + number)
     store = f"sqlite:///{tmp_path / 'shop.db'}"
     place = {"TALLYMARK_BROKERS": brokers, "TALLYMARK_STORE": store}
@@ -111,7 +111,7 @@ def test_ctrl_c_leaves_cleanly_and_does_not_wait_for_a_read_that_hangs(
 ) -> None:
     topic = topics.create(1)
     topics.send_to(topic, 0, [{"id": n} for n in range(50)])
-    # A function that only picks columns is not called for a batch: this one computes, and blocks in the second batch.
+    # A function that only picks columns is not called per batch: this one computes, and blocks in the second batch.
     run = started("run", pipeline_file(topic=topic, limit=10, blocks_from=10, column="value.id + 0 AS id"))
     wait_until(lambda: _rows(tmp_path) == 10, "the first batch is there")
     assert query(_store(tmp_path), "SELECT owner FROM tallymark_status")[0][0] is not None
@@ -137,7 +137,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_nothing_is_half_done(
     blocker.execute("BEGIN IMMEDIATE")
     topics.send_to(topic, 0, [{"id": n} for n in range(10)])
 
-    # Leaving, it wants to give its claim back and waits for the lock; that is where the second one finds it.
+    # When leaving, it waits for a lock to release its claim; the second Ctrl-C arrives there.
     run.send_signal(signal.SIGINT)
     lines = iter(run.stderr or ())
     assert any("stopping after the batch in flight" in line for line in lines)
@@ -159,12 +159,12 @@ def test_ctrl_c_while_spark_starts_is_one_line_and_leaves_no_java(
 
     _, err = run.communicate(timeout=60)
     assert (run.returncode, err) == (130, "interrupted\n")
-    # A Java that was up already ends by itself, as soon as it notices.
+    # A Java process that had already started ends by itself.
     wait_until(lambda: _of_session(run.pid) == [], "Java has ended")
 
 
 def _of_session(leader: int) -> list[str]:
-    """The command lines of all processes that came of this one."""
+    """The command lines of all descendants of this process."""
     found = []
     for one in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
@@ -202,7 +202,7 @@ def _store(directory: Path) -> str:
 
 
 def _rows(directory: Path) -> int:
-    """How many rows there are, as soon as there is a table."""
+    """The number of rows, once there is a table."""
     if not (directory / "shop.db").exists():
         return 0
     made = query(_store(directory), "SELECT count(*) FROM sqlite_master WHERE name = 'orders'")

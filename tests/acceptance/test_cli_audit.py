@@ -1,4 +1,4 @@
-"""``tallymark audit``: the ledger adds up, or the command says what does not, and ends with 1."""
+"""``tallymark audit``: the ledger adds up, or the command reports the difference and exits with 1."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def handle(record, db):
 
 
 def committed(url: str, group: str, topic: str, brokers: str) -> None:
-    """Ten offsets of a topic, the last of them dead."""
+    """Ten offsets of a topic, the last one dead."""
     store, partition, asked = open_store(url), Partition(topic, 0), Brokers(brokers)
     store.create_ledger()
     first = {partition: FirstClaim(0, asked.topics([topic])[topic].id, asked.cluster_id())}

@@ -1,4 +1,4 @@
-"""The command line for groups of several members: services, who is in a group, skipping and filling in."""
+"""The command line for groups of several members: services, members of a group, skips and backfills."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_two_services_share_a_group_and_leave_at_once(
         assert "assigned" in shown.stdout
         running[0].send_signal(signal.SIGTERM)
         assert running[0].wait(20) == 0
-        # Well within the session timeout: it has left, and was not missed.
+        # Well within the session timeout: it has left, and did not time out.
         wait_until(lambda: len(query(store, "SELECT owner FROM tallymark_positions WHERE owner IS NOT NULL")) == 2, "")
     finally:
         for process in running:

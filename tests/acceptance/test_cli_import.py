@@ -1,4 +1,4 @@
-"""``tallymark import``: a group goes on where a Kafka group or a Structured Streaming query has come to."""
+"""``tallymark import``: a group continues at the offsets of a Kafka group or a Structured Streaming query."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def old_client(brokers: str, group: str) -> Consumer:
 
 
 def committing(brokers: str, group: str, topic: str, at: dict[int, int]) -> None:
-    """What a team's own consumer leaves behind."""
+    """The committed offsets of another consumer."""
     client = old_client(brokers, group)
     client.commit(offsets=[TopicPartition(topic, number, offset) for number, offset in at.items()], asynchronous=False)
     client.close()

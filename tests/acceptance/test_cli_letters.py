@@ -1,4 +1,4 @@
-"""``tallymark dead-letters``, ``skips``, ``losses``, ``journal``: what is not in the tables, and what becomes of it."""
+"""``tallymark dead-letters``, ``skips``, ``losses``, ``journal``: records that are not in the tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VALUES = (b'{"id": 1, "name": "\\u00e4"}', b"no \x1b[31mJSON", b"\xff\x00\x01")
 
 
 def written(url: str, group: str) -> None:
-    """Three dead letters of one batch, two of them alike."""
+    """Three dead letters of one batch, two of them with the same error."""
     store = open_store(url)
     store.create_ledger()
     claims = take(store, group, "a", [ZERO])
@@ -249,7 +249,7 @@ def test_letters_that_come_after_the_choice_are_left_alone(
     discarded = listed(store)[0]["id"]
 
     def beside(*work: Any) -> Tally:
-        """The group goes on after the choice: some die, and somebody gives up one that was chosen."""
+        """The group continues after the selection: more records die, and a selected letter is discarded."""
         send([f"no JSON {n}" for n in range(7)])
         assert load(file).run("caught-up").dead == 7
         in_process("dead-letters", "discard", discarded, "--execute", "--store", store)

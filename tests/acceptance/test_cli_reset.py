@@ -1,4 +1,4 @@
-"""``tallymark reset``: what it shows, what it does, and when it does nothing."""
+"""``tallymark reset``: its preview, its effect, and its refusals."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def store(database: Callable[[str], str]) -> str:
 
 @pytest.fixture
 def topic(topics: Topics) -> str:
-    """Two partitions of 100 records: half of them three hours old, half of them new. The first ten are gone."""
+    """Two partitions of 100 records: half of them three hours old, half of them new. The first ten are deleted."""
     made, now = topics.create(2), int(time.time() * 1000)
     for partition in (0, 1):
         topics.send_to(made, partition, numbers(50), timestamp=now - 3 * HOUR)
@@ -43,7 +43,7 @@ def place(store: str, brokers: str) -> tuple[str, ...]:
 
 @pytest.fixture
 def reset(group: str, topic: str, place: tuple[str, ...]) -> Reset:
-    """``reset("--to-earliest")``: what it says as JSON, for both partitions."""
+    """``reset("--to-earliest")``: its JSON output, for both partitions."""
 
     def run(*arguments: str | Path, scope: tuple[str, ...] = ("--topic", topic)) -> Any:
         done = in_process("reset", group, *scope, *place, "--json", *arguments)
@@ -142,7 +142,7 @@ def test_a_partition_without_a_position_gets_one(
 def test_offsets_go_to_kafkas_own_tool_and_back(
     brokers: str, topics: Topics, store: str, group: str, tmp_path: Path
 ) -> None:
-    # Names of 25 characters or more stand between quotes there.
+    # The tool quotes names of 25 characters or more.
     short, long = topics.create(1), topics.create(2, name=f"a-topic-with-a-long-name-{group}")
     for partition, topic in ((0, short), (0, long), (1, long)):
         topics.send_to(topic, partition, numbers(20))

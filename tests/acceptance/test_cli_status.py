@@ -1,4 +1,4 @@
-"""``tallymark status``: how a group is doing, on every kind of ledger, once and on a terminal that is watched."""
+"""``tallymark status``: the state of a group, on every kind of ledger, once and with ``--watch`` on a terminal."""
 
 from __future__ import annotations
 
@@ -264,7 +264,7 @@ def test_watched_on_a_narrow_terminal_columns_go_and_no_number_is_cut(group: str
 
 
 def cell(terminal: Terminal, topic: str, head: str) -> str | None:
-    """What stands in the line of a topic below this head, on the screen as it is."""
+    """The value in the line of a topic below this column head, on the current screen."""
     lines = terminal.screen
     heads = next((line.split() for line in lines if line.startswith("TOPIC ")), [])
     row = next((line.split() for line in lines if line.startswith(topic)), [])

@@ -1,4 +1,4 @@
-"""From nothing to a running pipeline without Python: init, check, run, status, with the place in tallymark.toml."""
+"""A pipeline without Python: init, check, run, status, with store and brokers from tallymark.toml."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def lines(*arguments: str, brokers: str) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def topic(topics: Topics) -> str:
-    """Two partitions with ten records each, the last ones of a transaction that was taken back."""
+    """Two partitions with ten records each, then a record of an aborted transaction."""
     name = topics.create(2)
     for partition in range(2):
         topics.send_to(name, partition, [{"n": n} for n in range(10)])
@@ -52,7 +52,7 @@ def test_consume_ends_where_the_topic_ends(topic: str, brokers: str) -> None:
     ("start", "offsets"), [("-3", [9]), ("9", [9]), ("latest", []), ("500", []), ("1999-01-01", range(10))]
 )
 def test_consume_starts_where_it_is_told(topic: str, brokers: str, start: str, offsets: Any) -> None:
-    """The last three offsets of partition 0 are a record, one that was taken back, and the marker of that."""
+    """The last three offsets of partition 0 are a record, an aborted record, and its marker."""
     found = lines(topic, "--from", start, "--partition", "0", "--count", "0", brokers=brokers)
     assert [one["offset"] for one in found] == list(offsets)
 

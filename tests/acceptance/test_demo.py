@@ -1,4 +1,4 @@
-"""The demonstration holds, and would say so if it did not."""
+"""The demonstration holds, and reports a difference if there is one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several Spark drivers share a group: two split the partitions, a third joins, one is killed, and the counts hold."""
+"""Several Spark drivers share a group: two share the partitions, a third joins, one is killed, and the counts hold."""
 
 from __future__ import annotations
 

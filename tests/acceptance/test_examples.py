@@ -1,4 +1,4 @@
-"""Every example runs as it is, on real servers, and shows what it says. Each asserts its own point."""
+"""Every example runs unchanged on real servers and prints the expected output. Each has its own assertions."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""An operator's whole day with one pipeline, and at its end every record is accounted for, and in the table as often as
-the journal says."""
+"""A day of operations on one pipeline: every record is accounted for, and in the table as often as the journal says."""
 
 from __future__ import annotations
 
@@ -89,7 +88,7 @@ def test_after_a_day_of_everything_each_record_is_accounted_for(day: Day, spark:
     day.ask("resume")
     assert day.run()["applied"] == 20
     day.audit()
-    # Noon: far behind, it skips ahead; somebody sends it back, and then ahead.
+    # Noon: far behind, it skips ahead; then it is moved back, and ahead.
     day.send(400)
     day.code(catch_up="tm.SkipAhead(when_behind=50, keep=10)")
     assert day.run()["skipped"] == 380
@@ -101,26 +100,26 @@ def test_after_a_day_of_everything_each_record_is_accounted_for(day: Day, spark:
     day.send(60)
     day.reset("--to-latest")
     day.audit()
-    # Afternoon: the topic grows, the code is corrected, the dead are replayed, and what was skipped is filled in.
+    # Afternoon: the topic grows, the code is corrected, dead letters are replayed, and skips are filled.
     day.topics.grow(day.topic, 3)
-    # A producer that has written before would not know the new partition for minutes.
+    # An existing producer would not know the new partition for minutes.
     day.topics = Topics(day.brokers)
     day.send(30, partitions=3)
     day.run()
     day.code(schema="id BIGINT")
     replayed = day.do("dead-letters", "replay", day.file, "--execute")
     assert (replayed["applied"], replayed["dead"]) == (1, 1)
-    # Of the first skip, what is before the place that the group was sent back to, in each of two partitions.
+    # The part of the first skip before the offset to which the group was moved back, in each of two partitions.
     assert day.do("backfill", day.file)["applied"] == 2 * 185 + 60
     # Evening.
     day.audit("--deep", "--file", day.file)
     ((rows, ids),) = query(day.store, "SELECT count(*), count(DISTINCT id) FROM events")
-    # Ten of each partition were applied before it was sent back, and once more; one was dead.
+    # Ten of each partition were applied before it was moved back, and again after it; one was dead.
     applied = [number for number in [*range(day.sent), *range(500, 520)] if number % 10 != 9]
     assert (rows, ids) == (len(applied) + 1, len(set(applied)) + 1)
     letters = query(day.store, "SELECT state, count(*) FROM tallymark_dead_letters GROUP BY state ORDER BY state")
     assert [tuple(row) for row in letters] == [("dead", 1), ("replayed", 1)]
-    # Night: a row is gone, and the audit names it.
+    # Night: a row is deleted, and the audit names it.
     execute(day.store, f"DELETE FROM events WHERE id = {day.sent - 2}")
     done = in_process("audit", "--deep", "--file", day.file)
     assert (done.returncode, "missing" in done.stdout) == (1, True), done.stdout

@@ -1,4 +1,4 @@
-"""The example of a streaming query runs as it is, on real servers, and checks its own point."""
+"""The example of a streaming query runs unchanged on real servers. It has its own assertions."""
 
 from __future__ import annotations
 

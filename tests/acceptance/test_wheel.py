@@ -1,4 +1,4 @@
-"""As a new user has it: the built wheel in an empty environment, with the newest versions that its extras allow."""
+"""The built wheel works in an empty environment, with the newest versions that its extras allow."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Environment:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> Iterator[Environment]:
-    """An empty one, and a cache that lacks a jar of each set, so that there is something to fetch."""
+    """An empty environment, and a cache that lacks a jar of each set, so that there is something to fetch."""
     home, cache = tmp_path / "venv", tmp_path / "cache"
     subprocess.run([sys.executable, "-m", "venv", home], check=True)
     asked = subprocess.run(
@@ -69,7 +69,7 @@ def environment(tmp_path: Path) -> Iterator[Environment]:
         made.tallymark("sandbox", "down")
 
 
-@pytest.mark.timeout(900)  # most of it is the installation of Spark
+@pytest.mark.timeout(900)  # mostly the installation of Spark
 def test_what_the_readme_shows_runs_for_a_new_user(environment: Environment, tmp_path: Path) -> None:
     wheel = _wheel(tmp_path)
     environment.install(str(wheel))

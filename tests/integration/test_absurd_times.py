@@ -1,4 +1,4 @@
-"""Records whose time is beyond all calendars, such as microseconds for milliseconds: they are as good as any."""
+"""Records with a timestamp outside of the calendar, such as microseconds for milliseconds, are processed normally."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ANY_TIME = {"message_timestamp_after_max_ms": str(2**63 - 1)}
 
 @pytest.fixture
 def topic(topics: Topics) -> str:
-    """A good record and a bad one, both with an absurd time; the partition ends with the absurd."""
+    """A good record and a bad one, both with an absurd timestamp, at the end of the partition."""
     made = topics.create(1, **ANY_TIME)
     topics.send(made, [{"id": 1, "name": "a"}], partitions=1)
     topics.send(made, [{"id": 2, "name": "b"}, "no JSON"], partitions=1, timestamp=ABSURD)
@@ -60,7 +60,7 @@ def test_a_pipeline_applies_them(
 
 
 def check(url: str, group: str) -> None:
-    """Two rows, and a letter without a time."""
+    """Two rows, and a letter without a timestamp."""
     assert query(url, "SELECT id FROM orders ORDER BY id") == [(1,), (2,)]
     position = standing(url, group)[0]
     assert (position.next_offset, position.balanced) == (3, True)

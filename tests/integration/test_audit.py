@@ -1,4 +1,4 @@
-"""An audit of real ledgers and tables: no false alarm while a group runs, and no change by hand that goes unnoticed."""
+"""An audit of real ledgers and tables gives no false alarm while a group runs, and notices every change by hand."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ZERO = Partition("orders", 0)
 
 
 def broken(store: Store, group: str, brokers: str | None = None) -> dict[str, list[str]]:
-    """Of each partition, the checks that fail."""
+    """The failed checks of each partition."""
     found: dict[str, list[str]] = {}
     for one in examine(store, group, Brokers(brokers) if brokers else None):
         if one.verdict != "ok":
@@ -43,7 +43,7 @@ def broken(store: Store, group: str, brokers: str | None = None) -> dict[str, li
 
 
 class Restless:
-    """Commits without a pause: records, dead letters, losses, skips and their fills, resets, replays."""
+    """Commits continuously: records, dead letters, losses, skips and their fills, resets, replays."""
 
     def __init__(self, url: str, group: str) -> None:
         self.store, self.group, self.stopped = open_store(url), group, threading.Event()
@@ -62,7 +62,7 @@ class Restless:
             raise
 
     def turn(self) -> None:
-        """Twenty offsets, then whatever is due."""
+        """Commit twenty offsets, then the next operation."""
         tally, at = Tally(applied=12, dead=1, skipped=4, lost=2, absent=1), self.at
         letter = DeadLetter(ZERO, at + 7, SINCE, None, b"?", (), None, "garbage")
         notes = [Note("loss", Span(ZERO, at, at + 2), "gone"), Note("skip", Span(ZERO, at + 2, at + 6), "late")]
@@ -147,7 +147,7 @@ def make(brokers: str, topic: str, group: str, store: str, **settings: Any) -> P
 
 
 def kinds(comparison: Comparison, table: str) -> list[dict[str, int]]:
-    """Of every partition, how many offsets became what."""
+    """The number of offsets of each outcome, by partition."""
     found = of(comparison, table)
     return [{kind: count for kind, count in found.counts[one].items() if count} for one in sorted(found.counts)]
 
@@ -182,7 +182,7 @@ def test_every_offset_is_explained_and_what_was_changed_by_hand_is_found(
     one = Partition(topic, 1)
     store.create_ledger()
     assert pipeline.run("caught-up").dead == 1
-    # Skipped, and half of it filled in later.
+    # A skip, half of it filled in later.
     sent(store, group, one, 30)
     topics.send_to(topic, 1, [{"id": 200 + number, "name": "y"} for number in range(15)])
     pipeline.run("caught-up")
@@ -194,7 +194,7 @@ def test_every_offset_is_explained_and_what_was_changed_by_hand_is_found(
     assert [one.verdict for one in healthy.checks] == ["ok", "ok"]
     assert healthy.left_out == {"plain": "it was declared without provenance=True"}
     assert kinds(healthy, "log") == [{"applied": 11, "filtered": 2, "dead": 1, "marker": 3}, {"applied": 35}]
-    # 13 is a tombstone: it has deleted what 5 had put; 3 and 4 are overwritten.
+    # 13 is a tombstone that deleted the row of 5; 3 and 4 are overwritten.
     assert kinds(healthy, "latest")[0] == {"applied": 10, "superseded": 3, "dead": 1, "marker": 3}
     assert kinds(healthy, "versions")[0] == kinds(healthy, "latest")[0]
     assert kinds(healthy, "firsts")[0] == {"applied": 9, "superseded": 3, "filtered": 1, "dead": 1, "marker": 3}

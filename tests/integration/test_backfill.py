@@ -1,4 +1,4 @@
-"""A backfill puts what was skipped into the tables, once, and says what became of every offset."""
+"""A backfill writes skipped records to the tables once, and records the outcome of every offset."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Skipped:
         return [(span.partition.number, span.start, span.stop) for span in spans]
 
     def check(self, *filled: tuple[int, int, int]) -> None:
-        """The tables hold exactly the records of these spans, and the books are balanced."""
+        """The tables hold exactly the records of these spans, and the ledger adds up."""
         below = {
             (partition, offset): value
             for (partition, offset), value in self.committed.items()

@@ -1,4 +1,4 @@
-"""A connection that breaks in the middle of a commit leaves nothing unknown, nothing lost and nothing twice."""
+"""After a connection breaks during a commit, the outcome is known, nothing is lost and nothing is repeated."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def proxy(url: str) -> Iterator[Proxy]:
 
 
 class Watched:
-    """A run in this process, with something that happens when a batch passes a step."""
+    """A run in this process, with a hook for the steps of a batch."""
 
     def __init__(self, run: Run) -> None:
         self._store = open_store(run.store)
@@ -129,7 +129,7 @@ def test_a_script_whose_outcome_is_unknown_is_applied_once(
     committed: dict[Record, bytes | None],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """On Redis the commit is a script, and so is the question what became of it, which may break too."""
+    """On Redis the commit is a script, and so is the lookup of its outcome, which may fail, too."""
     with Proxy(redis_url) as proxy, caplog.at_level(logging.WARNING):
         cuts = [Cut(proxy.commit, first), Cut(proxy.commit, second)]
         watched = Watched(Run(brokers, proxy.url, group, topic))
@@ -167,7 +167,7 @@ def test_a_connection_that_breaks_before_the_commit_is_replaced(
 def test_a_connection_that_breaks_between_batches_goes_unnoticed(
     watched: Watched, proxy: Proxy, url: str, committed: dict[Record, bytes | None], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The pool looks at a connection before it hands it out; the cut is at its question."""
+    """The pool pings a connection before it hands it out; the cut is at the ping."""
     cut = Cut(b"", "request")
     with caplog.at_level(logging.WARNING):
         watched.at(Step.DONE, 1, lambda: proxy.arm(cut)).run()

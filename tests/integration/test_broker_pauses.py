@@ -1,4 +1,4 @@
-"""A broker that pauses or restarts ends no member: every record counts once, and nobody is told to start again."""
+"""A broker that pauses or restarts ends no member: every record is applied once, without a restart of the member."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.storm_member import QUICK
 
 PARTITIONS = 4
 FENCED_SECONDS = 3.5
-"""A pause that ends the broker's session with its controller: leaders are gone for a moment, and have new epochs."""
+"""A pause that ends the broker's session with its controller: leaders are absent for a moment, then have new epochs."""
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def caught(work: Callable[[], object], failures: list[BaseException]) -> None:
 
 @contextmanager
 def silenced(broker: Kafka, seconds: float = 2.5) -> Iterator[None]:
-    """The broker does not answer for a while; questions to it give up sooner."""
+    """The broker does not answer for a while; requests time out sooner."""
     assert broker.pid is not None
     os.kill(broker.pid, signal.SIGSTOP)
     awake = threading.Timer(seconds, os.kill, (broker.pid, signal.SIGCONT))
@@ -130,7 +130,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def abort(broker: Kafka, topic: str) -> None:
-    """A transaction that leaves its markers in the log, and no record that anybody reads."""
+    """A transaction that leaves its markers in the log, and no readable record."""
     producer = Producer({"bootstrap.servers": broker.brokers, "transactional.id": topic, "log_level": 0})
     producer.init_transactions(30)
     producer.begin_transaction()
@@ -146,7 +146,7 @@ def test_markers_are_passed_over_though_the_brokers_are_silent_meanwhile(
     asking, silences = Ownership.ask_identity, ExitStack()
 
     def silently(ownership: Ownership) -> Callable[[], None]:
-        """The brokers have delivered, and fall silent before they are asked whether the topic is the same."""
+        """The brokers have delivered the records, and stop answering before the check of the topic id."""
         monkeypatch.setattr(Ownership, "ask_identity", asking)
         silences.enter_context(silenced(broker))
         return asking(ownership)

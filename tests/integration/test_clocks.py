@@ -1,4 +1,4 @@
-"""Hosts disagree about the time, and what a run may send back does not depend on it."""
+"""Clocks of hosts differ; whether a run may move a position back does not depend on them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOUR = timedelta(hours=1)
 
 
 class Assigned:
-    """A member of a group that is told by the test what is its own."""
+    """A group member whose partitions the test assigns."""
 
     chosen: frozenset[Partition] | None = None
     grace: float | None = 0.1
@@ -85,7 +85,7 @@ class Member:
 def test_what_another_member_has_committed_is_not_sent_back(
     ahead: timedelta, store: Store, brokers: str, group: str, topic: str
 ) -> None:
-    """Both start at once and see nobody; then the group hands a partition from one to the other."""
+    """Both start at once and see no other run; then the group moves a partition from one to the other."""
     first, second = (Partition(topic, number) for number in range(2))
     one, other = Member(store, brokers, group, topic), Member(store, brokers, group, topic, ahead)
     assert one.take(first, second) == [0, 0]

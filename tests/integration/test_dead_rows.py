@@ -1,4 +1,4 @@
-"""Records that a table refuses become dead letters, all others are there, and a table that changes loses nothing."""
+"""Records that a table refuses become dead letters, all others are applied, and a table that changes loses nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STRICT = (EVENTS, PEOPLE, EMAILS)
 CREATE = [
     "CREATE TABLE bosses (id BIGINT PRIMARY KEY)",
     "INSERT INTO bosses VALUES (1)",
-    # SQLite takes no notice of the length of a VARCHAR.
+    # SQLite ignores the length of a VARCHAR.
     """CREATE TABLE people (
         id BIGINT PRIMARY KEY,
         name VARCHAR(10) NOT NULL CHECK (length(name) <= 10),
@@ -59,7 +59,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "foreign key": ({"boss": 99}, "people"),
     "duplicate": ({"email": "taken@example.org"}, "emails"),
 }
-"""What is wrong with a record, and which table says so."""
+"""The error of a record, and the table that refuses it."""
 
 
 def execute(url: str, *statements: str) -> None:
@@ -72,7 +72,7 @@ def execute(url: str, *statements: str) -> None:
 
 @pytest.fixture
 def store(store_url: str) -> Iterator[SqlStore]:
-    """With tables of the user's own, which are particular about what they take."""
+    """A run with the user's own tables, which have constraints."""
     execute(store_url, *CREATE)
     made = open_sql(store_url)
     if made.dialect.name == "sqlite":
@@ -103,7 +103,7 @@ class Runner:
 
 @pytest.fixture
 def runner(topics: Topics, brokers: str, group: str) -> Runner:
-    """On a topic of one partition, so that offsets name records; a batch takes everything that is there."""
+    """A run on a topic of one partition, so that offsets identify records; a batch takes all records."""
     return Runner(brokers, group, topics.create(1), records=1000)
 
 
@@ -181,7 +181,7 @@ def test_a_record_without_a_key_is_dead_before_any_table_sees_it(
     assert offsets(store_url) == [0, 2]
 
 
-# Constraints that are checked late, and conflicts that undo the transaction
+# Deferred constraints, and conflicts that roll the transaction back
 
 NODES = Filled(
     TableSpec("nodes", ("id",), "upsert"),
@@ -212,7 +212,7 @@ def forest(database: Callable[[str], str], kind: str) -> Iterator[SqlStore]:
 def test_a_row_that_refers_to_a_later_one_is_taken_whatever_else_is_refused(
     forest: SqlStore, runner: Runner, topics: Topics, wrong: dict[str, int]
 ) -> None:
-    """The leaves come before the nodes that they refer to, and each node before its parent."""
+    """The leaves precede the nodes that they refer to, and each node precedes its parent."""
     count = 40
     values = [{"id": at, "parent": min(at + 1, count - 1), "leaf": (at + 1) % count} for at in range(count)]
     # Nothing refers to this one.
@@ -248,7 +248,7 @@ def test_a_flood_of_rows_that_are_refused_late_uses_up_the_budget(
 
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
 def test_a_row_that_only_the_commit_refuses_is_known_before_positions_move(forest: SqlStore) -> None:
-    """As at-most-once needs it: later the whole batch would be lost."""
+    """At-most-once needs this: later the whole batch would be lost."""
     leaves = TableSpec("leaves")
     forest.create_tables([leaves], {"leaves": pa.schema([("node", NUMBER)])})
     execute(forest.engine.url.render_as_string(hide_password=False), "INSERT INTO nodes (id) VALUES (1)")
@@ -279,7 +279,7 @@ def test_on_sqlite_a_conflict_that_undoes_the_transaction_is_blamed_on_its_recor
     check_accounts(url)
 
 
-# How many are too many
+# Budgets
 
 
 def test_a_batch_with_more_dead_records_than_its_budget_moves_nothing(
@@ -326,7 +326,7 @@ def test_a_run_that_is_paused_waits_and_goes_on_when_it_is_resumed(
         wait_for(lambda: paused(store, group))
         topics.send_to(runner.topic, 0, [{"id": 2}])
         topics.send_to(runner.topic, 0, [{"id": 3}])
-        # It looks whether it may go on before every batch: who waits does not write.
+        # It checks for a pause before every batch: a paused run does not write.
         owner = store.positions(group)[group][0].owner
         assert owner is not None
         assert owner.run == running.loop.job.owner.run
@@ -367,7 +367,7 @@ def after_first_batch(happens: Callable[[], None]) -> OnStep:
 
 @pytest.fixture
 def in_batches(topics: Topics, brokers: str, group: str) -> Runner:
-    """Thirty records in batches of ten, with ten ids that come in every batch."""
+    """Thirty records in batches of ten, with the same ten ids in every batch."""
     topic = topics.create(1)
     topics.send_to(topic, 0, [{"id": number % 10} for number in range(30)])
     return Runner(brokers, group, topic, records=10)
@@ -426,7 +426,7 @@ def test_a_column_that_is_added_and_fills_itself_goes_unnoticed(
 def test_a_column_that_nobody_fills_is_a_mismatch_and_no_dead_record(
     plain: SqlStore, store_url: str, in_batches: Runner
 ) -> None:
-    """Every row would be refused: that is the table's fault, and not the records'."""
+    """Every row would be refused: the table is at fault, not the records."""
     change = [
         "DROP TABLE latest",
         "CREATE TABLE latest (id BIGINT PRIMARY KEY, record_offset BIGINT, x BIGINT NOT NULL)",

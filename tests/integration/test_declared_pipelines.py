@@ -1,4 +1,4 @@
-"""Pipelines of a TOML file on real Kafka and Spark: their SQL is as good as a function."""
+"""Pipelines of a TOML file on real Kafka and Spark: SQL gives the same result as a function."""
 
 from __future__ import annotations
 

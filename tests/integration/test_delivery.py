@@ -1,4 +1,4 @@
-"""What a crash costs where rows and positions are two transactions: exactly what the delivery allows, and no more."""
+"""If rows and positions are two transactions, a crash loses or repeats only what the delivery mode allows."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ PLACES = [
     ("mariadb", "redis"),
     ("redis", "sqlite"),
 ]
-"""Where the rows are, and where the ledger. The same name twice is the same database."""
+"""The stores of the rows and of the ledger. The same name twice is the same database."""
 BETWEEN: dict[Delivery, set[Step]] = {
     "at-least-once": {Step.HALFWAY, Step.MOVED},
     "at-most-once": {Step.HALFWAY, Step.WRITTEN},
 }
-"""The steps at which the first transaction is through and the second is not: what comes first differs."""
+"""The steps between the first and the second transaction, by delivery mode."""
 
 Committed = Mapping[Record, bytes | None]
 
@@ -83,21 +83,21 @@ def events_of(committed: Committed) -> Rows:
 
 
 def last_batch(url: str, committed: Committed) -> Rows:
-    """The events of the batch that the ledger saw last."""
+    """The events of the last batch in the ledger."""
     (spans, _), *_ = sorted(history(url, "spans", "committed_at"), key=lambda line: str(line[1]), reverse=True)
     within = {(partition, at) for _, partition, start, stop in json.loads(spans) for at in range(start, stop)}
     return events_of({at: value for at, value in committed.items() if at in within})
 
 
 def killed(run: Run, step: Step, committed: Committed) -> tuple[Rows, Rows]:
-    """Kill the second batch at this step. Returns the rows that are above the positions, and those missing below."""
+    """Kill the second batch at this step. Returns the rows above the positions, and those missing below."""
     assert run_in_child(run, Plug(step, 2)) == -9
     there, covered = events(run.store), events_of(below(committed, positions(ledger_of(run))))
     return there - covered, covered - there
 
 
 def finished(run: Run, committed: Committed) -> tuple[Rows, Rows]:
-    """Run to the end. Returns what is there too often, and what is missing."""
+    """Run to the end. Returns the repeated and the missing rows."""
     assert run_in_child(run) == 0
     good, dead = split(committed)
     assert letters(ledger_of(run)) == Counter(dead), "the ledger is exact in any case"
@@ -117,7 +117,7 @@ def test_at_least_once_repeats_the_rows_of_the_batch_that_was_halfway_and_loses_
     repeated, lost = finished(run, committed)
     assert not lost
     if where[0] == "redis":
-        # A row without a key is named by its record there: what is written again is the same row.
+        # In Redis a row without a key is named by its record: a repeated write is the same row.
         assert not repeated
     else:
         assert repeated == ahead
@@ -125,7 +125,7 @@ def test_at_least_once_repeats_the_rows_of_the_batch_that_was_halfway_and_loses_
 
 
 def halfway_batch(run: Run, committed: Committed) -> Rows:
-    """The events of the batch whose rows are there and whose name the history does not have."""
+    """The events of the batch whose rows are there and which is not in the history."""
     known = {name for (name,) in history(ledger_of(run), "batch")}
     found = rows(run.store, "traced", "tallymark_batch", "tallymark_partition", "tallymark_offset")
     (name,) = {name for name, _, _ in found} - known
@@ -135,7 +135,7 @@ def halfway_batch(run: Run, committed: Committed) -> Rows:
 
 
 def check_rows_by_key(run: Run, committed: Committed) -> None:
-    """What has a key is the same as if nothing had been repeated."""
+    """Tables with a key are the same as without repetition."""
     for table, expected in expected_by_id(split(committed)[0]).items():
         columns = ("id", "record_offset", "version") if table == "versions" else ("id", "record_offset")
         assert rows(run.store, table, *columns) == Counter(expected), table
@@ -173,7 +173,7 @@ def test_a_kill_at_any_other_step_costs_nothing_or_the_same(
     run = run_to(place, ("sqlite", "postgresql"), delivery, brokers=brokers, group=group, topic=topic)
     ahead, missing = killed(run, step, committed)
     if step in (Step.PLANNED, Step.READ, Step.STAGED):
-        # The batch before may be anywhere on its way while this one is prepared.
+        # The previous batch may be at any step while this one is prepared.
         assert not (missing if delivery == "at-least-once" else ahead)
     else:
         costs = step in BETWEEN[delivery]

@@ -1,4 +1,4 @@
-"""Small spans as the driver reads them: all records of a span, none of another, whatever was read before."""
+"""Small spans read by the driver: all records of a span and no others, whatever was read before."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_reading_is_given_up_at_once(direct: Direct, brokers: str, topic: str)
     timer.start()
     began = time.monotonic()
     with pytest.raises(Unreachable):
-        # Nobody writes these records.
+        # No producer writes these records.
         read(direct, Span(Partition(topic, 0), stop, stop + 3))
     assert time.monotonic() - began < 5
     timer.join()
@@ -107,7 +107,7 @@ def test_partitions_that_are_not_ours_any_more_are_read_anew(
     stop = ends(brokers, topic)[one]
     read(direct, Span(one, 0, 4))
     direct.release([one, Partition(topic, 1)])
-    # A new client, which has nothing of what the old one had fetched.
+    # A new client, without the records that the old one had fetched.
     before = direct._fetcher._client
     assert read(direct, Span(one, 4, stop)) == expected(topics, topic, Span(one, 4, stop))
     assert direct._fetcher._client is not before

@@ -1,4 +1,4 @@
-"""The doctor asks real servers, fine and broken ones."""
+"""The doctor examines real servers, correct and broken ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ UNCLEAN = "unclean.leader.election.enable"
 
 
 def bad(found: list[Finding]) -> list[Finding]:
-    """What is not fine, apart from what one broker alone can't have, and from what the test did not ask about."""
+    """The findings, except those of every single broker and those that the test did not request."""
     return [one for one in found if one.verdict != "ok" and one.advice != DEVELOPMENT and one.found != "not asked"]
 
 
@@ -155,7 +155,7 @@ def test_a_ledger_of_a_newer_version_fails(database: Callable[[str], str], redis
 
 @pytest.fixture
 def limited(database: Callable[[str], str]) -> Iterator[tuple[str, str]]:
-    """A database as its owner, and as somebody who may only connect."""
+    """A database as its owner, and as a user that may only connect."""
     url, user = database("postgresql"), f"limited_{uuid.uuid4().hex[:8]}"
     execute(url, f"CREATE ROLE {user} LOGIN PASSWORD 'canary'")
     yield url, make_url(url).set(username=user, password="canary").render_as_string(hide_password=False)

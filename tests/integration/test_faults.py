@@ -1,4 +1,4 @@
-"""A run that is killed at any step loses nothing and repeats nothing, in whatever way a table is written."""
+"""A run that is killed at any step loses nothing and repeats nothing, in every write mode."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tests.support.truth import Record, batches, check_complete, check_consisten
 
 PARTITIONS = 3
 DELETED = {3, 6}
-"""Of the first records of each partition: the row of the first one comes again, that of the other does not."""
+"""Deletions among the first records of each partition: the row of the first returns, that of the other does not."""
 IDS = 5
-"""Of each partition: the same id comes again and again, and never in another partition."""
+"""The number of ids of a partition. Each id is repeated, and never used in another partition."""
 VISIBLE = {
-    # The batch before may still be on its way while this one is prepared.
+    # The previous batch may still be in progress while this one is prepared.
     Step.PLANNED: {0, 1},
     Step.READ: {0, 1},
     Step.STAGED: {0, 1},
@@ -27,7 +27,7 @@ VISIBLE = {
     Step.COMMITTED: {2},
     Step.DONE: {2},
 }
-"""How many batches are there when the second one was killed at a step. Nothing is halfway in one transaction."""
+"""The number of committed batches after the second one was killed at a step. A transaction is never half done."""
 
 
 @pytest.fixture(params=[*KINDS, "redis"])
@@ -38,9 +38,9 @@ def store_url(request: pytest.FixtureRequest, database: Callable[[str], str], re
 
 
 def fill(topics: Topics, topic: str) -> None:
-    """Records of every kind: good ones, garbage, tombstones, transactions that were committed and aborted.
+    """Records of every kind: good ones, garbage, tombstones, committed and aborted transactions.
 
-    Versions go up and down and are missing at times, and some ids are deleted, for good or to come again.
+    Versions go up and down or are missing, and some ids are deleted, some of which return.
     """
     for partition in range(PARTITIONS):
         good: list[dict[str, object]] = [{"id": partition * IDS + number % IDS} for number in range(12)]

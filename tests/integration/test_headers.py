@@ -52,7 +52,7 @@ def test_a_service_gets_them_and_its_dead_letters_keep_them(
     for batch in consumer.batches(until="caught-up"):
         with batch.transaction():
             found += [(record.value["id"], list(record.headers)) for record in batch.records]
-            # A second look finds what the first one did.
+            # A second read gives the same headers.
             assert len(batch.records.to_arrow()["headers"][0]) == len(FOUND)
     assert found == [(1, FOUND), (2, [])]
     (letter,) = open_store(store_url).journal().letters(LetterQuery(group))

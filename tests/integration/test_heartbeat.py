@@ -1,4 +1,4 @@
-"""A run says that it is alive, and how it ended, whatever ends it."""
+"""A run records that it is alive, and how it ended, in every case."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The operator's side of the ledger: runs, history, dead letters, positions moved by hand; in every store alike."""
+"""The operator's part of the ledger: runs, history, dead letters, positions moved by hand; the same in every store."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_sent_back_a_position_counts_anew_and_its_letters_are_void(store: Store,
     states = {one.record.offset: one.state for one in store.journal().letters(LetterQuery(group, states=None))}
     assert states == {3: DEAD, 7: VOID}
     assert [line.note.span for line in store.journal().notes(group, ["reset"])] == [Span(ZERO, 5, 10)]
-    # What lies before the tally can be replayed, and the tally does not know it.
+    # Letters before the tally can be replayed, and do not change it.
     (old,) = store.journal().letters(LetterQuery(group))
     replaying(group, store, old.id)
     assert position(store, group).tally == Tally()

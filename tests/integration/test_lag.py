@@ -1,4 +1,4 @@
-"""Lag by the brokers' own records: exact to the millisecond, and for all partitions at once."""
+"""Lag from the records in Kafka: exact to the millisecond, and for all partitions at once."""
 
 from __future__ import annotations
 

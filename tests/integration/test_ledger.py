@@ -1,4 +1,4 @@
-"""The ledger keeps its word on every database: positions, claims, tallies and history."""
+"""The ledger on every SQL database: positions, claims, tallies and history."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_ledger_of_a_newer_version_is_refused(store: SqlStore) -> None:
 
 
 def test_a_ledger_of_version_1_is_brought_up_to_date(store: SqlStore, store_url: str, group: str) -> None:
-    """It has no table of rebalances, and skips that were not voided when their partition was sent back."""
+    """It has no table of rebalances, and skips that were not voided when their partition was moved back."""
     take(store, group, "a", BOTH, at=10)
     restarted(store, group, 20)
     restarted(store, group, 15)
@@ -204,7 +204,7 @@ def test_whoever_is_fenced_is_told_by_whom_and_leaves_nothing_behind(
 def test_whoever_is_fenced_in_the_middle_of_a_transaction_leaves_nothing_behind(
     store: SqlStore, store_url: str, group: str
 ) -> None:
-    """The rows are written when the rival claims; the decision is the last statement's. (SQLite's writers queue.)"""
+    """The rows are written when the rival claims; the last statement decides. (On SQLite, writers queue.)"""
     if store.dialect.name == "sqlite":
         pytest.skip("a second writer has to wait")
     held = take(store, group, "a", BOTH)
@@ -311,7 +311,7 @@ def test_a_position_that_was_deleted_is_missed(store: SqlStore, group: str) -> N
 @pytest.mark.parametrize("wrong", ["epoch", "start"])
 @pytest.mark.parametrize("partitions", [1, 2, 5])
 def test_one_wrong_step_refuses_all(wrong: str, partitions: int, store: SqlStore, group: str) -> None:
-    """The count of moved positions is right for one and for many: drivers count executemany each in their own way."""
+    """The count of moved positions is right for one and for many, although drivers count executemany differently."""
     claims = take(store, group, "a", [Partition("orders", number) for number in range(partitions)])
     entry = work(group, "a", claims, 0, 4).entry
     *steps, last = entry.advances
@@ -370,11 +370,11 @@ def test_a_dead_letter_whose_error_quotes_a_nul_is_kept(store: SqlStore, store_u
     assert error == "unexpected a\\0b"
 
 
-# Restarting elsewhere
+# Moving positions
 
 
 def restarted(store: SqlStore, group: str, offset: int) -> Claim:
-    """Claimed once more, and sent elsewhere."""
+    """Claimed again, and moved."""
     changes = PositionChanges({}, {ZERO: Restart(offset, "because")})
     return store.claim(group, owner("b"), [ZERO], lambda _: changes, {})[ZERO]
 

@@ -1,4 +1,4 @@
-"""Listeners: a decorated function with the transaction in hand, and what becomes of records it can't take."""
+"""Listeners: a decorated function gets the open transaction; records that it refuses become dead letters."""
 
 from __future__ import annotations
 
@@ -379,7 +379,7 @@ def test_what_the_database_refuses_only_in_the_commit_is_blamed_on_its_records(
         number = record.value["id"]
         db.execute("INSERT INTO orders (customer) VALUES (:id)", {"id": number})
         if number not in (42, 142):
-            # After the row that refers to it: what is deferred stays so, also while the records at fault are found.
+            # After the row that refers to it: constraints stay deferred while the batch is bisected.
             db.execute("INSERT INTO customers (id) VALUES (:id)", {"id": number})
         if number == 200:
             raise ValueError("no")
@@ -432,7 +432,7 @@ def test_on_sqlite_a_conflict_that_undoes_the_transaction_is_blamed_on_its_recor
     execute(
         url, "CREATE TRIGGER guard BEFORE INSERT ON seen WHEN NEW.id = 13 BEGIN SELECT RAISE(ROLLBACK, 'no 13'); END"
     )
-    # More than a function may fail on.
+    # More records than a function may fail on.
     numbers = [5, *range(150), 160]
     topics.send_to(topic, 0, [{"id": n, "name": ""} for n in numbers])
     app = tm.App(brokers=brokers, store=url, kafka=QUICK, patience=5)
@@ -455,7 +455,7 @@ def test_on_sqlite_a_conflict_that_undoes_the_transaction_is_blamed_on_its_recor
 
 @contextmanager
 def enforcing_foreign_keys() -> Iterator[None]:
-    """For all engines, as SQLAlchemy's documentation shows it for SQLite."""
+    """For all engines, as in SQLAlchemy's documentation for SQLite."""
 
     def on(connection: Any, _: Any) -> None:
         if isinstance(connection, sqlite3.Connection):

@@ -1,4 +1,4 @@
-"""A database that refuses a commit for the sake of another transaction is asked again, and applies it once."""
+"""A commit that the database refuses because of another transaction is retried and applied once."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_the_victim_of_a_deadlock_is_applied_once(
     ours = dataclasses.replace(work(group, "a", held, 0, 2, dead=1), changes=[putting([1, 2], [7, 7])])
     with caplog.at_level(logging.WARNING), ThreadPoolExecutor(1) as pool:
         with rival.transaction() as connection:
-            # A transaction that has done more is not chosen as the victim.
+            # The transaction with more changes is not chosen as the victim.
             connection.execute(text("UPDATE latest SET n = 5 WHERE id >= 10"))
             connection.execute(text("UPDATE latest SET n = 5 WHERE id = 2"))
             done = pool.submit(apply, store, ours, held)

@@ -1,4 +1,4 @@
-"""Where a table merges records, a record that another table refuses is in no sum: it is dead, and applied only once."""
+"""If a table merges records, a record that another table refuses is in no sum: it is dead, and applied only once."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from tests.support.reader import FIRST, TOTALS, PlainReader
 
 TABLES = (FIRST, TOTALS)
 VALUES: list[Any] = [{"id": 1}, {"id": None}, "no JSON", {"id": 4}, {"id": 66}, {"id": 6}, {"id": 77}, {"id": 8}]
-"""One without a key, one that is no JSON, and two that are too large for the table."""
+"""One without a key, one that is not JSON, and two that are too large for the table."""
 STRICT = "CREATE TABLE first_seen (id BIGINT PRIMARY KEY, record_offset BIGINT, CHECK (id < 50))"
 LENIENT = ("DROP TABLE first_seen", STRICT.replace("50", "70"))
 CLEAN, DIRTY = Tally(applied=4, dead=4), Tally(applied=1, dead=3)
 
 
 class Shop:
-    """A group on one partition, with a strict table and one in which each batch leaves how many records it had."""
+    """A group on one partition, with a strict table and one that counts the records of each batch."""
 
     def __init__(self, topics: Topics, group: str, url: str) -> None:
         self.brokers, self.group, self.url = topics.brokers, group, url
@@ -77,11 +77,11 @@ class Shop:
         return sorted(number for (number,) in truth.rows(self.url, "first_seen", "id").elements())
 
     def counted(self) -> int:
-        """How many records are in the sums of all batches."""
+        """The number of records in the sums of all batches."""
         return sum(number for (number,) in truth.rows(self.url, "totals", "records").elements())
 
     def check(self, ids: Sequence[int]) -> None:
-        """A record that is applied is in both tables, and one that is dead is in neither."""
+        """An applied record is in both tables, a dead one in neither."""
         assert self.ids() == sorted(ids)
         assert self.counted() == len(ids)
         assert all(one.balanced for one in self.store.positions(self.group)[self.group])
@@ -118,7 +118,7 @@ def test_a_backfill_sums_up_what_it_applies(shop: Shop) -> None:
 
 
 def skip(shop: Shop) -> None:
-    """All that there is was skipped."""
+    """All records were skipped."""
     shop.store.create_ledger()
     found = Brokers(shop.brokers).topics([shop.topic])[shop.topic]
     first = FirstClaim(0, found.id, Brokers(shop.brokers).cluster_id())

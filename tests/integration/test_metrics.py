@@ -1,4 +1,4 @@
-"""What Prometheus sees of runs: counted at the commit, measured beside it."""
+"""The metrics of runs: counters at the commit, gauges from a separate thread."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _check_pause(port: int, group: str, store: str) -> None:
 
 
 def _check_fence(port: int, group: str, store: str, partition: Partition, topics: Topics) -> None:
-    """A partition that another one claims is not told of any more, and the commit it refuses is counted."""
+    """A partition that another run claimed is no longer reported, and the refused commit is counted."""
     ledger = open_store(store)
     ledger.claim(
         group, Owner("other", "there", datetime.now(timezone.utc)), [partition], lambda _: PositionChanges({}), {}

@@ -49,7 +49,7 @@ class Working:
 
 
 def in_kafka(brokers: str, group: str) -> dict[Partition, int]:
-    """What the Kafka group holds, asked directly: the tool itself takes seconds to start."""
+    """The offsets of the Kafka group, by a direct request: the tool takes seconds to start."""
     client = AdminClient({"bootstrap.servers": brokers})
     [future] = client.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)]).values()
     return {Partition(one.topic, one.partition): one.offset for one in future.result(15).topic_partitions}
@@ -131,7 +131,7 @@ def test_a_run_that_reads_alone_has_no_group_to_write_to() -> None:
 
 
 class Client:
-    """What a mirror asks of librdkafka's consumer."""
+    """The part of librdkafka's consumer that a mirror uses."""
 
     def __init__(self) -> None:
         self.sent: list[dict[Partition, int]] = []

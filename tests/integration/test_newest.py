@@ -1,4 +1,4 @@
-"""Which record of a key is the newest: every store, and the executors, agree with the rule as it is documented."""
+"""The newest record of a key: every store and the executors agree with the documented rule."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MODES: dict[str, dict[str, Any]] = {
 
 
 def records(random: Random, offsets: Iterator[int], number: int, keys: int, *, deletes: bool) -> list[Made]:
-    """Rows of records of two topics, with clocks and versions that run as they like; some records make two."""
+    """Rows of records of two topics, with arbitrary timestamps and versions; some records make two rows."""
     found = []
     for offset in (next(offsets) for _ in range(number)):
         key, place = random.randrange(keys), (random.choice("ab"), random.randrange(3))

@@ -1,4 +1,4 @@
-"""The dashboard and the rules under ops/: they speak of metrics that there are, and Prometheus takes them."""
+"""The dashboard and the rules in ops/ use existing metrics, and Prometheus accepts them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PROMTOOL = os.environ.get("TALLYMARK_PROMTOOL") or shutil.which("promtool")
 
 @pytest.fixture
 def scrape(brokers: str, topics: Topics, group: str, database: Callable[[str], str]) -> Scrape:
-    """What a run tells when it has committed a batch."""
+    """The metrics of a run after it has committed a batch."""
     topic, port, seen = topics.create(1), free_port(), []
     topics.send(topic, ["x"], partitions=1)
 
@@ -43,7 +43,7 @@ def scrape(brokers: str, topics: Topics, group: str, database: Callable[[str], s
 def test_the_dashboard_and_the_rules_speak_of_metrics_that_there_are(scrape: Scrape) -> None:
     for name in ("grafana-dashboard.json", "alerts.yml", "alerts.test.yml"):
         named = set(re.findall(r"\btallymark_\w+", (OPS / name).read_text()))
-        # In words, a histogram goes by its own name.
+        # Texts use the histogram's base name.
         assert named - scrape.names <= {"tallymark_batch_seconds"}, name
 
 

@@ -1,4 +1,4 @@
-"""PostgreSQL behind a pooler that gives each transaction another session."""
+"""PostgreSQL behind a pooler in transaction mode."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ default_pool_size = 3
 
 
 class Pooled(Proxy):
-    """Answers for a process of its own invention, as poolers do: its id is in the message that begins with K."""
+    """Reports an invented process id, as poolers do: the id is in the message that begins with K."""
 
     def altered(self, data: bytes) -> bytes:
         at = data.find(b"K\x00\x00\x00\x0c")
@@ -53,7 +53,7 @@ class Pooled(Proxy):
 
 
 def test_a_pooled_session_is_left_as_it_was_found(database: Callable[[str], str]) -> None:
-    """Nothing is prepared or set for longer than a transaction, and what a transaction needs is set in it."""
+    """Nothing is prepared or set for longer than a transaction; each transaction sets its own parameters."""
     url = database("postgresql")
     with psycopg.connect(url, autocommit=True) as admin:
         admin.execute(f"ALTER DATABASE {make_url(url).database} SET TimeZone = 'Asia/Tokyo'")
@@ -93,7 +93,7 @@ def direct(database: Callable[[str], str]) -> str:
 
 @pytest.fixture(params=["transaction"])
 def pooled(request: pytest.FixtureRequest, direct: str) -> Iterator[str]:
-    # Where another user may read it, too.
+    # In a directory that another user may read.
     directory = Path(tempfile.mkdtemp(prefix="tallymark-"))
     running, url = pgbouncer(make_url(direct), request.param, directory)
     try:

@@ -1,4 +1,4 @@
-"""What is sent arrives as it was written and where Java would put it; whoever should hear of a failure does."""
+"""Records arrive unchanged in the partitions that Java would choose; every failure is reported."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def producer(brokers: str) -> Iterator[tm.Producer]:
 
 @pytest.fixture
 def limited(topics: Topics) -> str:
-    """A topic that refuses what the client would let pass."""
+    """A topic with a lower size limit than the client."""
     return topics.create(1, max_message_bytes="2000")
 
 
 def read(brokers: str, metadata: tm.Metadata) -> Any:
-    """The record at this place, by a plain consumer."""
+    """The record at this offset, read by a plain consumer."""
     consumer = Consumer({"bootstrap.servers": brokers, "group.id": "unused", "enable.auto.commit": False})
     consumer.assign([TopicPartition(metadata.topic, metadata.partition, metadata.offset)])
     (message,) = consumer.consume(1, TIMEOUT)
@@ -399,7 +399,7 @@ def test_a_complaint_is_forgotten_once_something_was_delivered(topics: Topics, b
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever asks why records wait does not wait long for an answer."""
+    """Limit the search for the cause of a delay to a short time."""
     monkeypatch.setattr("tallymark.produce.state.ASK_SECONDS", 0.2)
 
 
@@ -439,7 +439,7 @@ def test_who_finds_no_room_hears_of_the_first_holdup_and_of_its_own_topic_first(
 
 
 class Interrupted:
-    """A client with something that happens before or after it takes a record."""
+    """A client with a hook before or after it accepts a record."""
 
     def __init__(self, client: Any, before: Callable[[], None], after: Callable[[], None]) -> None:
         self._client, self._before, self._after = client, before, after
@@ -631,7 +631,7 @@ def test_a_transaction_that_nobody_confirms_is_not_called_aborted_and_ends_the_p
     producer = tm.Producer(brokers, transactional_id=f"tx-{uuid.uuid4().hex}")
     with producer.transaction():
         pass
-    # The first transaction of all takes the brokers longer.
+    # The first transaction takes the brokers longer.
     monkeypatch.setattr(producer._transactions, "_seconds", 0.5)
     deaf = Interrupted(producer._client, lambda: None, lambda: None)
     monkeypatch.setattr(deaf, f"{what}_transaction", unanswered, raising=False)

@@ -1,4 +1,4 @@
-"""Brokers die and come back under a producer that loses nothing: neither lost nor repeated, and in order."""
+"""Brokers die and return under a no-loss producer: no record is lost, repeated or reordered."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ PARTITIONS, KEYS = 4, 50
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    """One that tests may kill."""
+    """A broker that tests may kill."""
     with Kafka(tmp_path_factory.mktemp("broker") / "kafka", temporary=True) as running:
         yield running
 
 
 def check_complete_and_in_order(topics: Topics, topic: str, records: int) -> None:
-    """Every record once, and those of each key in the order in which they were sent."""
+    """Every record once, and the records of each key in order."""
     by_key: dict[int, list[int]] = {}
     for _, value in sorted(topics.committed(topic).items()):
         number = int(value or b"")
@@ -48,7 +48,7 @@ def test_a_broker_that_is_killed_in_the_middle_costs_and_repeats_nothing(broker:
 
     thread = threading.Thread(target=kill_and_restart)
     thread.start()
-    # The buffer is so small that the sender has to wait for the broker in the middle of its work.
+    # The buffer is so small that the sender has to wait for the broker.
     with tm.Producer(broker.brokers, settings={"queue.buffering.max.messages": records // 10}) as producer:
         for number in range(records):
             producer.send(topic, str(number), key=str(number % KEYS))
@@ -103,8 +103,8 @@ def test_a_commit_that_no_broker_answers_ends_the_producer_and_the_next_one_goes
 def test_below_min_insync_replicas_records_wait_and_it_is_said(
     tmp_path: Path, killed: int, least: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With two of three gone there are too few controllers left to notice that their replicas are."""
-    # who has lost two brokers may need a while to answer
+    """Without two of three, too few controllers are left to notice the missing replicas."""
+    # a cluster without two brokers may answer slowly
     monkeypatch.setattr("tallymark.produce.state.ASK_SECONDS", 10.0)
     with KafkaCluster(tmp_path / "kafka", temporary=True) as cluster:
         topics, admin = Topics(cluster.brokers), AdminClient({"bootstrap.servers": cluster.brokers})
@@ -149,6 +149,6 @@ def test_a_leader_that_is_killed_under_load_costs_and_repeats_nothing(tmp_path: 
 
 
 def in_sync(admin: AdminClient, topic: str) -> int:
-    """The fewest replicas in sync that a partition of this topic has."""
+    """The lowest number of in-sync replicas of this topic's partitions."""
     found = admin.list_topics(topic, TIMEOUT).topics[topic].partitions.values()
     return min((len(one.isrs) for one in found), default=0)

@@ -1,4 +1,4 @@
-"""Two owners at once: in every round exactly one of them writes, and the other is told why not."""
+"""Two owners at once: in every round exactly one of them writes, and the other gets the reason."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMEOUT = 60
 
 Claims = dict[Partition, Claim]
 Outcome = tuple[int, str, str, int]
-"""Round, who, what became of the commit ('' is success), and the epoch it was tried with."""
+"""Round, process, error of the commit ('' is success), and its epoch."""
 
 
 def compete(play: Any, url: str, name: str, start: Any, results: Any) -> None:
@@ -58,7 +58,7 @@ def attempt(store: SqlStore, group: str, name: str, claims: Claims, at: int) -> 
 
 
 def check_rows(url: str, rounds: int) -> None:
-    """Every offset is there once: the rows of a round all come from one writer, and so do the dead letters."""
+    """Every offset is there once: all rows and dead letters of a round come from one writer."""
     wanted = {(p.number, at) for p in PARTITIONS for at in range(rounds * STEP) if at % STEP != STEP - 1}
     rows: Any = query(url, "SELECT partition_id, record_offset, writer FROM events")
     assert len(rows) == len(wanted)
@@ -75,7 +75,7 @@ SAME_SPAN_ROUNDS = 50
 
 
 def commit_the_same_span(store: SqlStore, name: str, start: Any, results: Any) -> None:
-    """Both believe to be the owner, with the same epoch: a copy of a process, or of its memory."""
+    """Both act as the owner with the same epoch, as a copied process would."""
     claims = take(store, "race", "twin", PARTITIONS) if name == "a" else {}
     start.wait()
     if not claims:
@@ -87,7 +87,7 @@ def commit_the_same_span(store: SqlStore, name: str, start: Any, results: Any) -
 
 
 def held_by(store: SqlStore) -> Claims:
-    """The claims as their owner knows them."""
+    """The claims in the memory of their owner."""
     with store.look() as connection:
         found = read_positions(connection, "race", PARTITIONS)
     return {partition: Claim(partition, position.epoch, position) for partition, position in found.items()}
@@ -129,7 +129,7 @@ def test_of_two_that_claim_at_once_the_last_one_may_commit(store_url: str) -> No
 
 
 def claim_under_a_commit(store: SqlStore, name: str, start: Any, results: Any) -> None:
-    """One commits while the other takes over and goes on from wherever it finds the positions."""
+    """One commits while the other takes over and continues from the positions that it finds."""
     at = 0
     for number in range(CLAIM_ROUNDS):
         claims = take(store, "race", f"{name}-{number}", PARTITIONS) if name == "a" else {}

@@ -1,4 +1,4 @@
-"""A reader is told what comes next, and that is what comes next, unless something has changed meanwhile."""
+"""The batch that is announced to a reader is the next one, unless something has changed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORDS, BATCH = 200, 40
 
 
 class Told(PlainReader):
-    """Remembers what it was asked for, and what it was told would be next. ``meanwhile`` is called within a read."""
+    """Records its reads and the announced ones. ``meanwhile`` is called within a read."""
 
     def __init__(self, brokers: str, meanwhile: Callable[[int], None] = lambda _: None) -> None:
         super().__init__(brokers, [EVENTS])
