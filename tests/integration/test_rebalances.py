@@ -1,4 +1,4 @@
-"""What members of a group do when partitions move: nothing is lost, nothing comes twice, and they go on."""
+"""Members of a group when partitions move: nothing is lost, nothing is repeated, and the members continue."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ IN_TRANSACTION = "SELECT 1 FROM pg_stat_activity WHERE state = 'idle in transact
 
 @pytest.fixture
 def join(database: Callable[[str], str]) -> Iterator[Join]:  # members end before their database
-    """``join(spec)``: a member that works until the test is over."""
+    """``join(spec)``: a member that runs until the end of the test."""
     made: list[Working] = []
 
     def one(spec: Spec, inside: Callable[[Batch], None] = lambda _: None, kind: type[Working] = Working) -> Working:
@@ -54,7 +54,7 @@ def join(database: Callable[[str], str]) -> Iterator[Join]:  # members end befor
         member.consumer.stop()
     for member in made:
         member.wait()
-        # A test that waited in vain for a member that had ended early shows why.
+        # Show why a member ended early, if a test waited for it.
         print(f"{member.spec.name} ended with {member.error!r}")
 
 
@@ -67,7 +67,7 @@ def spec(brokers: str, database: Callable[[str], str], group: str, topics: Topic
 
 
 def make_topic(topics: Topics, name: str, partitions: int = 4) -> str:
-    """A topic that brokers answer for: a moment after it was made they may not know it yet."""
+    """A topic that brokers know: just after its creation they may not."""
     topics.create(partitions, name=name)
     wait_for(lambda: topic_is_known(topics.brokers, name))
     return name
@@ -85,7 +85,7 @@ def send(topics: Topics, spec: Spec, first: int, stop: int, topic: str | None = 
 
 
 def numbers(spec: Spec) -> Counter[int]:
-    """How often each number was written."""
+    """The number of rows of each number."""
     try:
         return Counter({key[0]: n for key, n in seen(spec.store)[0].items()})
     except Exception:  # noqa: BLE001 - there is no table yet
@@ -105,7 +105,7 @@ def owners(spec: Spec) -> dict[tuple[str, int], str]:
 
 
 def shares(spec: Spec) -> list[int]:
-    """How many partitions each owner has."""
+    """The number of partitions of each owner."""
     return sorted(Counter(owners(spec).values()).values())
 
 
@@ -120,7 +120,7 @@ def run_of(member: Working) -> str:
 
 
 def claim_for_another(spec: Spec, partition: int) -> None:
-    """What a zombie does that wakes up late: it claims what is not its own any more."""
+    """A zombie that wakes up late claims partitions that it no longer owns."""
     store, zombie = open_store(spec.store), Owner("zombie", "host", datetime.now(timezone.utc))
     store.claim(spec.group, zombie, {Partition(f"{spec.group}-0", partition)}, lambda _: PositionChanges({}), {})
     store.close()
@@ -128,7 +128,7 @@ def claim_for_another(spec: Spec, partition: int) -> None:
 
 @contextmanager
 def nothing_vanishes(consumer: Consumer) -> Iterator[None]:
-    """No offset is taken for absent in topics that have no gaps. Who does not end by itself is stopped."""
+    """No offset counts as absent in topics without gaps. A member that does not end by itself is stopped."""
     timer = threading.Timer(10.0, consumer.stop)
     timer.start()
     try:
@@ -145,7 +145,7 @@ def nothing_vanishes(consumer: Consumer) -> Iterator[None]:
 def test_a_member_that_stood_still_in_its_transaction_cannot_commit(
     join: Join, spec: Spec, topics: Topics, database: Callable[[str], str], tmp_path: Path
 ) -> None:
-    """Stopped past its session timeout, and continued after the new owner has worked: it is a good member again."""
+    """Stopped past its session timeout, and continued after the new owner has worked, it is a normal member again."""
     url = database("postgresql")
     databases.execute(url, COUNTERS)
     settings = {**QUICK, "session.timeout.ms": 1_000}
@@ -153,7 +153,7 @@ def test_a_member_that_stood_still_in_its_transaction_cannot_commit(
     process = start(slow)
     try:
         topics.send_to(f"{spec.group}-0", 0, [{"number": 0}])
-        # The table is there then: who stands still while making it would keep others from doing so.
+        # The table exists then: a member that stalls while it creates the table would block the others.
         wait_for(lambda: numbers(slow) == once(0, 1))
         send(topics, slow, 1, 40)
         wait_for(lambda: bool(databases.query(url, IN_TRANSACTION)))
@@ -188,7 +188,7 @@ def test_a_claim_that_comes_late_is_taken_back(join: Join, spec: Spec, topics: T
 
 
 def test_who_reads_alone_and_is_fenced_ends_and_loses_nothing(spec: Spec, topics: Topics) -> None:
-    """Part of a batch was claimed by another, so all of it is refused: the rest must not pass for absent."""
+    """Part of a batch was claimed by another, so the whole batch is refused: the rest must not count as absent."""
     send(topics, spec, 0, 40)
     consumer = replace(spec, membership=Standalone()).consumer()
     fences: list[Fenced] = []
@@ -209,7 +209,7 @@ def test_who_is_fenced_again_and_again_ends_and_loses_nothing(
     def claim(batch: Batch) -> None:
         if 1 in {move.partition.number for move in batch.moves}:
             claim_for_another(spec, 1)
-        # So that there is always something of the other partition in a batch.
+        # Every batch contains records of the other partition.
         topics.send_to(f"{spec.group}-0", 0, [{"number": 0}])
 
     with nothing_vanishes(consumer), pytest.raises((Fenced, BadInput)):
@@ -218,7 +218,7 @@ def test_who_is_fenced_again_and_again_ends_and_loses_nothing(
 
 
 def go_on(consumer: Consumer, most: int, fences: list[Fenced], before: Callable[[Batch], None]) -> None:
-    """What a handler may do: take the next batch whenever it was fenced."""
+    """A handler may take the next batch whenever it was fenced."""
     for batch in consumer.batches(most):
         before(batch)
         try:
@@ -229,7 +229,7 @@ def go_on(consumer: Consumer, most: int, fences: list[Fenced], before: Callable[
 
 
 def claiming_all(member: Working) -> Ownership:
-    """Its ownership of the group, once it knows of its four claims: the ledger has them a moment earlier."""
+    """Its ownership, once it knows its four claims; the ledger has them a moment earlier."""
     wait_for(lambda: member.consumer._run is not None and len(member.consumer._run.ownership.claims) == 4)
     return member.consumer._run.ownership  # type: ignore[union-attr]
 
@@ -237,12 +237,12 @@ def claiming_all(member: Working) -> Ownership:
 def test_partitions_that_left_with_a_fenced_claim_are_forgotten(
     join: Join, spec: Spec, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one look: some are revoked, some are new, and one that stays was claimed by another."""
+    """In one reconciliation, some are revoked, some are new, and one that stays was claimed by another."""
     member = join(spec)
     ownership = claiming_all(member)
     before, held = ownership._membership.assignment, sorted(ownership.claims)
     ours = dict(before().ours)
-    # The group takes 0 and gives it back with a new number; 1 is claimed by another.
+    # The group revokes 0 and assigns it again with a new number; 1 is claimed by another.
     claim_for_another(spec, 1)
     changed = {**ours, held[0]: 99}
     del changed[held[3]]
@@ -258,7 +258,7 @@ def test_partitions_that_left_with_a_fenced_claim_are_forgotten(
 def test_what_was_taken_and_given_back_between_two_looks_is_claimed_anew(
     join: Join, spec: Spec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Somebody else may have had it in between."""
+    """Another member may have had it in between."""
     member = join(spec)
     ownership = claiming_all(member)
     now, (first, *_) = ownership._membership.assignment(), sorted(ownership.claims)
@@ -303,7 +303,7 @@ def test_a_batch_in_flight_commits_before_its_partitions_move_or_not_at_all(
         entered.set()
         go.wait(10)
 
-    # Held before the transaction writes: SQLite would keep everybody else out.
+    # Blocked before the transaction writes: SQLite would lock out all other writers.
     first = Held(patient, inside)
     wait_for(lambda: shares(spec) == [4])
     send(topics, spec, 0, 40)
@@ -325,7 +325,7 @@ def test_a_batch_in_flight_commits_before_its_partitions_move_or_not_at_all(
 
 
 class Held(Working):
-    """Waits with a batch in its hands, before it begins to write."""
+    """Waits with a batch, before it begins to write."""
 
     def __init__(self, spec: Spec, inside: Callable[[Batch], None]) -> None:
         self.fenced = 0
@@ -356,7 +356,7 @@ def test_who_leaves_is_followed_at_once(join: Join, spec: Spec, topics: Topics) 
     wait_for(lambda: numbers(spec) == once(0, 40))
 
 
-# Ways to be a member
+# Kinds of membership
 
 
 def test_a_static_member_that_was_killed_goes_on_without_a_rebalance(
@@ -399,7 +399,7 @@ def test_of_two_members_with_one_instance_the_older_one_ends(join: Join, spec: S
 def test_a_static_member_that_its_own_earlier_request_shut_out_joins_again(
     join: Join, spec: Spec, topics: Topics
 ) -> None:
-    """As after a pause of the brokers: they answer a request that the client had given up and sent again."""
+    """As after a pause of the brokers: they answer a request that the client has abandoned and resent."""
     working = join(replace(spec, membership=Group(instance="one")))
     send(topics, spec, 0, 40)
     wait_for(lambda: numbers(spec) == once(0, 40))
@@ -452,7 +452,7 @@ def test_who_reads_alone_reads_only_what_it_chose_and_joins_nothing(join: Join, 
     assert not Brokers(spec.brokers).members(spec.group)
 
 
-# Where it starts
+# Start positions
 
 
 def test_what_appears_under_a_pattern_is_read_from_its_beginning(join: Join, spec: Spec, topics: Topics) -> None:
@@ -464,7 +464,7 @@ def test_what_appears_under_a_pattern_is_read_from_its_beginning(join: Join, spe
     send(topics, spec, 100, 140, new, partitions=2)
     topics.grow(f"{spec.group}-0", 5)
     wait_for(lambda: len(owners(spec)) == 7)
-    # A new instance: another producer may not have heard of the partition yet.
+    # A new instance: an existing producer may not know the partition yet.
     Topics(topics.brokers).send_to(f"{spec.group}-0", 4, [{"number": 200}])
     wait_for(lambda: numbers(spec) == once(100, 140) + once(200, 201))
 
@@ -472,7 +472,7 @@ def test_what_appears_under_a_pattern_is_read_from_its_beginning(join: Join, spe
 def test_a_topic_that_appears_just_before_a_member_joins_is_read_from_its_beginning(
     join: Join, spec: Spec, topics: Topics
 ) -> None:
-    """Who joins a group that runs knows the topic already: it is new to the group all the same."""
+    """A member that joins a running group knows the topic already, but the partition is new to the group."""
     slow = {**QUICK, "topic.metadata.refresh.interval.ms": 60_000}
     late = replace(spec, topics=f"^{spec.group}-.*", start="uncommitted-latest", settings=slow)
     join(late)
@@ -487,7 +487,7 @@ def test_a_topic_that_appears_just_before_a_member_joins_is_read_from_its_beginn
 def test_members_that_start_together_all_start_at_the_latest(
     join: Join, spec: Spec, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the second one gets is not new only because the first one has claimed its own part before."""
+    """The second member's partitions are not new just because the first member claimed its own earlier."""
     send(topics, spec, 0, 40)
     given = Member.assignment
 
@@ -505,9 +505,9 @@ def test_members_that_start_together_all_start_at_the_latest(
 def test_who_joins_a_group_that_runs_does_not_move_its_positions(
     join: Join, spec: Spec, topics: Topics, start_at: str
 ) -> None:
-    """Neither back to what was read, nor over what is still unread."""
+    """Neither back to read records, nor past unread ones."""
     hurry = threading.Event()
-    # Slow before the transaction: one that is nearly always open on SQLite would keep the second from claiming.
+    # Slow before the transaction: a nearly always open one on SQLite would keep the second member from claiming.
     join(replace(spec, most=10), lambda _: hurry.wait(0.5), Held)
     send(topics, spec, 0, 1500)
     wait_for(lambda: bool(numbers(spec)))
@@ -520,7 +520,7 @@ def test_who_joins_a_group_that_runs_does_not_move_its_positions(
 
 
 def test_an_error_that_comes_among_records_takes_none_of_them_with_it(spec: Spec, topics: Topics) -> None:
-    """As when one of several topics is deleted: what was fetched together with the error is fetched again."""
+    """As when one of several topics is deleted: records that were fetched together with the error are fetched again."""
     send(topics, spec, 0, 40)
     first, second = Partition(f"{spec.group}-0", 0), Partition(f"{spec.group}-0", 1)
     fetcher = Fetcher(tm.Kafka(spec.brokers, first.topic), Brokers(spec.brokers))
@@ -541,7 +541,7 @@ def fetch_until(fetcher: Fetcher, partition: Partition, stop: int) -> list[Any]:
 
 
 class Interrupted:
-    """A client that has an error behind the first records."""
+    """A client that returns an error after the first records."""
 
     def __init__(self, client: Any, partition: Partition) -> None:
         self._client, self._partition, self._over = client, partition, False

@@ -1,4 +1,4 @@
-"""The ledger keeps its word in Redis as it does in SQL: positions, claims, tallies and history."""
+"""The ledger in Redis: positions, claims, tallies and history, as in SQL."""
 
 from __future__ import annotations
 
@@ -278,7 +278,7 @@ def test_a_commit_whose_position_is_gone_writes_nothing(store: RedisStore, group
 def test_a_commit_that_is_overtaken_on_its_way_writes_nothing(
     store: RedisStore, group: str, redis_url: str, disturb: str
 ) -> None:
-    """The early look at the positions says yes: the script has to say no."""
+    """The early check of the positions succeeds: the script must refuse."""
     held = take(store, group, "one", BOTH)
     made = work(group, "one", held, 0, 3, dead=1)
     after: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Rows in Redis: every way of writing them, every type of column, and what is refused."""
+"""Rows in Redis: every write mode, every column type, and refusals."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def changes(spec: TableSpec, **columns: Any) -> Changes:
 
 
 def rows(url: str, table: str = "orders") -> dict[str, dict[str, str | None]]:
-    """The rows by key, whichever form they have, as texts."""
+    """The rows by key, as text, in either format."""
     found: dict[str, dict[str, str | None]] = {}
     for name, value in dump(url, f"{table}:").items():
         if isinstance(value, dict):
@@ -73,7 +73,7 @@ def rows(url: str, table: str = "orders") -> dict[str, dict[str, str | None]]:
     return found
 
 
-# Ways of writing
+# Write modes
 
 
 def test_an_upsert_overwrites_and_takes_away_what_is_null(store: RedisStore, url: str) -> None:
@@ -251,7 +251,7 @@ PARSE: dict[str, Any] = {
 @example(found=[dict.fromkeys(TYPES.names[1:]) | {"words": "Infinity", "double": -math.inf}])
 def test_every_type_survives(redis_url: str, found: list[dict[str, Any]]) -> None:
     table = pa.Table.from_pylist([{"id": at, **as_written(row)} for at, row in enumerate(found)], TYPES)
-    # What comes from Spark has lost the mark: the schema has it.
+    # Columns from Spark lack the metadata: the schema has it.
     table = table.cast(TYPES.remove_metadata().set(12, pa.field("nested", pa.string())))
     for form in FORMS:
         store = RedisStore(f"{redis_url}{form}&rows={form}")

@@ -1,4 +1,4 @@
-"""Redis as operators run it: it crashes, is full, is a cluster, or says no."""
+"""Redis servers that crash, are full, are a cluster, or refuse permissions."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_all_of_a_store_is_in_one_slot_of_a_cluster(cluster: str) -> None:
 
 
 def test_keys_of_two_slots_are_refused(cluster: str) -> None:
-    """Every key is declared to the server: without the tag it would not take them."""
+    """Every key is declared to the server, which refuses keys without the tag."""
     with pytest.raises(redis.exceptions.ResponseError, match="same slot"):
         script.run(client(cluster), ["a", "b"], script.Work().arguments())
 
@@ -164,7 +164,7 @@ def test_a_full_server_takes_nothing_and_all_of_it_later(own: OwnValkey) -> None
 
 @pytest.mark.parametrize("own", [OwnValkey, OwnRedis], indirect=True)
 def test_a_full_server_never_takes_half_of_a_commit(own: OwnValkey) -> None:
-    """A deletion is allowed where memory is full: once it is made, the rest of the script has to pass too."""
+    """A deletion is allowed when memory is full: after it, the rest of the script must succeed, too."""
     spec = TableSpec("orders", key=("id",), write="upsert", delete="tombstone")
     store, server = ready(own.url), client(own.url)
     old, new = pa.table({"id": [1]}), pa.table({"id": list(range(2, 500))})
@@ -242,7 +242,7 @@ def test_a_script_that_the_server_forgot_is_sent_again(redis_url: str, group: st
 
 
 def test_a_lost_answer_is_not_asked_for_again(own: OwnValkey, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The client must not send a script a second time: its answer would be that of a latecomer."""
+    """The client must not resend a script: the second response would be that of a late script."""
     store = ready(own.url)
     held = take(store, GROUP, "one", BOTH)
     made = work(GROUP, "one", held, 0, 5)

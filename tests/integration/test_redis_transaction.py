@@ -1,4 +1,4 @@
-"""The open transaction of a handler on Redis: what it collects is written with the positions, or not at all."""
+"""A handler's transaction on Redis: the collected commands are written with the positions, or not at all."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def step(claims: dict[Partition, Claim], start: int = 0, stop: int = 3, dead: in
 
 
 def nothing() -> None:
-    """No entry: the positions are somebody else's."""
+    """No entry: the positions belong to another owner."""
 
 
 def run(
@@ -204,7 +204,7 @@ def test_rows_are_written_in_every_mode(redis_url: str, form: str) -> None:
     store.close()
 
 
-# Nothing may fail in the middle: a script is not rolled back.
+# No command may fail in the middle: a script is not rolled back.
 
 Handler = Callable[[Any], object]
 WRONG: dict[str, tuple[type[Exception], str, Handler]] = {

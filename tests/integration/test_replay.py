@@ -1,4 +1,4 @@
-"""A replay puts dead letters into the tables once, and settles each in the transaction that applies it."""
+"""A replay applies dead letters once, and settles each in the transaction that applies it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ TABLES = (EVENTS, VERSIONS, TRACED)
 PARTS = Partition("orders", 0), Partition("orders", 1)
 START, STOP = 30, 50
 OFFSETS = range(START, STOP)
-"""Of fifty offsets in each partition these are dead; one in ten of them has a value that stays so."""
+"""The dead offsets of fifty in each partition; one in ten of them has a value that stays dead."""
 PLACES = [(part.number, offset) for part in PARTS for offset in OFFSETS]
 GOOD = Counter((part, offset, offset) for part, offset in PLACES if offset % 10 != 3)
 ALL = Tally(applied=36, dead=4)
@@ -93,7 +93,7 @@ class Dead:
             owner(run),
             Start.parse("uncommitted-earliest"),
             Limits(15),
-            # It is for what dies in the group: what was dead before costs nothing.
+            # The budget counts records that die in the group, not earlier dead letters.
             budget=Budget(max_dead_per_batch=0, max_dead_total=0),
             patience=5.0,
         )
@@ -114,7 +114,7 @@ class Dead:
         return {one.record.error for one in self.store.journal().letters(LetterQuery(self.group))}
 
     def check(self, applied: Counter[tuple[int, int, int]] = GOOD) -> None:
-        """The tables hold these records once, their letters are settled, and the books are balanced."""
+        """The tables hold these records once, their letters are settled, and the ledger adds up."""
         assert truth.events(self.url) == applied
         assert truth.rows(self.url, "traced", "tallymark_partition", "tallymark_offset", "id") == applied
         truth.check_batches_of_rows(self.url)
@@ -290,7 +290,7 @@ def test_what_is_refused_for_ever_is_not_tried_for_ever(dead: Dead, monkeypatch:
 
 
 class Blind(PlainReader):
-    """Overlooks a record."""
+    """A reader that omits a record."""
 
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
         return super().reread(letters[1:], batch)
@@ -349,7 +349,7 @@ def test_delivery_other_than_exactly_once_is_refused(dead: Dead) -> None:
     reader.close()
 
 
-# What is only in Kafka
+# Records that only Kafka holds
 
 UNKEPT = (
     "no row; its 99 bytes are more than the database takes, and only in Kafka",
@@ -359,7 +359,7 @@ UNKEPT = (
 
 @pytest.fixture
 def unkept(topics: Topics, brokers: str, group: str, database: Callable[[str], str]) -> Iterator[Dead]:
-    """Four letters of a real topic: two without their values, of which Kafka has deleted one; one gone; a tombstone."""
+    """Four letters of a real topic: two without values, of which Kafka has deleted one; one deleted; a tombstone."""
     topic = topics.create(1)
     topics.send_to(topic, 0, [{"id": number, "version": number} for number in range(5)])
     topics.delete_records(topic, {0: 2})

@@ -1,4 +1,4 @@
-"""Positions that are moved under a run: it is fenced, and goes on from the new place, or ends."""
+"""If positions are moved during a run, it is fenced, and continues from the new position, or ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TIMES = Counter[tuple[int, int]]
 
 
 class Hold:
-    """A run stays in its second batch until it is let go."""
+    """A run that stays in its second batch until it is released."""
 
     def __init__(self) -> None:
         self.reached, self.go = threading.Event(), threading.Event()
@@ -45,7 +45,7 @@ class Hold:
 
 
 def send_to(brokers: str, store: str, group: str, topic: str, to: int) -> None:
-    """``reset --execute``: refused as it is, done with ``--take-over``."""
+    """``reset --execute`` is refused without ``--take-over``."""
     arguments = ("reset", group, "--topic", topic, "--to-offset", str(to), "--store", store, "--brokers", brokers)
     refused = in_process(*arguments, "--execute")
     assert refused.returncode == 1
@@ -76,7 +76,7 @@ def test_a_service_abandons_its_batch_and_goes_on_from_where_it_was_sent(
         assert service.error is None
     found = seen(store)
     assert set(found) == {(0, offset) for offset in range(100)}
-    # What was abandoned is there once: only what had been committed before is repeated.
+    # Records of the abandoned batch are there once: only committed records are repeated.
     assert twice(found) == set(range(20, 60))
     assert standing(store, group)[0].tally.applied == 80
     assert [len(line.note.span) for line in journal(store, group, "reset")] == [40]
@@ -119,7 +119,7 @@ def test_a_loop_drops_what_it_has_read_and_goes_on_from_where_it_was_sent(
 
 
 def move_while_paused(brokers: str, store: str, group: str, topic: str, more: Callable[[], None], to: int) -> None:
-    """Pause the group, let more records come, send it elsewhere, and resume it when its run has claimed again."""
+    """Pause the group, send more records, move it, and resume it when its run has claimed again."""
     owner = standing(store, group)[0].owner
     assert owner is not None
     assert in_process("pause", group, "--reason", "a test", "--store", store).returncode == 0
@@ -141,7 +141,7 @@ def test_a_loop_that_was_moved_while_it_was_paused_goes_on_from_there(
             staged.set()
 
     def more() -> None:
-        """One batch is ready to be committed, and waits for the end of the pause."""
+        """One batch is ready to commit, and waits for the end of the pause."""
         topics.send_to(run.topic, 0, [{"id": number} for number in range(60, 100)])
         assert staged.wait(30)
 
@@ -173,7 +173,7 @@ def test_a_service_that_was_moved_while_it_was_paused_goes_on_from_there(
         assert service.error is None
     found = seen(store)
     assert set(found) == {(0, offset) for offset in range(100)}
-    # It may have read some of the others before it noticed the pause.
+    # It may have read some other records before it noticed the pause.
     assert twice(found) >= set(range(20, 60))
 
 
@@ -195,7 +195,7 @@ def test_a_run_that_reads_alone_ends(topics: Topics, brokers: str, group: str, d
 def test_a_topic_that_is_recreated_under_a_run_is_refused_with_the_position_of_that_moment(
     topics: Topics, brokers: str, group: str, database: Callable[[str], str]
 ) -> None:
-    """The last commit counts, not the position that was claimed; for a service and for a loop alike."""
+    """The last commit counts, not the claimed position, for a service and for a loop."""
     store, topic, gone = database("sqlite"), topics.create(1), threading.Event()
     make_table(store)
     topics.send_to(topic, 0, numbers(60))

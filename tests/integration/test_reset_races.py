@@ -1,4 +1,4 @@
-"""Resets against a run that starts, and against each other: one clear winner, and every record as the journal says."""
+"""Resets race with a starting run and with each other: one wins, and every record is as the journal says."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SQL = ("postgresql", "mariadb", "sqlite")
 
 
 def several(*kinds: str) -> list[Any]:
-    """Two rounds on the first of them; many on all of them where there is time for it."""
+    """Two rounds on the first store; many on all of them in ``make faults``."""
     many = [pytest.param((kind, MANY), marks=pytest.mark.faults, id=f"{kind}-many") for kind in kinds]
     return [pytest.param((kinds[0], 2), id=kinds[0]), *many]
 
@@ -56,7 +56,7 @@ def groups(group: str, rounds_on: tuple[str, int]) -> list[str]:
 
 
 def at_once(*jobs: Callable[[], Any]) -> list[BaseException | None]:
-    """Run all of them from the same moment on; what each of them raised."""
+    """Start all of them at the same moment; returns what each of them raised."""
     start = threading.Barrier(len(jobs))
 
     def run(job: Callable[[], Any]) -> BaseException | None:
@@ -73,7 +73,7 @@ def at_once(*jobs: Callable[[], Any]) -> list[BaseException | None]:
 
 
 def go_on(store_url: str, group: str, partition: Partition, stop: int) -> None:
-    """A run claims the partition, commits up to there, and stays its owner."""
+    """A run claims the partition, commits up to this offset, and stays its owner."""
     store, owner = open_store(store_url), new_owner()
     claims = store.claim(group, owner, [partition], lambda _: PositionChanges({}), {})
     at = claims[partition].position.next_offset
@@ -83,7 +83,7 @@ def go_on(store_url: str, group: str, partition: Partition, stop: int) -> None:
 
 
 def applied_as_the_journal_says(store: str, group: str, began: int, end: int) -> Counter[tuple[int, int]]:
-    """Once from where it began, and once more for every time that it was sent back over it."""
+    """Once from its start, and once more for every time that the group was moved back over it."""
     spans = [line.note.span for line in journal(store, group, "reset")]
     times = Counter((part, offset) for part in range(PARTITIONS) for offset in range(began, end))
     return times + Counter((one.partition.number, offset) for one in spans for offset in range(one.start, one.stop))
@@ -98,7 +98,7 @@ def test_a_reset_against_a_run_that_starts(brokers: str, store: str, groups: lis
         moving = partial(reset, group, [topic], to_offset=10, execute=True, store=store, brokers=brokers)
         refused, fenced = at_once(moving, Service(brokers, store, group, topic, membership=Standalone()).catch_up)
         moved = journal(store, group, "reset")
-        # All partitions or none, and whoever has lost was told.
+        # All partitions or none, and the loser got an error.
         assert len(moved) == (0 if refused else PARTITIONS), refused
         assert fenced is None or moved, fenced
         Service(brokers, store, group, topic, membership=Standalone()).catch_up()
@@ -111,7 +111,7 @@ def test_a_takeover_whose_ends_are_out_of_date_repeats_nothing(
     kind: str, database: Callable[[str], str], redis_url: str, brokers: str, topics: Topics, group: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    """The group goes on after the ends of the logs were asked, and before its positions are locked."""
+    """The group commits after the log ends were read, and before its positions are locked."""
     store, topic, ask = redis_url if kind == "redis" else database(kind), topics.create(3), Brokers.logs
     topics.send(topic, numbers(3 * 40), partitions=3)
     stand(brokers, store, group, topic, dict.fromkeys(range(3), 30))

@@ -1,4 +1,4 @@
-"""Listeners whose batches fail on the way: what is tried again is whole, and what is given up is given up once."""
+"""Listeners whose batches fail: a retried batch is complete, and an abandoned one is released once."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def insert(record: tm.Record, db: Any) -> None:
 
 
 class Once:
-    """True the first time that it is asked for each name."""
+    """True at the first call for each name."""
 
     def __init__(self) -> None:
         self._seen: set[object] = set()
@@ -64,7 +64,7 @@ class Once:
 
 
 class Interrupted:
-    """A handler that can't finish one record at first, and a store that is lost in the first commit."""
+    """A handler that can't finish one record at first, and a store that fails in the first commit."""
 
     def __init__(self, record: int) -> None:
         self._record = record
@@ -144,7 +144,7 @@ def test_who_is_fenced_while_the_store_is_away_gives_up_the_batch_and_goes_on(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The claim of another is noticed, and then the store is gone for longer than anybody waits for it."""
+    """Another claim is noticed, and then the store is unavailable for longer than ``patience=``."""
     topic, first, away = filled(topics, partitions), Once(), threading.Event()
     app = tm.App(brokers=brokers, store=url, kafka=QUICK, patience=0.3)
     reclaim = SqlStore.reclaim

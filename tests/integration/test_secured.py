@@ -1,4 +1,4 @@
-"""A cluster as production has it: every way in works for every client, and every mistake ends in one sentence."""
+"""A secured cluster: every authentication works for every client, and every mistake gives one sentence."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def source(cluster: Cluster, topic: str = "orders") -> tm.Kafka:
 
 
 def consumed(cluster: Cluster, store: str, **settings: Any) -> int:
-    """How many records a consumer has taken, in a group unless told otherwise."""
+    """The number of records that a consumer has taken, in a group by default."""
     consumer = tm.Consumer(group="consumer", source=source(cluster), store=store, **settings)
     count = 0
     with closing(consumer.batches(max_records=RECORDS)) as batches:
@@ -110,7 +110,7 @@ def test_every_way_in_is_one_for_services_and_for_spark(
 
 
 def wrong_ways(kafka: TokenKafka, tmp_path: Path) -> dict[str, tuple[Cluster, type[TallymarkError], str]]:
-    """What is wrong, and the words that say so."""
+    """A mistake, and the expected message."""
     elsewhere = kafka.brokers.replace("127.0.0.1", "localhost")
     good, line = scram(kafka), tls(kafka)
     return {

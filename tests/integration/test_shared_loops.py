@@ -1,4 +1,4 @@
-"""Several loops share a group, as several Spark drivers of one pipeline do: the counts are exact throughout."""
+"""Several loops share a group, like several Spark drivers of one pipeline: the counts are exact."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Join = Callable[..., SharedLoop]
 
 @pytest.fixture
 def join(database: Callable[[str], str]) -> Iterator[Join]:  # the loops end before their database
-    """``join(run)``: a loop that runs until the test is over."""
+    """``join(run)``: a loop that runs until the end of the test."""
     made: list[SharedLoop] = []
 
     def one(run: Run, on_step: OnStep = ignore, **changes: Any) -> SharedLoop:
@@ -45,7 +45,7 @@ def send(topics: Topics, run: Run, first: int, stop: int) -> None:
 
 
 def shares(run: Run) -> list[int]:
-    """How many partitions each owner has."""
+    """The number of partitions of each owner."""
     try:
         found = truth.ledger(run.store, "positions", "owner")
     except Exception:  # noqa: BLE001 - there is no ledger yet
@@ -84,12 +84,12 @@ def test_loops_share_and_one_of_them_is_killed(join: Join, run: Run, topics: Top
 def test_a_batch_that_was_read_ahead_is_abandoned_when_its_partitions_move(
     join: Join, run: Run, topics: Topics, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """While one batch commits the next one is read; by the time it could commit, half of it belongs to another."""
+    """While one batch commits, the next one is read; before it can commit, half of it belongs to another."""
     caplog.set_level("INFO", "tallymark.run.loop")
     read, go = threading.Event(), threading.Event()
 
     def hold(step: Step, progress: Progress) -> None:
-        # The second batch is ready; the reading thread keeps it until its partitions are leaving.
+        # The second batch is ready; the reading thread keeps it until its partitions are being revoked.
         if step is Step.STAGED and progress.batch.endswith("-2"):
             read.set()
             go.wait(20)

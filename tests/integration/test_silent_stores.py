@@ -1,4 +1,4 @@
-"""A store that takes our bytes and never answers is given up after ``read_timeout``: nothing is lost or repeated."""
+"""A store that accepts bytes and never responds is given up after ``read_timeout``: nothing is lost or repeated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Single records by their offsets, and the work for n dead letters: none of it grows with what is in between."""
+"""Single records are read by their offsets: the cost of n dead letters does not depend on the records between."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_records_are_found_without_reading_what_is_between_them(
 
 
 def dead_letters(store_url: str, group: str, partition: Partition, brokers: str, count: int) -> None:
-    """So many letters whose records are in Kafka alone."""
+    """This many letters whose records are only in Kafka."""
     asked, store, owner = Brokers(brokers), open_store(store_url), new_owner()
     first = {partition: FirstClaim(0, asked.topics([partition.topic])[partition.topic].id, asked.cluster_id())}
     store.create_ledger()

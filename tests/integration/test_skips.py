@@ -1,4 +1,4 @@
-"""What was skipped can be filled later, exactly once, while the group goes on; in every store alike."""
+"""Skips can be filled later, exactly once, while the group runs; the same in every store."""
 
 from __future__ import annotations
 
@@ -77,11 +77,11 @@ def position(store: Store, group: str, partition: Partition = ZERO) -> Position:
 
 
 def check(store: Store, group: str) -> None:
-    """Every offset has one outcome, and what is open is what counts as skipped."""
+    """Every offset has one outcome, and the open skips add up to ``skipped``."""
     open_: Counter[Partition] = Counter()
     first = {at.partition: at.first_offset for at in store.positions(group)[group]}
     for found in store.skips(group):
-        # What is before the tally is open and not counted.
+        # Skips before the tally are open and not counted.
         open_[found.span.partition] += len(found.span) if found.span.start >= first[found.span.partition] else 0
     for at in store.positions(group)[group]:
         assert at.balanced, at
@@ -157,7 +157,7 @@ def test_what_is_not_open_as_it_was_is_not_filled(store: Store, url: str, group:
 
 
 def test_a_fill_that_is_overtaken_on_its_way_writes_nothing(store: Store, url: str, group: str) -> None:
-    """The early look says yes: the decision has to say no."""
+    """The early check succeeds: the commit must refuse."""
     queues(url)
     skip(store, group, take(store, group, "a", [ZERO]), 0, 10)
     other, made = opened(url), filling(group, "late", Span(ZERO, 0, 10), 6)
@@ -190,7 +190,7 @@ def test_a_fill_in_the_middle_of_a_commit_disturbs_nobody(store: Store, url: str
     check(store, group)
 
 
-# Sent elsewhere
+# Moved positions
 
 
 def restart(store: Store, group: str, to: int, between: Callable[[], None] = lambda: None) -> None:
@@ -250,7 +250,7 @@ CHUNK, SKIPPED, COMMITS = 20, 400, 200
 
 
 def test_one_commits_and_two_fill_at_once(store: Store, url: str, group: str) -> None:
-    """Every record is there once, every chunk is one filler's, and every look sees balanced books."""
+    """Every record is there once, every part is filled by one filler, and every snapshot adds up."""
     held = take(store, group, "live", [ZERO])
     skip(store, group, held, 0, SKIPPED)
     start, ended = threading.Barrier(4, timeout=30), threading.Event()

@@ -1,4 +1,4 @@
-"""What can't work is refused in one sentence that names it, and leaves nothing half-made behind."""
+"""Invalid input is refused with one sentence that names it, and leaves nothing behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real cluster of two workers stages what one transaction promotes, and may lose one of them."""
+"""A real cluster of two workers stages rows that one transaction promotes, and may lose a worker."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Poison among good records, on Spark: each bad one becomes a dead letter with its reason, the rest goes on."""
+"""Bad records among good ones, on Spark: each becomes a dead letter with its reason, the others are applied."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ POISON: dict[str, tuple[Callable[[int], Any], str, int]] = {
     "nothing": (lambda n: {"id": n, "name": None, "amount": 1.0}, "name", 7),
     "fifth": (lambda n: {"id": n, "name": "boom", "amount": 1.0}, "ValueError: boom in the function", 1),
 }
-"""Values of each kind, what their letters say, and how many there are: 37 in all."""
+"""Bad values of each kind, the errors of their letters, and their number: 37 in all."""
 FIFTH: dict[str, tuple[Callable[[int], Any], str, int]] = {
     "sqlite": POISON["fifth"],
     "postgresql": (lambda n: {"id": n, "name": "\0", "amount": 1.0}, "0x00", 1),
     "mysql": (lambda n: {"id": n, "name": "long" * 9, "amount": 1.0}, "too long for column name", 1),
     "redis": (lambda n: f'{{"id": {n}, "name": "'.encode() + b'\xff"}', "not UTF-8", 1),
 }
-"""One kind is another one on every store."""
+"""One kind has a different error on every store."""
 TABLE = """CREATE TABLE orders (id BIGINT PRIMARY KEY, name VARCHAR(20) NOT NULL,
            amount DOUBLE PRECISION, CONSTRAINT no_debts CHECK (amount >= 0))"""
 
 
 def values(poison: Mapping[str, Any] = POISON) -> tuple[list[Any], dict[int, str]]:
-    """All values in order, and which are poison of which kind."""
+    """All values in order, and the bad ones by kind."""
     kinds = [kind for kind, (_, _, count) in poison.items() for _ in range(count)]
     places = {(7 + number * 263) % RECORDS: kind for number, kind in enumerate(kinds)}
     assert len(places) == 37

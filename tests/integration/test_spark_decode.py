@@ -1,4 +1,4 @@
-"""Decoding, case by case, and which record a row came from, function by function."""
+"""Decoding of single values, and the record of each row for different functions."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def kafka_frame(spark: SparkSession, values: Iterable[bytes | None]) -> DataFram
 
 @pytest.fixture(scope="module")
 def decoded(spark: SparkSession) -> Callable[[list[bytes | None]], list[tuple[Any, str | None]]]:
-    """For each value what it was decoded to, and why not, all of them in one job."""
+    """The decoded value or the error of each value, all in one job."""
     from tallymark.formats.json import explain
     from tallymark.spark.decode import RAW, SparkDecoder
 
@@ -209,7 +209,7 @@ def test_a_schema_that_can_not_be_read_is_refused_in_one_line(spark: SparkSessio
 
 @pytest.fixture(scope="module")
 def records(spark: SparkSession) -> DataFrame:
-    """What a table's function gets: two records for each of three ids."""
+    """The input of a table's function: two records for each of three ids."""
     from tallymark.spark.decode import RECORD, SparkDecoder
 
     values = [json.dumps({"id": n % 3, "name": f"n{n}", "list": [n, n + 100]}).encode() for n in range(6)]

@@ -20,7 +20,7 @@ def test_a_lost_executor_and_speculative_tasks_change_nothing(
     topics: Topics, brokers: str, group: str, database: Callable[[str], str]
 ) -> None:
     topic, url = topics.create(4), database("sqlite")
-    # More in a batch than the driver would read by itself.
+    # A batch larger than the driver reads by itself.
     topics.send(topic, [b"dead" if n % 100 == 3 else {"id": n} for n in range(36_000)], partitions=4)
     settings = {"brokers": brokers, "topic": topic, "store": url, "group": group, "batch": 12_000}
 

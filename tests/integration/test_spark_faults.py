@@ -1,4 +1,4 @@
-"""A driver that dies at the worst moments, on every database: the next one finds everything once."""
+"""A driver dies at critical moments, on every database: after the next run every record is there once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.support.spark_crash import BATCH, run_until_killed
 
 pytestmark = pytest.mark.usefixtures("spark")
 
-# Two pairs in every run, and SQLite in the demonstration; the other pairs take another three minutes.
+# Two pairs in every run, and SQLite in the demonstration; the other pairs take three more minutes.
 ROADS: dict[str, Road] = {"postgresql": "executors", "mariadb": "driver", "sqlite": "driver"}
 BATCHES_LEFT = {Step.STAGED: {0, 1}, Step.MOVED: {1}, Step.COMMITTED: {2}}
 

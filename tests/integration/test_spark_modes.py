@@ -1,4 +1,4 @@
-"""Write modes on Spark: what is in the table afterwards is what the records say, however they were cut into batches."""
+"""Write modes on Spark: the content of the table follows from the records, for any division into batches."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEMA = Json("id BIGINT, name STRING, op STRING, v BIGINT")
 
 
 def keyed(records: DataFrame) -> DataFrame:
-    """A tombstone has no value: its key says which row is meant."""
+    """A tombstone has no value: its key identifies the row."""
     return records.selectExpr("coalesce(value.id, cast(cast(key as string) as bigint)) AS id", "value.name")
 
 
@@ -166,7 +166,7 @@ def odd(records: DataFrame) -> DataFrame:
 def test_a_column_may_have_any_name(
     kind: str, road: Any, brokers: str, topics: Topics, group: str, database: Callable[[str], str]
 ) -> None:
-    """A dot or a backtick means something to Spark: such a column is no field of another, and merges no records."""
+    """Spark interprets dots and backticks: such a column is not a field of another, and merges no records."""
     topic, url = topics.create(1), database(kind)
     topics.send_to(topic, 0, [{"a.b": n % 2, "b`c": "x", "v.": n} for n in range(6)])
     source = Kafka(brokers, topic, value=Json("`a.b` BIGINT, `b``c` STRING, `v.` BIGINT, `at``.` TIMESTAMP"))
@@ -185,7 +185,7 @@ def test_a_column_may_have_any_name(
     assert compare(pipeline).wrong == 0
 
 
-# The executors' road
+# The executors' path
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
@@ -229,7 +229,7 @@ def test_executors_stage_in_one_pass_what_only_picks_columns(
     caplog.set_level("INFO", "tallymark")
     topic, url = topics.create(3), database(kind)
     topics.send(topic, [{"id": n, "name": f"n{n}", "v": n} for n in range(120)], partitions=2)
-    # A partition of garbage alone, a name that PostgreSQL can't hold, and what looks like JSON and is none.
+    # A partition of garbage only, a name that PostgreSQL can't store, and text that resembles JSON.
     topics.send_to(topic, 2, [b"garbage", b"[]"])
     topics.send_to(topic, 0, [b'{"id": 1000, "v": 007}', b'{"id": 1001, "name": "a\\u0000b"}'])
     topics.send_to(topic, 0, [b'\xef\xbb\xbf{"id": 1002, "name": "n"}'])

@@ -1,4 +1,4 @@
-"""Values decoded without Spark are those that Spark decodes: the same ones live, with the same content."""
+"""Values decoded without Spark equal those that Spark decodes: the same ones are accepted, with the same content."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def by_arrow(schema: str, values: list[bytes]) -> list[Any]:
 
 
 def is_same(ours: Any, sparks: Any) -> bool:
-    """-0.0 is not 0.0 here, and a double in place of a string may have more digits than it needs."""
+    """-0.0 differs from 0.0 here, and a double in place of a string may have more digits than necessary."""
     if isinstance(ours, dict) and isinstance(sparks, dict):
         return ours.keys() == sparks.keys() and all(is_same(ours[name], sparks[name]) for name in ours)
     return repr(ours) == repr(sparks) or spelled_alike(ours, sparks)
@@ -79,7 +79,7 @@ def test_a_string_may_be_as_long_as_a_value(spark: SparkSession) -> None:
 
 SIZE = 300_000
 ALLOWED = 20.0
-"""Seconds of all processors, with what Java takes to compile: in quadratic time one value takes as long, or longer."""
+"""CPU seconds, including Java's compilation: in quadratic time one value takes as long, or longer."""
 HOSTILE = {
     "an exponent": b'{"p":1e3000000}',
     "a negative exponent": b'{"p":-1.5E-30000000}',
@@ -145,7 +145,7 @@ fitting: dict[str, st.SearchStrategy[Any]] = {
 
 @st.composite
 def values(draw: st.DrawFn) -> bytes:
-    """An object that fits, now and then with a field that does not, or with a byte too few or too many."""
+    """An object that fits, sometimes with a field that does not, or with a byte too few or too many."""
     names = draw(st.lists(st.sampled_from([*fitting, "other"]), max_size=6, unique=True))
     odd = draw(st.sampled_from([None, None, None, *names]))
     fields = {name: draw(anything if name in (odd, "other") else fitting[name]) for name in names}
@@ -161,7 +161,7 @@ def values(draw: st.DrawFn) -> bytes:
 
 
 def drawn(count: int) -> list[bytes]:
-    """Always the same ones, so that one job decodes them all."""
+    """Always the same values, so that one job decodes them all."""
     found: list[bytes] = []
 
     @settings(max_examples=count, derandomize=True, database=None, suppress_health_check=list(HealthCheck))

@@ -1,4 +1,4 @@
-"""Pipelines on Spark, from real Kafka into real databases: every record once, and all of it accounted for."""
+"""Pipelines on Spark, from real Kafka into real databases: every record once, and every offset accounted for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a group begins, where it goes on, and when it refuses to: against topics that grow, shrink and are replaced."""
+"""Where a group starts, continues and refuses to continue, with topics that grow, shrink and are replaced."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def in_partition(partition: int, *offsets: int) -> list[tuple[int, int]]:
 
 
 def execute(url: str, statement: str) -> None:
-    """Change the ledger behind everybody's back."""
+    """Change the ledger without tallymark."""
     with open_sql(url).transaction() as connection:
         connection.exec_driver_sql(statement)
 
@@ -147,7 +147,7 @@ def test_partitions_that_are_added_to_a_running_group_are_read_from_their_start(
     with Background(one_to_one(brokers, topic, group, store_url, start="uncommitted-latest")) as running:
         assert eventually(lambda: "tallymark_positions" in tables(store_url) and len(next_offsets(store_url)) == 4)
         topics.grow(topic, 8)
-        # A producer that has written before would not know the new partitions for minutes.
+        # An existing producer would not know the new partitions for minutes.
         Topics(brokers).send(topic, values(16), partitions=8)
         assert eventually(lambda: next_offsets(store_url) == dict.fromkeys(range(4), 4) | dict.fromkeys(range(4, 8), 2))
         assert running.stop() == Tally(applied=16)
@@ -183,7 +183,7 @@ def test_a_topic_that_was_recreated_while_nobody_ran_is_refused(
 def test_a_topic_that_is_recreated_between_planning_and_reading_is_refused(
     brokers: str, topics: Topics, group: str, database: Databases
 ) -> None:
-    """The new topic has records at the very offsets that were planned: only its id tells."""
+    """The new topic has records at exactly the planned offsets: only its id differs."""
     url, topic = database("sqlite"), topics.create(2)
     topics.send(topic, values(8), partitions=2)
 
@@ -207,7 +207,7 @@ def test_a_topic_that_is_recreated_under_an_idle_run_is_refused(
         assert eventually(lambda: "tallymark_positions" in tables(url) and next_offsets(url) == {0: 2, 1: 2})
         topics.recreate(topic, 2)
         Topics(brokers).send(topic, values(10), partitions=2)
-        # It may look while there is no topic, or while the new one is still shorter than the position.
+        # It may check while there is no topic, or while the new one is still shorter than the position.
         with pytest.raises((TopicRecreated, UnknownTopic), match=topic):
             running.result()
     assert next_offsets(url) == {0: 2, 1: 2}

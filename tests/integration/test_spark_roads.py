@@ -1,4 +1,4 @@
-"""A batch is the same whichever road it takes: by Spark alone, through the driver, or read by the driver itself."""
+"""A batch gives the same result on every path: by Spark alone, through the driver, or read by the driver itself."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_records_that_are_not_wanted_are_as_if_they_were_not_there(
 
 @contextmanager
 def staging(spark: SparkSession, brokers: str, topic: str, url: str) -> Iterator[tuple[SparkReader, SqlStore]]:
-    """A reader whose executors stage whatever they read."""
+    """A reader whose executors stage everything they read."""
     from tallymark.spark.reader import SparkReader
 
     specs = [
@@ -155,7 +155,7 @@ def staging(spark: SparkSession, brokers: str, topic: str, url: str) -> Iterator
 
 
 def all_rows(store: SqlStore, reading: Reading, batch: str, name: str) -> list[Any]:
-    """What is staged and what is not, as the table will have it."""
+    """The staged and the collected rows, as the table will have them."""
     staged, here = reading.staged[name], reading.rows[name]
     with store.look() as connection:
         found = connection.execute(
@@ -194,7 +194,7 @@ def test_tasks_stage_in_one_pass_what_the_driver_would_read(
         for name in tables:
             here = replace(expected, staged={name: Staged(found.staged[name].name, found.staged[name].columns, (), 0)})
             assert all_rows(store, found, "b", name) == all_rows(store, here, "b", name)
-        # What Spark alone can decode is the one row that did not go that way.
+        # Only the value that Spark alone can decode did not take that path.
         assert [found.rows["picks"].num_rows, found.staged["picks"].rows] == [0, len(values()) - 1 - 5]
         tasks.discard(found)
         assert tables_of(store) == []
@@ -210,7 +210,7 @@ def test_what_is_nothing_for_arrow_is_left_to_spark_and_nothing_stays_staged(
         assert found.seen[Partition(made, 0)] == replace(found.seen[Partition(made, 0)], records=1_150, dead=1_100)
         assert (len(found.dead_letters), found.staged["picks"].rows) == (1_100, 50)
         assert tables_of(store) == sorted(one.name for one in found.staged.values())
-        # The next one is Spark's from the start.
+        # Spark reads the next batch from the start.
         monkeypatch.setattr(tasks, "_in_one_pass", lambda *_: pytest.fail("it was tried again"))
         assert tasks.read([Span(Partition(made, 0), 1_000, 1_150)], "c").staged["picks"].rows == 50
 
@@ -270,7 +270,7 @@ def test_records_that_grow_from_part_to_part_are_not_all_taken(
     monkeypatch.setattr(one._scan, "to_arrow", counted)
     with pytest.raises(BatchTooLarge):
         one.read([Span(Partition(made, 0), 0, 400)], "b")
-    # The third may be on its way by then.
+    # The third batch may be in progress by then.
     assert taken[:2] == [100, 100]
     assert len(taken) <= 3
 
@@ -380,13 +380,13 @@ def test_records_that_have_grown_are_read_in_smaller_batches(
     monkeypatch.setattr(one._scan, "to_arrow", refuse)
     with pytest.raises(BatchTooLarge):
         one.read([Span(Partition(made, 0), 0, 300)], "b")
-    # What is read again is measured first, and not handed to the driver unseen.
+    # A batch that is read again is measured before it is collected to the driver.
     assert one.read([Span(Partition(made, 0), 0, 150)], "b").rows["picks"].num_rows == 150
     assert grown == 1
 
 
 def test_a_function_is_taken_for_plain_only_if_it_is(spark: SparkSession, brokers: str, topic: str) -> None:
-    """What it does when there are records counts, and what it does by other names."""
+    """The function is judged by its plan with records, also if it uses other names."""
 
     def careful(records: DataFrame) -> DataFrame:
         if records.isEmpty():

@@ -1,4 +1,4 @@
-"""What real databases say when they fail, and what becomes of it: whose fault it is, and never a password."""
+"""Errors of real databases become tallymark's errors: transient, the row's or the table's fault, without a password."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_connection_that_breaks_during_copy_is_transient(database: Callable[[s
 
 
 def test_a_handler_that_thinks_for_too_long_is_told_so(database: Callable[[str], str]) -> None:
-    """By the words of the server that ended its connection, and not by those of the rollback that fails then."""
+    """Uses the server's message that ended the connection, not that of the rollback that fails afterwards."""
     url = database("postgresql")
     store = opened(url)
     store.create_ledger()
@@ -173,7 +173,7 @@ def messages(error: BaseException | None) -> Iterator[str]:
 
 
 def check_discreet(error: BaseException, *, words: Sequence[str]) -> None:
-    """One line, with the words an operator needs, and never the password."""
+    """One line, with the words that an operator needs, without the password."""
     assert "\n" not in str(error)
     for word in words:
         assert word in str(error)

@@ -1,4 +1,4 @@
-"""Keys of tables that exist: only one that tells rows apart as exactly as the records' bytes is taken."""
+"""Keys of existing tables: only a key that compares as exactly as the records' bytes is accepted."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ COARSE = {
 def test_a_key_that_is_compared_more_coarsely_than_by_bytes_is_refused(
     kind: str, made: Callable[..., SqlStore]
 ) -> None:
-    """Of two records with such keys, which the batch takes for two, the older one could win."""
+    """Of two records whose keys differ in the batch and not in the table, the older one could win."""
     store = made(kind, *([CASELESS, "CREATE EXTENSION citext"] if kind == "postgresql" else []))
     for declared, words in COARSE[kind].items():
         prepare(store, f"CREATE TABLE things (id BIGINT, name {declared} PRIMARY KEY)")
@@ -118,7 +118,7 @@ def test_a_uuid_is_a_key_if_it_is_spelled_as_the_database_does(kind: str, made: 
     store = made("postgresql", "CREATE DOMAIN own_id AS UUID", f"CREATE TABLE things (id BIGINT, name {kind} UNIQUE)")
     upper, lower = "A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"
     write(store, BY_NAME, plain((1, lower)))
-    # A key that is deleted and then written anew is in both.
+    # A key that is deleted and then written again is in both.
     store.apply([Changes(BY_NAME, plain((3, lower)), plain((2, lower)))], None)
     url = store.engine.url.render_as_string(hide_password=False)
     assert query(url, "SELECT id FROM things") == [(3,)]
@@ -150,7 +150,7 @@ DECIMALS = {
 
 @pytest.mark.parametrize("kind", DECIMALS)
 def test_a_decimal_in_a_column_of_text_is_neither_key_nor_version(kind: str, made: Callable[..., SqlStore]) -> None:
-    """MySQL compares text with a number as floating point: a deletion would take the rows of other keys, too."""
+    """MySQL compares text with a number as floating point: a deletion would also delete rows of other keys."""
     money = pa.decimal128(38, 2)
     store = made(kind, f"CREATE TABLE things (name {DECIMALS[kind]} PRIMARY KEY, at {DECIMALS[kind]})")
     schema = pa.schema([("name", money), ("at", money)])
@@ -171,7 +171,7 @@ def test_a_decimal_in_a_column_of_text_is_neither_key_nor_version(kind: str, mad
 
 @pytest.mark.parametrize("sort", [pa.int64(), pa.float64()])
 def test_on_sqlite_a_number_in_a_column_of_text_is_no_version(sort: pa.DataType, made: Callable[..., SqlStore]) -> None:
-    """As text 9 is above 10."""
+    """As text, 9 is greater than 10."""
     store = made("sqlite", "CREATE TABLE things (id BIGINT PRIMARY KEY, at VARCHAR(20))")
     schema = pa.schema([("id", pa.int64()), ("at", sort)])
     with pytest.raises(TableMismatch, match=r"column at is VARCHAR.* as text"):
@@ -301,7 +301,7 @@ MET = {
     "id BIGINT PRIMARY KEY, name TEXT, at DATETIME DEFAULT NOW() UNIQUE": "at",
     "id BIGINT PRIMARY KEY, name TEXT, shop INT NOT NULL DEFAULT 1, UNIQUE by_two (shop, name(9))": "by_two",
     f"id BIGINT PRIMARY KEY, name VARCHAR(50) {EXACT_MARIADB} UNIQUE": "name",
-    # Who meets this one has met its own key.
+    # A row that collides here has collided with its own key.
     "id BIGINT PRIMARY KEY, name VARCHAR(50), shop INT NOT NULL DEFAULT 1, UNIQUE (shop, id, name)": None,
     "serial BIGINT AUTO_INCREMENT PRIMARY KEY, id BIGINT UNIQUE, name TEXT": None,
     "id BIGINT PRIMARY KEY, name TEXT, other INT UNIQUE": None,
@@ -309,7 +309,7 @@ MET = {
 
 
 def test_on_mysql_a_unique_key_that_a_row_can_meet_besides_its_own_is_refused(made: Callable[..., SqlStore]) -> None:
-    """It updates the row of whatever unique key it meets, or leaves it as it is."""
+    """MySQL updates the row of any unique key with a collision, or ignores the new row."""
     store = made("mariadb")
     for columns, met in MET.items():
         prepare(store, f"CREATE TABLE things ({columns})")
@@ -334,7 +334,7 @@ def test_on_mysql_the_beginning_of_a_column_is_no_key(made: Callable[..., SqlSto
 
 
 def test_on_mysql_zero_is_a_key_like_any_other(made: Callable[..., SqlStore]) -> None:
-    """To a column with AUTO_INCREMENT the server would give the next number instead."""
+    """In a column with AUTO_INCREMENT the server would store the next number instead."""
     store = made("mariadb", "CREATE TABLE things (id BIGINT AUTO_INCREMENT PRIMARY KEY, name TEXT)")
     for name in ("old", "new"):
         write(store, UPSERT, plain((0, name)))
@@ -363,7 +363,7 @@ def test_a_column_that_cuts_fractions_of_a_second_is_refused(kind: str, made: Ca
 
 @pytest.mark.parametrize("kind", ["mariadb", "postgresql"])
 def test_spaces_that_a_column_would_cut_off_are_refused(kind: str, made: Callable[..., SqlStore]) -> None:
-    """Both servers refuse a text that is too long, unless all that is too much are spaces."""
+    """Both servers refuse a text that is too long, unless the excess is only spaces."""
     exact = EXACT_MARIADB if kind == "mariadb" else ""
     store = made(kind, f"CREATE TABLE things (id BIGINT, name VARCHAR(3) {exact} PRIMARY KEY)")
     for spec in (BY_NAME, TableSpec("things")):

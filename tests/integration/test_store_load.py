@@ -1,4 +1,4 @@
-"""LOAD DATA LOCAL: the server forgives there what it must not, so what it says is checked; and it may be forbidden."""
+"""LOAD DATA LOCAL: the server only warns about bad values, so its warnings are checked; and it may be disabled."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def store(url: str) -> Iterator[SqlStore]:
 
 
 def many(**at_500: object) -> pa.Table:
-    """Rows by the thousand, and one that is different."""
+    """Thousands of rows, one of them different."""
     ids, names = list(range(MANY)), [f"name {number}" for number in range(MANY)]
     ids[500], names[500] = at_500.get("id", 500), at_500.get("name", "x")  # type: ignore[call-overload]
     return pa.table([ids, names], schema=PLAIN)
@@ -151,7 +151,7 @@ def test_the_largest_row_that_is_let_through_arrives(store: SqlStore) -> None:
 
 
 def test_the_driver_sends_files_only_while_rows_are_loaded(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server may answer any statement by asking for a file."""
+    """A server may answer any statement with a request for a file."""
     asked: list[bool] = []
     load = mysql.load
 

@@ -1,4 +1,4 @@
-"""How rows meet rows that are there already: append, upsert with and without a version, ignore, delete."""
+"""Write modes with existing rows: append, upsert with and without a version, ignore, delete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ numbers = count()
 
 @pytest.fixture(params=[*KINDS, "mariadb-many"])
 def store_url(request: pytest.FixtureRequest, database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """A new database of each kind, and the road that many rows take where it is another one."""
+    """A new database of each kind, and the bulk path if it is a different one."""
     kind, _, many = request.param.partition("-")
     monkeypatch.setattr(mysql, "MANY", 1 if many else 1_000)
     monkeypatch.setattr(mysql, "DELETED_AT_ONCE", 2)
@@ -62,7 +62,7 @@ def newer(spec: TableSpec, there: tuple[int | None, int] | None, version: int | 
 
 
 def applied(spec: TableSpec, table: Table, batch: Batch, x: int) -> Table:
-    """What the table holds after the batch, said as plainly as can be."""
+    """A simple model of the table after the batch."""
     after = dict(table)
     for key, version, delete in batch:
         there = table.get(key)
@@ -123,7 +123,7 @@ COLLATIONS = {"postgresql": '"en-x-icu"', "mysql": "utf8mb4_general_ci", "sqlite
 
 
 def test_a_version_of_text_is_compared_by_its_bytes(store: SqlStore) -> None:
-    """As within a batch, whatever the column's collation thinks of case and punctuation."""
+    """As within a batch, whatever the column's collation."""
     collation = COLLATIONS[store.dialect.name]
     prepare(store, f"CREATE TABLE things (id BIGINT PRIMARY KEY, name VARCHAR(50) COLLATE {collation})")
     spec = replace(UPSERT, version="name")
@@ -189,7 +189,7 @@ def test_any_name_can_be_a_table_or_a_column(table: str, mode: Any, store: SqlSt
 
 
 def test_a_deferred_constraint_fails_before_the_commit(database: Callable[[str], str]) -> None:
-    """In COMMIT no row could be blamed for it."""
+    """At COMMIT the error would name no row."""
     store = opened(database("postgresql"))
     prepare(store, "CREATE TABLE things (id BIGINT UNIQUE DEFERRABLE INITIALLY DEFERRED, name TEXT)")
     store.create_tables([ROWS], {"things": PLAIN})
@@ -201,7 +201,7 @@ def test_a_deferred_constraint_fails_before_the_commit(database: Callable[[str],
 
 
 def test_a_column_that_was_widened_meanwhile_takes_the_rows_at_the_next_try(database: Callable[[str], str]) -> None:
-    """COPY writes numbers as wide as their column was: no record is to blame when it is wider now."""
+    """COPY writes numbers in the width of the column: no record is at fault if the column is wider now."""
     store, schema = opened(database("postgresql")), pa.schema([("id", pa.int32())])
     store.create_tables([ROWS], {"things": schema})
     prepare(store, "ALTER TABLE things ALTER COLUMN id TYPE BIGINT")

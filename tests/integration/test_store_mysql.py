@@ -1,4 +1,4 @@
-"""A real MySQL, where it differs from MariaDB: its ways in, its modes, its indexes and what its servers forbid."""
+"""A real MySQL, where it differs from MariaDB: authentication, modes, indexes and restrictions of the server."""
 
 from __future__ import annotations
 
@@ -89,11 +89,11 @@ def test_a_key_is_exact_after_the_statement_that_its_refusal_names(collation: st
     assert len(read(store, spec, PLAIN)) == 5
 
 
-# Ways in
+# Authentication
 
 
 def test_a_user_with_a_password_gets_in_without_tls(mysql: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its password is encrypted by the server's key, which takes a package that the extra brings."""
+    """Its password is encrypted with the server's key, which needs a package that the extra installs."""
     execute(mysql, "CREATE USER IF NOT EXISTS shop IDENTIFIED BY 'word'", "GRANT ALL ON test.* TO shop")
     url = make_url(mysql).set(username="shop", password="word").render_as_string(hide_password=False)
     try:

@@ -1,4 +1,4 @@
-"""Staged rows: only attempts that were reported are promoted, once, and what is lost on the way is noticed."""
+"""Staged rows: only reported attempts are promoted, once, and lost rows are noticed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def store(request: pytest.FixtureRequest, database: Callable[[str], str]) -> Sql
 
 
 def attempt(loader: Loader, *rows: tuple[int, str | None]) -> pa.Table:
-    """What one attempt of a task reports."""
+    """The report of one attempt of a task."""
     return pa.Table.from_batches(loader(plain(*rows).to_batches()))
 
 

@@ -1,4 +1,4 @@
-"""Tables on every database: what fits is taken as it is, what does not is refused before the first batch."""
+"""Tables on every database: a fitting table is used unchanged, another one is refused before the first batch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def store(store_url: str) -> Iterator[SqlStore]:
     made.close()
 
 
-# Tables that are there already
+# Existing tables
 
 
 @pytest.mark.parametrize("spec", [ROWS, UPSERT, IGNORE], ids=lambda spec: spec.write)
@@ -152,7 +152,7 @@ def test_a_key_or_version_that_the_rows_do_not_have_is_refused(store: SqlStore) 
         store.create_tables([TableSpec("things", key=("id",), write="upsert", version="no")], {"things": PLAIN})
 
 
-# Types that can't be kept
+# Types that can't be stored
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""TLS and passwords, with real servers: what is verified is verified, and what fails says what to do."""
+"""TLS and passwords, with real servers: certificates are verified, and errors name the way out."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def servers_with_tls() -> Iterator[Secured]:
 
 @pytest.fixture
 def secure(servers_with_tls: Secured, monkeypatch: pytest.MonkeyPatch) -> Secured:
-    """With the password in the environment, and nothing warned about yet."""
+    """With the password in the environment, and no warning logged yet."""
     monkeypatch.setenv("TALLYMARK_STORE_PASSWORD", PASSWORD)
     monkeypatch.delenv("TALLYMARK_STORE_PASSWORD_FILE", raising=False)
     tls.warn.cache_clear()
@@ -49,7 +49,7 @@ def secure(servers_with_tls: Secured, monkeypatch: pytest.MonkeyPatch) -> Secure
 
 
 def refused(url: str, kind: type[TallymarkError], words: str) -> str:
-    """What ``ping`` says: one sentence of this kind, which nobody tries again and which holds no secret."""
+    """The error of ``ping``: one sentence of this kind, which is not retried and holds no secret."""
     with pytest.raises(TallymarkError, match=words) as caught:
         open_store(url).ping()
     said = str(caught.value)
@@ -95,7 +95,7 @@ def test_the_server_sees_tls(secure: Secured, kind: str, question: str) -> None:
 def test_a_certificate_of_another_authority_is_not_accepted(
     secure: Secured, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not even one of the system's, when an authority was named."""
+    """Not even one of the system's authorities, if an authority is named."""
     monkeypatch.setenv("SSL_CERT_FILE", str(secure.files.ca))
     for mode in ("verify", "verify-ca"):
         said = refused(f"{secure.urls[kind]}?tls={mode}&tls_ca={secure.other.ca}", BadInput, "did not prove who it is")
@@ -189,7 +189,7 @@ def test_a_server_that_asks_for_a_certificate_gets_ours(secure: Secured, kind: s
     url, files = f"{secure.guarded[kind]}?tls_ca={secure.files.ca}", secure.files
     strange = f"{url}&tls_cert={secure.other.client}&tls_key={secure.other.client_key}"
     for wrong in (url, strange):
-        # The server refuses after the handshake: its reason may be lost with the connection.
+        # The server refuses after the handshake: the reason may be lost with the connection.
         with pytest.raises((AccessDenied, Unreachable)) as caught:
             open_store(wrong).ping()
         assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""Values on every database come back as they went in, or are refused: none is changed on the way."""
+"""Values on every database are read back unchanged, or are refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ TEXTS = [
 
 @pytest.fixture(params=[*KINDS, "mariadb-many"])
 def store_url(request: pytest.FixtureRequest, database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> str:
-    """A new database of each kind, and the road that many rows take where it is another one."""
+    """A new database of each kind, and the bulk path if it is a different one."""
     kind, _, many = request.param.partition("-")
     monkeypatch.setattr(mysql, "MANY", 1 if many else 1_000)
     return database(kind)
@@ -67,7 +67,7 @@ def store(store_url: str) -> Iterator[SqlStore]:
     made.close()
 
 
-# Any values at all
+# Arbitrary values
 
 
 def texts(forbidden: str, **limits: int) -> st.SearchStrategy[str]:
@@ -116,7 +116,7 @@ def columns(store: SqlStore) -> dict[pa.Field, st.SearchStrategy[Any]]:
 
 
 def as_read(value: Any, field: pa.Field) -> Any:
-    """What a driver gives us for a value, in one shape for all of them."""
+    """The value that a driver returns, in one format for all drivers."""
     if value is None:
         return None
     if JSON_MARK in (field.metadata or {}):
@@ -157,7 +157,7 @@ def test_any_values_come_back_as_they_went_in(mode: Any, store: SqlStore, data: 
 @few
 @given(data=st.data())
 def test_any_text_is_a_key_of_its_own(store: SqlStore, data: st.DataObject) -> None:
-    """Also if it differs by case, an accent or a space at the end alone."""
+    """Also if it differs only by case, an accent or a trailing space."""
     text = texts("\x00" if store.dialect.name == "postgresql" else "", max_size=10)
     close = st.sampled_from(["a", "A", "á", "a ", " a", "a\t", "a\x01", "", " "])
     keys = sorted(data.draw(st.sets(text | close, min_size=1, max_size=8)), key=str.encode)
@@ -180,7 +180,7 @@ def test_text_comes_back_as_it_went_in(spec: TableSpec, store: SqlStore) -> None
 
 
 def test_text_comes_back_as_it_went_in_when_it_is_all_there_is(store: SqlStore) -> None:
-    """A line of COPY that holds nothing else could be taken for its end."""
+    """A COPY line that holds nothing else could be taken for the end."""
     schema = pa.schema([("name", pa.string())])
     write(store, ROWS, pa.table({"name": TEXTS}, schema=schema))
     found = [name for (name,) in read(store, ROWS, schema)]
@@ -205,7 +205,7 @@ LIMITS: list[tuple[str, pa.DataType, list[Any]]] = [
 def test_the_limits_of_every_type_come_back_as_they_went_in(spec: TableSpec, store: SqlStore) -> None:
     schema = pa.schema([("id", pa.int64()), *((name, kind) for name, kind, _ in LIMITS)])
     whole = pa.table([[0, 1, 2], *(values for _, _, values in LIMITS)], schema=schema)
-    # Pieces of tables start in the middle of their buffers.
+    # Slices of tables start in the middle of their buffers.
     write(store, spec, pa.concat_tables([whole.slice(0, 1), whole.slice(1)]))
     check(store, spec, schema, list(zip([0, 1, 2], *(values for _, _, values in LIMITS), strict=True)))
 

@@ -27,7 +27,7 @@ def storm(
         settings = QUICK | {"session.timeout.ms": int(weather.session * 1000)}
         # Long enough in the transaction to be stopped and killed there.
         spec = Spec(brokers, url, group, f"^{group}-.*", settings=settings, handler_seconds=0.03)
-        # Shown if it fails: with the seed, the same storm blows again.
+        # Shown if it fails: the seed repeats the storm.
         print(f"TALLYMARK_STORM_SEED={seed}", *schedule(seed, weather), sep="\n")
         print(kind, Storm(seed, weather, spec, topics, tmp_path).run())
 

@@ -1,4 +1,4 @@
-"""A streaming query of the user's own: the rows of every micro-batch are written once, whatever Spark repeats."""
+"""A user's streaming query: the rows of every micro-batch are written once, whatever Spark repeats."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class PowerFailure(Exception):
 
 
 def failing_at(step: Step, number: int) -> Callable[[Step, Progress], None]:
-    """Ends the query at this step, without a word to Spark's checkpoint."""
+    """Ends the query at this step, before Spark's checkpoint records it."""
 
     def watch(passed: Step, progress: Progress) -> None:
         if passed is step and progress.batch.split("-")[1] == str(number):
@@ -121,7 +121,7 @@ def test_an_older_copy_of_the_checkpoint_is_refused_because_its_batches_hold_oth
     for n in range(1, behind + 1):
         put(folder, f"f{n}", {"id": n})
         run(sink_into(url), files(spark, folder, "id BIGINT"), checkpoint)
-    # What the old copy plans as its next batch is another file than the one that was written as that.
+    # The old copy plans another file as its next batch than the one that was written.
     (folder / "f1.json").unlink()
     put(folder, "g1", {"id": 99})
 
@@ -239,7 +239,7 @@ def test_rows_are_deleted_by_a_condition_on_them(
 
 
 def test_a_deletion_without_a_version_among_rows_of_its_key_is_refused(spark: SparkSession) -> None:
-    """The rows of a micro-batch have no order but their versions."""
+    """The rows of a micro-batch are ordered only by their versions."""
     from tallymark.spark.microbatch import collected, table_rows
 
     spec = TableSpec("sales", ("id",), "upsert", version="v", delete="op = 'd'", per_batch=True)

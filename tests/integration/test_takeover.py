@@ -1,4 +1,4 @@
-"""Two runs of the loop on one group: the later one goes on, the earlier one is told and takes nothing from it."""
+"""Two runs of the loop on one group: the later one continues, the earlier one is fenced and claims nothing back."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Start = Callable[..., Running]
 
 @pytest.fixture
 def start(database: Callable[[str], str]) -> Iterator[Start]:  # runs end before their database
-    """``start(run)``: a loop that runs until the test is over."""
+    """``start(run)``: a loop that runs until the end of the test."""
     made: list[Running] = []
 
     def start_one(run: Run, on_step: OnStep = ignore) -> Running:
@@ -30,7 +30,7 @@ def start(database: Callable[[str], str]) -> Iterator[Start]:  # runs end before
     yield start_one
     for running in made:
         running.close()
-        # A test that waited in vain for a run that had ended early shows why.
+        # Show why a run ended early, if a test waited for it.
         print(f"{running.loop.job.owner.run} ended with {running.error!r}")
 
 
@@ -69,7 +69,7 @@ def test_the_later_run_goes_on_and_the_earlier_one_is_told(
 def test_a_run_that_was_fenced_without_knowing_takes_no_new_partition(
     start: Start, topics: Topics, database: Callable[[str], str], brokers: str, group: str
 ) -> None:
-    """An idle run learns that it is fenced when it sees a new partition, before it takes that from the owner."""
+    """An idle run notices that it is fenced when it sees a new partition, before it claims that from the owner."""
     url = database("postgresql")
     topic = topics.create(1)
     run = Run(brokers, url, group, topic)

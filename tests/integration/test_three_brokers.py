@@ -1,4 +1,4 @@
-"""One of three brokers dies under load: producer, pipeline and service go on, and every record counts once."""
+"""One of three brokers dies under load: producer, pipeline and service continue, and every record is applied once."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def numbers(store: str) -> Counter[int]:
 
 
 def lose_a_broker_under(load: Load, cluster: KafkaCluster, store: str) -> None:
-    """The load goes on for a while without the broker, and after it came back; then all of it has to be there."""
+    """The load continues for a while without the broker, and after its return; then every record must be there."""
     try:
         assert eventually(lambda: numbers(store).total() > 500)
         cluster.nodes[1].kill()

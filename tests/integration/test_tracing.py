@@ -56,7 +56,7 @@ def stages(spans: Sequence[ReadableSpan], batch: ReadableSpan) -> list[str]:
 
 
 def _start(span: ReadableSpan) -> int:
-    # The two clocks that it is made of are read one after the other.
+    # The two clocks that it uses are read one after the other.
     return (span.start_time or 0) // 1_000_000
 
 

@@ -1,4 +1,4 @@
-"""The open transaction of a handler on databases with SQL: rows and positions commit together, or neither."""
+"""A handler's transaction on SQL databases: rows and positions commit together, or neither."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ INSERT = "INSERT INTO seen (id) VALUES (:id)"
 def kept_url(
     request: pytest.FixtureRequest, servers: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """A database of each kind for all of these tests: making one takes longer than most of them."""
+    """One database of each kind for all tests: creating one takes longer than most of them."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path_factory.mktemp('kept') / 'store.db'}"
         return
@@ -60,7 +60,7 @@ def step(claims: dict[Partition, Claim], start: int = 0, stop: int = 3, dead: in
 
 
 def nothing() -> None:
-    """No entry: the positions are somebody else's."""
+    """No entry: the positions belong to another owner."""
 
 
 def run(
@@ -148,7 +148,7 @@ def test_a_block_that_writes_nothing_moves_the_position(store: SqlStore, claims:
 
 def test_who_was_fenced_inside_the_block_writes_nothing(store: SqlStore, claims: dict[Partition, Claim]) -> None:
     def rival_comes() -> Entry:
-        # SQLite has one writer: whoever claims there does it before the first statement or after the last.
+        # SQLite has one writer: a claim comes before the first statement or after the last.
         if store.dialect.name != "sqlite":
             take(store, "group", "rival", [PARTITION])
         return step(claims)()
@@ -269,7 +269,7 @@ def test_a_deadlock_that_was_caught_undoes_everything(database: Callable[[str], 
     update = "UPDATE seen SET name = 'x' WHERE id = :id"
     other = store.engine.connect()
     waiting = threading.Thread(target=lambda: other.execute(text(update), {"id": 1}))
-    # The server gives up the transaction that has changed less.
+    # The server aborts the transaction with fewer changes.
     for number in range(10, 60):
         other.execute(text(INSERT), {"id": number})
     other.execute(text(update), {"id": 2})
@@ -314,7 +314,7 @@ def test_what_the_commit_refuses_is_a_matter_of_the_data_and_can_be_looked_at_be
     if kind == "sqlite":
         event.listen(store.engine, "connect", lambda connection, _: connection.execute("PRAGMA foreign_keys = ON"))
         with store.engine.connect() as connection:
-            # A row that was wrong before is nobody's fault now.
+            # No record of this batch is at fault for a row that was wrong before.
             driver: Any = connection.connection.driver_connection
             driver.execute("PRAGMA foreign_keys = OFF")
             driver.execute("CREATE TABLE old (id INTEGER REFERENCES parents (id))")
@@ -339,7 +339,7 @@ def insert_and_check(db: Any, number: int) -> None:
     db.check()
 
 
-# What the block can't do
+# Refused in the block
 
 
 CALLS: dict[str, Callable[[Any], object]] = {
@@ -475,7 +475,7 @@ def test_on_postgresql_no_statement_of_several_may_commit(database: Callable[[st
 def test_on_sqlite_nothing_goes_on_outside_of_a_transaction_that_was_rolled_back(
     database: Callable[[str], str],
 ) -> None:
-    """A statement may roll back everything, and its error may be caught: what comes then would commit by itself."""
+    """A statement may roll back everything, and its error may be caught: later statements would autocommit."""
     store = opened(database("sqlite"))
     prepare(store, "CREATE TABLE seen (id INTEGER NOT NULL PRIMARY KEY)")
 
@@ -499,7 +499,7 @@ def test_after_the_block_the_transaction_is_over(store: SqlStore) -> None:
     assert seen(store) == [1]
 
 
-# What it can
+# Allowed in the block
 
 
 def test_another_thread_may_go_on_with_it(store: SqlStore, claims: dict[Partition, Claim]) -> None:
@@ -565,7 +565,7 @@ def test_it_can_do_what_a_connection_can(store: SqlStore) -> None:
 
 
 def test_thinking_holds_no_lock(database: Callable[[str], str]) -> None:
-    """SQLite has one writer: a block that has not used the transaction yet does not keep others from writing."""
+    """SQLite has one writer: a block that has not used the transaction yet does not lock out other writers."""
     store = opened(database("sqlite"))
     prepare(store, "CREATE TABLE seen (id INTEGER)")
     with store.begin(nothing) as db:

@@ -1,4 +1,4 @@
-"""``db.write`` on databases with SQL: dicts and Arrow, every mode, tables that are there and tables that are not."""
+"""``db.write`` on SQL databases: dicts and Arrow, every mode, existing and missing tables."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ID = UUID(int=7)
 def kept_url(
     request: pytest.FixtureRequest, servers: dict[str, str], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[str]:
-    """A database of each kind for all of these tests: making one takes longer than most of them."""
+    """One database of each kind for all tests: creating one takes longer than most of them."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path_factory.mktemp('kept') / 'store.db'}"
         return
@@ -69,7 +69,7 @@ def test_a_table_is_made_of_dicts(store: SqlStore) -> None:
         {"id": 2, "yes": True, "raw": b"\x00\xff", "more": {"a": [1, None]}, "uuid": ID, "amount": Decimal(2)},
     ]
     write(store, "made", given, key="id", write="upsert")
-    # Later ones are wider than those that the column was made of.
+    # Later values are wider than those that the column was created from.
     write(store, "made", {"id": 3, "amount": Decimal("123456789.000001"), "more": None}, key="id", write="upsert")
     names = ("id", "name", "amount", "price", "day", "at", "yes", "raw", "more", "uuid")
     found = rows(store, "made", *names)

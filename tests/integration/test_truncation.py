@@ -1,4 +1,4 @@
-"""Logs that lose records which were applied: noticed by the epoch of their leader, refused, or written down."""
+"""Logs that lose applied records: noticed by the leader epoch, then refused or recorded."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ class Cut:
         return list(found.isrs) if found else []
 
     def _partition(self, topic: str) -> Any:
-        """None while no broker tells: the one that is asked may be the one that was killed."""
+        """None while no broker answers: the request may go to the killed one."""
         with suppress(KafkaException):
             found = self._admin.list_topics(timeout=5).topics.get(topic)
             return found.partitions.get(0) if found else None
@@ -200,7 +200,7 @@ def test_a_log_that_was_cut_by_an_unclean_election_and_refilled_is_refused_or_re
         pipeline(brokers, stores[by_spark], by_spark, on_loss="record").run(until="caught-up")
         wait_for(lambda: offsets(stores[goes_on], goes_on) == {0: 120})
         assert running.error is None
-    # What was applied before of 50..100 is there with what has taken its offsets.
+    # Rows of 50..100 from before the cut are there with those of the new records.
     wanted = Counter({(0, offset): 2 if 50 <= offset < 100 else 1 for offset in range(120)})
     for name in (records, goes_on, by_spark):
         assert seen(stores[name]) == wanted, name
@@ -213,7 +213,7 @@ def test_a_log_that_was_cut_by_an_unclean_election_and_refilled_is_refused_or_re
 def test_a_run_that_is_to_catch_up_ends_at_the_end_of_a_log_that_was_cut_meanwhile(
     spark: Any, cut: Cut, group: str, tmp_path: Path
 ) -> None:
-    """The goal of each run is 100, the log ends at 50 then; two runs are past 60 at that time, one past 10."""
+    """The goal of each run is 100, then the log ends at 50; by then two runs are past 60, one past 10."""
     brokers, names = cut.cluster.brokers, tuple(f"{group}-{kind}" for kind in ("behind", "before", "spark", "aborted"))
     behind, before, by_spark, aborted = names
     stores = {name: f"sqlite:///{tmp_path / name}.db" for name in names}
@@ -221,7 +221,7 @@ def test_a_run_that_is_to_catch_up_ends_at_the_end_of_a_log_that_was_cut_meanwhi
         make_table(store)
     cut.create(*names)
     cut.send(names, 50)
-    cut.send_aborted(aborted, 0)  # makes the topic of transactions while all brokers are there
+    cut.send_aborted(aborted, 0)  # creates the internal topic of transactions while all brokers are up
     cut.lose_the_follower(names)
     cut.send(names, 50)
     Service(brokers, stores[aborted], aborted, aborted, membership=Standalone()).catch_up()
@@ -262,7 +262,7 @@ def test_a_run_that_is_to_catch_up_ends_at_the_end_of_a_log_that_was_cut_meanwhi
     assert [offsets(stores[name], name) for name in names[:3]] == [{0: 50}] * 3
     assert [len(journal(stores[name], name, "truncation")) for name in names[:3]] == [1, 0, 1]
 
-    # Records that were aborted have taken the offsets of those that were read.
+    # Aborted records have taken the offsets of those that were read.
     cut.send_aborted(aborted, 60)
     with pytest.raises(LogTruncated, match=r"truncated at 50 .* applied of 50\.\.100 is gone"):
         Service(brokers, stores[aborted], aborted, aborted, membership=Standalone()).catch_up()
@@ -283,7 +283,7 @@ def test_an_election_that_loses_nothing_is_no_truncation_also_if_only_markers_fo
             node.start()
             topics.send_in_transaction(topic, {0: numbers(1)}, commit=False)
             wait_for(lambda: offsets(store, group) == {0: 12})
-            # That of the marker behind the last record: the epoch of the record ends before the position.
+            # The epoch of the marker after the last record: the record's epoch ends before the position.
             assert standing(store, group)[0].leader_epoch == logs(node.brokers, topic)[Partition(topic, 0)].leader_epoch
             assert service.error is None
             node.kill()
@@ -316,6 +316,6 @@ def test_aborted_records_neither_hold_up_the_question_for_a_truncation_nor_are_r
         monkeypatch.setattr("tallymark.kafka.probe.Consumer", Watched)
         asked = Brokers(node.brokers)
         assert asked.truncated({partition: (10, 0)}) == {}
-        # The first record behind the position, not the end of the log.
+        # The first record after the position, not the end of the log.
         assert (delivered[0].error(), delivered[0].offset()) == (None, 10)
         assert [at for _, at in asked.records({partition: [8, 10, 11, 3_012]})] == [8]

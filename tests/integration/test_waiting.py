@@ -1,4 +1,4 @@
-"""Whatever a run asks its store for, also before its first batch and between batches, may fail for a while."""
+"""Every request of a run to its store, also before the first batch and between batches, may fail for a while."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def proxy(url: str) -> Iterator[Proxy]:
 def test_a_connection_that_breaks_at_any_question_is_replaced(
     asked: str, proxy: Proxy, url: str, brokers: str, group: str, topic: str, committed: dict[Record, bytes | None]
 ) -> None:
-    """Of the checks at the start, the clearing of stages, and the window of a budget."""
+    """Statements of the checks at the start, the removal of stages, and the window of a budget."""
     listing = b"pg_class" if url.startswith("postgresql") else b"SHOW FULL TABLES"
     cut = {
         "tables": Cut(b"events", "request"),
@@ -74,7 +74,7 @@ def test_a_connection_that_breaks_at_any_question_is_replaced(
 
 
 def test_the_look_at_what_others_have_done_is_patient(proxy: Proxy, brokers: str, group: str, topic: str) -> None:
-    """A run that is to end waits for the other members, and looks at their positions for that."""
+    """A run with an end waits for the other members, and reads their positions for that."""
     store, cluster = open_store(proxy.url), Brokers(brokers)
     store.create_ledger()
     cut = Cut(b"tallymark_positions", "request")
@@ -104,7 +104,7 @@ def test_a_consumer_whose_store_is_away_at_the_start_waits(
 def test_a_database_that_is_read_only_after_a_failover_is_waited_for(
     database: Callable[[str], str], brokers: str, group: str, topic: str, committed: dict[Record, bytes | None]
 ) -> None:
-    """With new connections: those that lead to the former primary stay read-only."""
+    """With new connections: those to the former primary stay read-only."""
     url = database("postgresql")
     admin = open_sql(url)
     back: list[threading.Timer] = []
