@@ -1,4 +1,4 @@
-"""Listeners whose batches fail: a retried batch is complete, and an abandoned one is released once."""
+"""Listeners whose batches fail: a retried batch is complete, and a batch is given up only once."""
 
 from __future__ import annotations
 
