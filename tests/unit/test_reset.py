@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.core.claims import FirstClaim, Restart
+from tallymark.core.durations import parse_duration
 from tallymark.core.journal import Run
 from tallymark.core.spans import Log, Owner, Partition, Position, Tally
 from tallymark.errors import BadInput, CommitRefused, PositionMoved, TopicRecreated, UnknownPartition
@@ -19,7 +20,6 @@ from tallymark.operate.reset import (
     Planned,
     Reset,
     before_now,
-    parse_duration,
     parse_moment,
     parse_scope,
     within,

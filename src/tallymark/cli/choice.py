@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 
 from tallymark.core.batch import alike
+from tallymark.core.durations import parse_duration
 from tallymark.core.journal import DEAD, LETTER_STATES, Letter, LetterQuery
 from tallymark.errors import BadInput
-from tallymark.operate.reset import before_now, parse_duration, parse_moment
+from tallymark.operate.reset import before_now, parse_moment
 
 Topic = Annotated[str | None, typer.Option("--topic", help="Only of this topic.")]
 PartitionOption = Annotated[int | None, typer.Option("--partition", help="Only of this partition.")]

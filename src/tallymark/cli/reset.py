@@ -27,6 +27,7 @@ from tallymark.cli.moves import (
 )
 from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, Target
 from tallymark.cli.tables import plain_table, print_table
+from tallymark.core.durations import parse_duration
 from tallymark.core.spans import Partition, Position
 from tallymark.errors import BadInput
 from tallymark.kafka.brokers import Brokers
@@ -36,7 +37,6 @@ from tallymark.operate.reset import (
     Reset,
     before_now,
     busy,
-    parse_duration,
     parse_moment,
     parse_scope,
     within,
