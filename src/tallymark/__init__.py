@@ -6,6 +6,7 @@ Offsets live in the destination database and commit in the same transaction as t
 from tallymark.core.budget import Budget
 from tallymark.core.journal import LetterQuery
 from tallymark.core.plan import Limits
+from tallymark.core.retention import Retention
 from tallymark.core.skip_ahead import SkipAhead
 from tallymark.core.spans import Tally
 from tallymark.core.start import Start
@@ -66,6 +67,7 @@ __all__ = [
     "RecordTooLarge",
     "Records",
     "RecordsLost",
+    "Retention",
     "Retry",
     "Sasl",
     "Sink",

@@ -121,7 +121,7 @@ def test_words_that_no_database_can_hold_are_written_differently(store: Store, g
 
 def test_the_last_commit_is_never_pruned(store: Store, group: str) -> None:
     commit(store, group)
-    store.prune(group, SINCE + timedelta(days=10_000))
+    store.prune(group, {"batches": SINCE + timedelta(days=10_000)})
     assert len(store.journal().history(group)) == 1
 
 

@@ -419,11 +419,11 @@ def test_only_old_history_of_the_group_is_forgotten(store: SqlStore, store_url: 
         held = take(store, name, "a", [ZERO])
         apply(store, work(name, "a", held, 0, 2, dead=1), held)
     now = datetime.now(timezone.utc)
-    store.prune(group, now - timedelta(days=1))
+    store.prune(group, {"batches": now - timedelta(days=1)})
     assert counts(store_url)["tallymark_batches"] == 2
     held = take(store, group, "a", [ZERO])
     apply(store, work(group, "last", held, 2, 3), held)
-    store.prune(group, now + timedelta(days=1))
+    store.prune(group, {"batches": now + timedelta(days=1)})
     left = query(store_url, "SELECT group_name, applied FROM tallymark_batches ORDER BY group_name, applied")
     assert left == [(group, 1), ("other", 1)]
     ((last,),) = query(store_url, f"SELECT spans FROM tallymark_batches WHERE group_name = '{group}'")

@@ -380,7 +380,7 @@ def test_recent_counts_and_prune_forgets_by_time(store: RedisStore, group: str, 
         store.apply(made.changes, dataclasses.replace(made.entry, now=NOW + timedelta(seconds=number)))
     assert store.recent(group, NOW + timedelta(seconds=2)) == Tally(applied=15, dead=5)
     assert store.recent(group, NOW + timedelta(seconds=2, microseconds=1)) == Tally(applied=7, dead=3)
-    store.prune(group, NOW + timedelta(seconds=1))
+    store.prune(group, {"batches": NOW + timedelta(seconds=1)})
     assert store.recent(group, SINCE) == Tally(applied=24, dead=6)
     assert position(store, group).tally == Tally(applied=34, dead=6)
     assert len(dump(redis_url)[f"tallymark:letters:{group}"]) == 6

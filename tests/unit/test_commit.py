@@ -20,6 +20,7 @@ from tallymark.core.journal import Run
 from tallymark.core.plan import Move, Plan
 from tallymark.core.progress import Step
 from tallymark.core.records import DeadLetter, PartitionCounts, Reading
+from tallymark.core.retention import Cutoffs
 from tallymark.core.spans import GroupState, Owner, Partition, Position, Span, Tally
 from tallymark.core.tables import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, Refusal, TableSpec, origin
 from tallymark.errors import BadInput, BatchTooLarge, Fenced, PositionMoved, TallymarkError, TooManyDead, Unreachable
@@ -172,15 +173,17 @@ class FakeStore(Store):
 
     def ping(self) -> None: ...
     def close(self) -> None: ...
-    def has_ledger(self) -> bool:
-        return True
+    def ledger_version(self) -> int | None:
+        return 1
 
     def create_ledger(self) -> None: ...
     def positions(self, group: str | None = None) -> dict[str, list[Position]]:
         return {}
 
     def set_state(self, group: str, state: GroupState) -> None: ...
-    def prune(self, group: str, before: datetime) -> None: ...
+    def prune(self, group: str, cutoffs: Cutoffs, *, execute: bool = True) -> dict[str, int]:
+        return {}
+
     def write_run(self, group: str, run: Run, *, new: bool = False) -> None: ...
     def journal(self) -> Any:
         raise NotImplementedError

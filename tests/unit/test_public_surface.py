@@ -37,6 +37,7 @@ def test_the_public_names_are_these() -> None:
         "RecordTooLarge",
         "Records",
         "RecordsLost",
+        "Retention",
         "Retry",
         "Sasl",
         "Sink",

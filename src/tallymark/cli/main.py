@@ -23,6 +23,7 @@ from tallymark.cli import (
     groups,
     init,
     journal,
+    ledger,
     letters,
     members,
     produce,
@@ -83,6 +84,7 @@ app.command("losses", epilog="Example: tallymark losses orders-to-shop --store s
 app.command("journal", epilog="Example: tallymark journal orders-to-shop --store sqlite:///shop.db")(journal.journal)
 app.add_typer(letters.app, name="dead-letters")
 app.add_typer(journal.skips, name="skips")
+app.add_typer(ledger.app, name="ledger")
 app.add_typer(sandbox.app, name="sandbox")
 
 

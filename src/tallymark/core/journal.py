@@ -20,13 +20,12 @@ BEAT_SECONDS = 5.0
 ALIVE = timedelta(seconds=30)
 """A run without a heartbeat for this long counts as dead."""
 
-KEEP_HISTORY = timedelta(days=7)
-"""How long commits are kept in the history; the last commit of a group is always kept."""
-
 DEAD, REPLAYED, DISCARDED, SENT, VOID = LETTER_STATES = ("dead", "replayed", "discarded", "sent", "void")
 """States of a dead letter: open; applied by a replay; given up; sent to another topic; read again after a reset."""
 UNAPPLIED = (DEAD, DISCARDED, SENT)
 """States in which the tally still counts the record as dead."""
+SETTLED = (REPLAYED, VOID)
+"""States of letters that the tally does not count as dead."""
 
 
 @dataclass(frozen=True)

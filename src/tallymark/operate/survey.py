@@ -155,7 +155,9 @@ def up_to_date(name: str) -> Iterator[None]:
     try:
         yield
     except TableChanged as error:
-        raise BadInput(f"the ledger in {name} is older ({error}); the next run brings it up to date") from None
+        raise BadInput(
+            f"the ledger in {name} is older ({error}); the next run brings it up to date, or tallymark ledger upgrade"
+        ) from None
 
 
 def look(store: Store, group: str | None, brokers: Brokers | None) -> Sight:

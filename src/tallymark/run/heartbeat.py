@@ -9,7 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timezone
 
-from tallymark.core.journal import BEAT_SECONDS, KEEP_HISTORY, Run
+from tallymark.core.journal import BEAT_SECONDS, Run
+from tallymark.core.retention import DEFAULT_RETENTION, Retention
 from tallymark.core.spans import Owner
 from tallymark.errors import TallymarkError, described
 from tallymark.stores.contract import Store
@@ -25,11 +26,19 @@ class Heartbeat:
     The thread ends by itself when ``wanted`` returns False. Once a day it prunes the history of the group.
     """
 
-    def __init__(self, ledger: Store, group: str, owner: Owner, wanted: Callable[[], bool] = lambda: True) -> None:
+    def __init__(
+        self,
+        ledger: Store,
+        group: str,
+        owner: Owner,
+        wanted: Callable[[], bool] = lambda: True,
+        retention: Retention = DEFAULT_RETENTION,
+    ) -> None:
         self._ledger = ledger
         self._group = group
         self._run = Run(owner.run, owner.host, owner.since, owner.since)
         self._wanted = wanted
+        self._retention = retention
         self._known = False
         self._pruned = -PRUNE_SECONDS
         self._ending = threading.Event()
@@ -79,7 +88,7 @@ class Heartbeat:
         if time.monotonic() - self._pruned < PRUNE_SECONDS:
             return
         with suppress(TallymarkError):
-            self._ledger.prune(self._group, datetime.now(timezone.utc) - KEEP_HISTORY)
+            self._ledger.prune(self._group, self._retention.cutoffs(datetime.now(timezone.utc)))
             self._pruned = time.monotonic()
 
 

@@ -78,6 +78,7 @@ class Loop:
             self._stop,
             job.patience,
             tolerant=any(map(is_pattern, job.topics)),
+            retention=job.retention,
         )
         self._cursor, self._total = Cursor(), Tally()
         self._ahead = Preparation(

@@ -19,6 +19,7 @@ from functools import partial
 
 from tallymark.core.claims import Claim, Entry, PositionChanges, Rebalance, advanced, check_held
 from tallymark.core.plan import OnLoss, check_identity, readable_from
+from tallymark.core.retention import DEFAULT_RETENTION, Retention
 from tallymark.core.retry import retrying
 from tallymark.core.spans import Log, Mark, Owner, Partition, Position, Truncation
 from tallymark.core.start import Start, StartRules
@@ -69,6 +70,7 @@ class Ownership:
         patience: float | None = None,
         *,
         tolerant: bool = False,
+        retention: Retention = DEFAULT_RETENTION,
     ) -> None:
         self.tolerant = tolerant
         """Whether topics may be created and deleted, because a pattern selects them."""
@@ -90,7 +92,7 @@ class Ownership:
         self._may_override, self._epochs = True, dict[Partition, int]()
         # The order in which members claim is irrelevant if all start at the earliest or partitions are chosen by hand.
         self._begins = start.kind != "earliest" and membership.chosen is None
-        self._heartbeat = Heartbeat(ledger, group, owner)
+        self._heartbeat = Heartbeat(ledger, group, owner, retention=retention)
         self._failure: str | None = None
         self._identified = -GOOD_FOR_SECONDS
         self._joined, self._looked = 0.0, time.monotonic()

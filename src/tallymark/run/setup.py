@@ -13,6 +13,7 @@ from typing import TypedDict, get_args
 
 from tallymark.core.budget import Budget
 from tallymark.core.plan import Limits, OnLoss
+from tallymark.core.retention import Retention
 from tallymark.core.retry import PATIENCE
 from tallymark.core.skip_ahead import SkipAhead
 from tallymark.core.spans import Owner
@@ -38,6 +39,7 @@ class Settings(TypedDict, total=False):
     ledger: str | None
     membership: Group | Standalone
     catch_up: SkipAhead | None
+    retention: Retention
     mirror: bool
     metrics_port: int | None
     metrics_host: str
@@ -59,6 +61,7 @@ class Setup:
     delivery: Delivery = "exactly-once"
     membership: Group | Standalone = field(default_factory=Group)
     catch_up: SkipAhead | None = None
+    retention: Retention = field(default_factory=Retention)
     mirror: bool = False
     metrics_port: int | None = None
     metrics_host: str = "127.0.0.1"
@@ -75,6 +78,11 @@ class Setup:
                 raise BadInput(f"Kafka(settings=...): with Group(protocol='consumer') the brokers decide {name}")
         if self.mirror and self.is_standalone:
             raise BadInput("mirror=True writes to the Kafka group, and Standalone() has none; leave one of them out")
+        if not self.retention.covers(self.budget.window):
+            raise BadInput(
+                f"the budget counts dead records over {self.budget.window}, and the ledger keeps commits for "
+                f"{self.retention.batches}: write retention=Retention(batches=...) with at least as much"
+            )
         if isinstance(self.start, str):
             object.__setattr__(self, "start", Start.parse(self.start))
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
@@ -132,3 +140,4 @@ class Job:
     budget: Budget = field(default_factory=Budget)
     patience: float | None = None
     catch_up: SkipAhead | None = None
+    retention: Retention = field(default_factory=Retention)

@@ -84,6 +84,7 @@ class Consuming:
             setup.starts,
             stop,
             setup.patience,
+            retention=setup.retention,
             tolerant=any(map(is_pattern, setup.source.topic_names)),
         )
         fetcher = Fetcher(setup.source, self._brokers)

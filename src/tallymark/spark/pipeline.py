@@ -58,9 +58,10 @@ class Pipeline:
 
     Runs with the same group share its partitions, as members of a Kafka group. ``membership=Group(...)`` configures
     that; ``Standalone()`` reads without other members. ``catch_up=SkipAhead(...)`` skips ahead when a partition is too
-    far behind. ``metrics_port`` serves Prometheus metrics on ``metrics_host`` (default: this machine only), and
-    ``tracing=True`` creates OpenTelemetry spans (docs/metrics.md). ``mirror=True`` also writes the positions to the
-    Kafka group, for tools that show its lag; tallymark does not read them.
+    far behind. ``retention=Retention(...)`` sets how long the ledger keeps history. ``metrics_port`` serves Prometheus
+    metrics on ``metrics_host`` (default: this machine only), and ``tracing=True`` creates OpenTelemetry spans
+    (docs/metrics.md). ``mirror=True`` also writes the positions to the Kafka group, for tools that show its lag;
+    tallymark does not read them.
 
     ``delivery`` other than exactly-once writes rows and positions one after the other; then ``ledger`` may name another
     store for the positions. ``road`` selects how rows get to the store: through the driver, staged by the executors, or
@@ -233,6 +234,7 @@ class Pipeline:
             budget=setup.budget,
             patience=setup.patience,
             catch_up=setup.catch_up,
+            retention=setup.retention,
         )
 
     def _reader(self, destination: Destination, owner: Owner, *, stages: bool = True) -> SparkReader:

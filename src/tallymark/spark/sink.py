@@ -22,6 +22,7 @@ from tallymark.core.claims import Claim, FirstClaim, PositionChanges
 from tallymark.core.plan import Move, Plan
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import PartitionCounts, Reading
+from tallymark.core.retention import DEFAULT_RETENTION, Retention
 from tallymark.core.retry import PATIENCE, retrying
 from tallymark.core.spans import STREAMING, Partition, Position
 from tallymark.core.tables import Changes, Refusal, TableSpec, Write
@@ -70,11 +71,19 @@ class Sink:
 
     ``name`` identifies the query in the ledger; every query needs its own. ``road="executors"`` stages rows from the
     executors, for micro-batches that are too large for the driver. ``patience`` is the number of seconds that the store
-    may be unreachable. ``on_step`` is called at every named step of every micro-batch.
+    may be unreachable. ``retention`` sets how long the ledger keeps history. ``on_step`` is called at every named
+    step of every micro-batch.
     """
 
     def __init__(
-        self, name: str, *, store: str, road: Road = "driver", patience: float = PATIENCE, on_step: OnStep = ignore
+        self,
+        name: str,
+        *,
+        store: str,
+        road: Road = "driver",
+        patience: float = PATIENCE,
+        retention: Retention = DEFAULT_RETENTION,
+        on_step: OnStep = ignore,
     ) -> None:
         if not name or len(name) > 249 or name != name.strip():
             raise BadInput("Sink() needs a name of 1 to 249 characters, without spaces around it")
@@ -84,6 +93,7 @@ class Sink:
         self._store = open_store(store)
         self._road = road
         self._patience = patience
+        self._retention = retention
         self._on_step = on_step
         self._tables: dict[str, tuple[TableSpec, TableFunction]] = {}
         self._partition = Partition(name, 0)
@@ -193,7 +203,7 @@ class Sink:
         retrying(lambda: self._store.create_tables(self._specs, schemas), patience=self._patience)
         kept = {self._owner.run}
         retrying(lambda: self._store.clear_stages(self.name, keep=kept), patience=self._patience)
-        self._heartbeat = Heartbeat(self._store, self.name, self._owner, micro.wanted)
+        self._heartbeat = Heartbeat(self._store, self.name, self._owner, micro.wanted, self._retention)
         self._heartbeat.start()
         self._next, self._run, self._failure = position.next_offset, micro.run, micro.failure
         atexit.unregister(self._at_exit)

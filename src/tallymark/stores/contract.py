@@ -18,6 +18,7 @@ import pyarrow as pa
 from tallymark.core.claims import Claim, Decide, Entry, Rebalance, Skip
 from tallymark.core.journal import Journal, Run
 from tallymark.core.progress import Step
+from tallymark.core.retention import Cutoffs
 from tallymark.core.spans import GroupState, Owner, Partition, Position, Tally
 from tallymark.core.tables import Changes, Refusal, TableSpec
 from tallymark.errors import TallymarkError
@@ -39,6 +40,8 @@ class Store(ABC):
 
     name: str
     """The URL without secrets, for messages."""
+    latest_version: int
+    """The version of the ledger that this tallymark creates."""
     most_records: int | None = None
     """The maximum number of records in one commit; None means no limit."""
 
@@ -51,11 +54,15 @@ class Store(ABC):
         """Close all connections."""
 
     @abstractmethod
-    def has_ledger(self) -> bool: ...
+    def ledger_version(self) -> int | None:
+        """Return the version of the ledger; None if there is none."""
+
+    def has_ledger(self) -> bool:
+        return self.ledger_version() is not None
 
     @abstractmethod
     def create_ledger(self) -> None:
-        """Create the ledger if it does not exist. Safe to call from several processes at once."""
+        """Create the ledger, or upgrade it to ``latest_version``. Safe to call from several processes at once."""
 
     @abstractmethod
     def positions(self, group: str | None = None) -> dict[str, list[Position]]:
@@ -101,8 +108,11 @@ class Store(ABC):
         """Return the latest rebalances, newest first."""
 
     @abstractmethod
-    def prune(self, group: str, before: datetime) -> None:
-        """Delete older history. Positions, tallies, exceptions and dead letters are kept."""
+    def prune(self, group: str, cutoffs: Cutoffs, *, execute: bool = True) -> dict[str, int]:
+        """Delete older history that nothing depends on. Returns the number of rows by table, or by key.
+
+        Without ``execute`` nothing is deleted.
+        """
 
     @abstractmethod
     def claim(

@@ -19,6 +19,7 @@ from sqlalchemy.exc import ArgumentError
 
 from tallymark.core.budget import Budget
 from tallymark.core.plan import Limits, OnLoss
+from tallymark.core.retention import Retention
 from tallymark.core.retry import PATIENCE
 from tallymark.core.skip_ahead import UNITS, SkipAhead
 from tallymark.core.tables import Write
@@ -177,6 +178,7 @@ class PipelineFile(Strict):
     road: Road = "auto"
     limits: Annotated[Limits, Checked] = Limits()
     budget: Annotated[Budget, WrapValidator(_budget)] = Budget()
+    retention: Annotated[Retention, Checked] = Retention()
     catch_up: Annotated[SkipAhead, Checked] | None = None
     membership: Annotated[Group, Checked] = Group()
     standalone: bool | dict[str, list[int]] = False
@@ -206,6 +208,7 @@ SECTIONS: Mapping[tuple[str, ...], type] = {
     ("tables", "*"): Table,
     ("limits",): Limits,
     ("budget",): Budget,
+    ("retention",): Retention,
     ("catch_up",): SkipAhead,
     ("membership",): Group,
     ("security",): Sasl,

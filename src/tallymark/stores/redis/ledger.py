@@ -188,12 +188,6 @@ def set_state(work: Work, keys: RedisKeys, group: str, state: GroupState) -> Non
     work.call("SADD", keys.groups(), group)
 
 
-def prune(keys: RedisKeys, group: str, before: datetime) -> Work:
-    work = Work()
-    work.call("ZREMRANGEBYSCORE", keys.batches(group), "-inf", f"({score(before)}")
-    return work
-
-
 def state(fields: Mapping[str, str]) -> GroupState | None:
     if not fields:
         return None

@@ -35,6 +35,7 @@ from tallymark.core.claims import (
 )
 from tallymark.core.journal import Letter, Run
 from tallymark.core.progress import Step
+from tallymark.core.retention import Cutoffs
 from tallymark.core.spans import GroupState, Owner, Partition, Position, Tally
 from tallymark.core.tables import Changes, TableSpec, table_schema
 from tallymark.errors import (
@@ -51,6 +52,7 @@ from tallymark.stores.redis import ledger, letters, notes, rows, script
 from tallymark.stores.redis.address import Address
 from tallymark.stores.redis.errors import translated
 from tallymark.stores.redis.journal import RedisJournal
+from tallymark.stores.redis.prune import removals
 from tallymark.stores.redis.rows import LEDGER, RedisKeys
 from tallymark.stores.redis.script import Work
 from tallymark.stores.redis.snapshot import RedisSnapshot
@@ -67,6 +69,7 @@ PAUSES = (0.0, *(0.002 * 2**n for n in range(10)))
 class RedisStore(Store):
     """Keeps rows and offsets on one server, so that one script can write both."""
 
+    latest_version = ledger.VERSION
     most_records = 10_000
     """The script for this many rows of five columns blocks the server for about 0.1 s."""
 
@@ -92,22 +95,21 @@ class RedisStore(Store):
 
     def try_commands(self) -> None:
         """Raise if the user may not call the commands of a commit. The script checks that; nothing is pruned."""
-        self._run(ledger.prune(self._keys, f"nobody-{uuid.uuid4().hex}", datetime.now(timezone.utc)))
+        work = Work()
+        work.call("ZREMRANGEBYSCORE", self._keys.batches(f"nobody-{uuid.uuid4().hex}"), "-inf", 0)
+        self._run(work)
 
     def close(self) -> None:
         if "_client" in self.__dict__:
             self._client.close()
             del self._client
 
-    def has_ledger(self) -> bool:
-        return self._version() is not None
-
     def create_ledger(self) -> None:
         self._check_eviction()
-        found = self._version()
+        found = self.ledger_version()
         if found is None or found < ledger.VERSION:
             self._run(self._upgrade(found))
-            found = self._version()
+            found = self.ledger_version()
         if found is not None and found > ledger.VERSION:
             raise BadInput(f"the ledger has version {found}, this tallymark knows {ledger.VERSION}: upgrade tallymark")
 
@@ -168,10 +170,12 @@ class RedisStore(Store):
         with translated(self.name):
             return notes.rebalances(self._client, self._keys, group, most)
 
-    def prune(self, group: str, before: datetime) -> None:
-        last = self.journal().history(group, most=1)
-        if last:
-            self._run(ledger.prune(self._keys, group, min(before, last[0].committed)))
+    def prune(self, group: str, cutoffs: Cutoffs, *, execute: bool = True) -> dict[str, int]:
+        owners = {one.owner.run for one in self._positions(group).values() if one.owner}
+        found = self.ask(lambda client: list(removals(client, self._keys, group, cutoffs, owners)))
+        for work in (work for one in found for work in one.works if execute):
+            self._run(work)
+        return {one.key: one.count for one in found}
 
     def claim(
         self,
@@ -369,7 +373,7 @@ class RedisStore(Store):
             raise AccessDenied(f"{self.name}: the user may not call {answer[1].decode()}; nothing was written")
         return answer
 
-    def _version(self) -> int | None:
+    def ledger_version(self) -> int | None:
         version = self._hashes([self._keys.schema()])[0].get("version")
         return int(version) if version is not None else None
 

@@ -171,11 +171,11 @@ def translated(store: str) -> Iterator[None]:
     except SQLAlchemyError as error:
         if error.code == _CUT:
             raise Unreachable(f"{store}: the connection was cut inside a transaction; try again") from error
-        raise TallymarkError(f"{store}: {_first_line(error)}") from error
+        raise TallymarkError(f"{store}: {first_line(error)}") from error
 
 
 def translate(error: DBAPIError, store: str) -> TallymarkError:
-    words, code = _first_line(error.orig), _code(error.orig)
+    words, code = first_line(error.orig), _code(error.orig)
     verdict = judged(error.orig)
     if verdict not in (DATA, CHANGED) and code in HANDSHAKE and (handshake := tls_failure(store, words)) is not None:
         return handshake
@@ -186,7 +186,7 @@ def translate(error: DBAPIError, store: str) -> TallymarkError:
 
 def judged(error: BaseException | None) -> Verdict | None:
     """Return the verdict on a driver's error, by its code or its message."""
-    table, code, lowered = _table(error), _code(error), _first_line(error).lower()
+    table, code, lowered = _table(error), _code(error), first_line(error).lower()
     if code == "08P01" and " in message" in lowered:
         # A binary COPY, as for 22P03. The message is checked too because poolers use this code for every error.
         return CHANGED
@@ -231,7 +231,7 @@ def _code(error: BaseException | None) -> str | None:
     return getattr(error, "sqlstate", None) or getattr(error, "sqlite_errorname", None) or None
 
 
-def _first_line(error: BaseException | None) -> str:
+def first_line(error: BaseException | None) -> str:
     """Return the driver's message as one line. MySQL's drivers raise (code, message); libpq's have several lines."""
     parts = error.args if error is not None else ()
     words = str(parts[1] if len(parts) > 1 and isinstance(parts[0], int) else error)

@@ -19,6 +19,7 @@ from tallymark.core.claims import Claim, Decide, Entry, Rebalance, Skip, explain
 from tallymark.core.halving import in_new_transactions, one_by_one
 from tallymark.core.journal import Run
 from tallymark.core.progress import Step
+from tallymark.core.retention import Cutoffs
 from tallymark.core.spans import GroupState, Owner, Partition, Position, Tally
 from tallymark.core.tables import Changes, Refusal, TableSpec, table_schema
 from tallymark.errors import (
@@ -36,8 +37,9 @@ from tallymark.stores.sql.errors import translated
 from tallymark.stores.sql.guard import guard
 from tallymark.stores.sql.journal import SqlJournal
 from tallymark.stores.sql.ledger.claim import claim, reclaim, release
-from tallymark.stores.sql.ledger.commit import check_fence, prune_batches, write_entry
-from tallymark.stores.sql.ledger.migrate import create_ledger, ledger_version
+from tallymark.stores.sql.ledger.commit import check_fence, write_entry
+from tallymark.stores.sql.ledger.migrate import create_ledger, explaining_denials, ledger_version
+from tallymark.stores.sql.ledger.prune import prune
 from tallymark.stores.sql.ledger.read import read_group, read_positions
 from tallymark.stores.sql.ledger.runs import (
     read_rebalances,
@@ -48,6 +50,7 @@ from tallymark.stores.sql.ledger.runs import (
     write_state,
 )
 from tallymark.stores.sql.ledger.skips import read_skips, was_filled
+from tallymark.stores.sql.ledger.tables import VERSION
 from tallymark.stores.sql.mysql import Mysql
 from tallymark.stores.sql.postgresql import Postgresql
 from tallymark.stores.sql.snapshot import SqlSnapshot, in_snapshot
@@ -71,6 +74,8 @@ DIALECTS: dict[str, type[Dialect]] = {
 
 class SqlStore(Store):
     """Keeps rows and offsets in one database, so that one transaction can write both."""
+
+    latest_version = VERSION
 
     def __init__(self, url: URL) -> None:
         self.dialect = DIALECTS[url.get_backend_name()]()
@@ -112,12 +117,12 @@ class SqlStore(Store):
     def close(self) -> None:
         self.engine.dispose()
 
-    def has_ledger(self) -> bool:
+    def ledger_version(self) -> int | None:
         with self.look() as connection:
-            return ledger_version(connection) is not None
+            return ledger_version(connection)
 
     def create_ledger(self) -> None:
-        with translated(self.name):
+        with translated(self.name), explaining_denials(self.name, self.ledger_version):
             _second_chance(partial(self._in_transaction, create_ledger))
 
     def positions(self, group: str | None = None) -> dict[str, list[Position]]:
@@ -164,9 +169,9 @@ class SqlStore(Store):
         with self.look() as connection:
             return read_rebalances(connection, group, most)
 
-    def prune(self, group: str, before: datetime) -> None:
-        with self.transaction() as connection:
-            prune_batches(connection, group, before)
+    def prune(self, group: str, cutoffs: Cutoffs, *, execute: bool = True) -> dict[str, int]:
+        with self.transaction() if execute else self.look() as connection:
+            return prune(connection, group, cutoffs, execute=execute)
 
     def claim(
         self,

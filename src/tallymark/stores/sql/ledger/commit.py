@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, Select, Update, bindparam, delete, func, insert, select, update
+from sqlalchemy import Connection, Select, Update, bindparam, func, insert, select, update
 from sqlalchemy.dialects.postgresql import psycopg
 
 from tallymark.core.claims import Advance, Entry, Note, explain_refusal, explain_settled, explain_unfillable
@@ -149,14 +149,6 @@ def record_notes(
     ]
     if rows:
         connection.execute(insert(exceptions), rows)
-
-
-def prune_batches(connection: Connection, group: str, before: datetime) -> None:
-    """Delete older history except the last commit. Positions, tallies, exceptions and dead letters are kept."""
-    last = connection.scalar(select(func.max(batches.c.id)).where(batches.c.group_name == group))
-    old = batches.c.group_name == group, batches.c.committed_at < before, batches.c.id < last
-    if last is not None:
-        connection.execute(delete(batches).where(*old))
 
 
 def _batch(entry: Entry) -> dict[str, Any]:

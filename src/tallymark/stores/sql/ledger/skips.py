@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Connection, Row, Select, delete, select, update
+from sqlalchemy import Connection, Row, Select, Update, delete, select, update
 
 from tallymark.core.claims import Entry, Fill, Skip, explain_unfillable
 from tallymark.core.spans import OUTCOMES, Partition, Span
@@ -53,14 +53,16 @@ def void_skips(connection: Connection, group: str, partition: Partition, start: 
             connection.execute(update(exceptions).where(exceptions.c.id == row.id).values(stop_offset=start))
 
 
-def void_before_resets(connection: Connection) -> None:
-    """Void all skips that were recorded before a reset of their partition."""
+def void_before_resets() -> Update:
+    """Return the statement that voids all skips that were recorded before a reset of their partition."""
     later = exceptions.alias()
     same = (later.c[name] == exceptions.c[name] for name in ("group_name", "topic", "partition_id"))
     stale = select(exceptions.c.id).where(
         exceptions.c.kind == "skip", later.c.kind == "reset", later.c.id > exceptions.c.id, *same
     )
-    _void(connection, list(connection.scalars(stale.distinct())))
+    # MySQL does not update a table that the same statement reads, unless DISTINCT makes it read first.
+    ids = select(stale.distinct().subquery("stale"))
+    return update(exceptions).where(exceptions.c.id.in_(ids)).values(kind="void")
 
 
 def _void(connection: Connection, ids: list[int]) -> None:

@@ -1,12 +1,13 @@
 """The tables of the ledger, in the database that holds the rows.
 
 All names start with ``tallymark_``; offsets are BIGINT; a position is the next offset to read; times are UTC. Changes
-to this schema only add to it, and increase ``VERSION``.
+to this schema only add to it, and increase ``VERSION``; a new table or column says in which version it was added.
 """
 
 from __future__ import annotations
 
 from datetime import datetime, timezone
+from textwrap import dedent
 from typing import Any
 
 from sqlalchemy import (
@@ -27,6 +28,9 @@ from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
 VERSION = 4
+SINCE = "since"
+"""The key of ``info`` that holds the version that added a table or column; version 1 without it."""
+VIEW = "tallymark_status"
 
 
 class UtcTime(TypeDecorator[datetime]):
@@ -112,7 +116,7 @@ positions = Table(
     Column("topic_id", _name(64), nullable=False),
     Column("cluster_id", _name(64), nullable=False),
     Column("updated_at", UtcTime, nullable=False),
-    Column("leader_epoch", Integer),
+    Column("leader_epoch", Integer, info={SINCE: 4}),
     **_options,
 )
 
@@ -169,8 +173,8 @@ dead_letters = Table(
     Column("state", _name(16), nullable=False, default="dead"),
     Column("batch", _name(64), nullable=False),
     Column("recorded_at", UtcTime, nullable=False),
-    Column("changed_at", UtcTime),
-    Column("changed_by", _name(255)),
+    Column("changed_at", UtcTime, info={SINCE: 3}),
+    Column("changed_by", _name(255), info={SINCE: 3}),
     Index("tallymark_dead_letters_by_record", "group_name", "topic", "partition_id", "record_offset"),
     **_options,
 )
@@ -199,6 +203,7 @@ rebalances = Table(
     Column("gained", _text(), nullable=False),
     Column("lost", _text(), nullable=False),
     Index("tallymark_rebalances_by_time", "group_name", "happened_at"),
+    info={SINCE: 2},
     **_options,
 )
 
@@ -212,6 +217,7 @@ runs = Table(
     Column("seen_at", UtcTime, nullable=False),
     Column("ended_at", UtcTime),
     Column("error", _text()),
+    info={SINCE: 3},
     **_options,
 )
 
@@ -220,15 +226,22 @@ RECORD_AGE = {
     "mysql": "TIMESTAMPDIFF(MICROSECOND, p.record_time, UTC_TIMESTAMP(6)) / 1000000",
     "sqlite": "(julianday('now') - julianday(p.record_time)) * 86400",
 }
+NOW = {"postgresql": "now()", "mysql": "UTC_TIMESTAMP(6)", "sqlite": "CURRENT_TIMESTAMP"}
+
+
+def version_row(dialect: str) -> str:
+    """Return the INSERT statement that completes a ledger of this version."""
+    return f"INSERT INTO {schema.name} (version, applied_at) VALUES ({VERSION}, {NOW[dialect]})"
 
 
 def status_view(dialect: str) -> str:
     """Return the CREATE VIEW statement for progress in plain SQL. Lag needs Kafka: see ``tallymark status``."""
-    return f"""
-        CREATE VIEW tallymark_status AS
+    return dedent(f"""\
+        CREATE VIEW {VIEW} AS
         SELECT p.group_name, COALESCE(g.desired_state, 'running') AS desired_state, g.reason,
-               p.topic, p.partition_id, p.next_offset, p.record_time, {RECORD_AGE[dialect]} AS record_age_seconds,
+               p.topic, p.partition_id, p.next_offset, p.record_time,
+               {RECORD_AGE[dialect]} AS record_age_seconds,
                p.applied, p.dead, p.skipped, p.lost, p.absent,
                p.applied + p.dead + p.skipped + p.lost + p.absent = p.next_offset - p.first_offset AS balanced,
                p.owner, p.owner_host, p.owned_since, p.epoch, p.updated_at
-        FROM tallymark_positions p LEFT JOIN tallymark_groups g ON g.group_name = p.group_name"""
+        FROM tallymark_positions p LEFT JOIN tallymark_groups g ON g.group_name = p.group_name""")

@@ -1,0 +1,83 @@
+"""Remove history from the ledger in Redis that nothing depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from tallymark.core.journal import SETTLED
+from tallymark.core.retention import Cutoffs
+from tallymark.stores.redis import notes
+from tallymark.stores.redis.rows import RedisKeys
+from tallymark.stores.redis.script import Work
+from tallymark.stores.redis.times import from_text, score
+
+MOST = 1_000
+"""The maximum number of members that one script removes: a script blocks the server."""
+
+
+@dataclass(frozen=True)
+class Removal:
+    """How many members a key loses, and the scripts that remove them."""
+
+    key: str
+    count: int
+    works: Iterable[Work]
+
+
+def removals(client: Any, keys: RedisKeys, group: str, cutoffs: Cutoffs, owners: Collection[str]) -> Iterator[Removal]:
+    """Yield what is older than the cutoffs."""
+    for name, before in cutoffs.items():
+        if name == "batches":
+            yield _by_time(client, keys.batches(group), before, keep_last=True)
+        elif name == "rebalances":
+            yield _by_time(client, keys.rebalances(group), before)
+        elif name == "runs":
+            old = _old_runs(client, keys, group, before, owners)
+            yield Removal(keys.runs(group), len(old), [_call("HDEL", keys.runs(group), old)] if old else [])
+        else:
+            letters = _settled_letters(client, keys, group, before)
+            pieces = [letters[at : at + MOST] for at in range(0, len(letters), MOST)]
+            works = [_call("ZREM", keys.letters(group), piece, also=piece) for piece in pieces]
+            yield Removal(keys.letters(group), len(letters), works)
+
+
+def _by_time(client: Any, key: str, before: datetime, *, keep_last: bool = False) -> Removal:
+    end = score(before)
+    if keep_last:
+        # Status looks at the last commit.
+        end = min([end, *(int(last) for _, last in client.zrevrange(key, 0, 0, withscores=True))])
+    work = Work()
+    work.call("ZREMRANGEBYSCORE", key, "-inf", f"({end}")
+    return Removal(key, client.zcount(key, "-inf", f"({end}"), [work])
+
+
+def _call(command: str, key: str, members: Sequence[str], also: Sequence[str] = ()) -> Work:
+    """Remove members of a key, and the keys ``also``."""
+    work = Work()
+    work.call(command, key, *members)
+    for name in also:
+        work.call("DEL", name)
+    return work
+
+
+def _old_runs(client: Any, keys: RedisKeys, group: str, before: datetime, owners: Collection[str]) -> list[str]:
+    # An owner whose run is not recorded counts as alive.
+    fields = {name.decode(): line.decode() for name, line in client.hgetall(keys.runs(group)).items()}
+    older = notes.runs(fields)[1:]
+    return [one.name for one in older if (one.ended or one.seen) < before and one.name not in owners]
+
+
+def _settled_letters(client: Any, keys: RedisKeys, group: str, before: datetime) -> list[str]:
+    names = [name.decode() for name in client.zrange(keys.letters(group), 0, -1)]
+    pipe = client.pipeline(transaction=False)
+    for name in names:
+        pipe.hmget(name, "state", "changed_at", "recorded_at")
+    found = zip(names, pipe.execute() if names else [], strict=True)
+    return [
+        name
+        for name, (state, changed, recorded) in found
+        if state and state.decode() in SETTLED and from_text((changed or recorded).decode()) < before
+    ]
