@@ -125,7 +125,7 @@ def test_all_of_a_store_is_in_one_slot_of_a_cluster(cluster: str) -> None:
     store.set_state("a:b", GroupState("paused", None, None, SINCE))
     assert {found.next_offset for found in store.positions()["a:b"]} == {5}
     assert store.recent("a:b", SINCE).applied == 8
-    store.prune("a:b", SINCE)
+    store.prune("a:b", {"batches": SINCE})
     store.release("a:b", store.reclaim("a:b", held).values())
     names = list(client(cluster).scan_iter(count=1000))
     assert len({client(cluster).execute_command("CLUSTER", "KEYSLOT", name) for name in names}) == 1
