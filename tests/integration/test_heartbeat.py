@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
+from tallymark.core.journal import Run
+from tallymark.core.retention import Retention
 from tallymark.errors import BadInput
 from tallymark.kafka.source import Kafka
 from tallymark.run import heartbeat
@@ -13,7 +17,7 @@ from tallymark.run.heartbeat import Heartbeat
 from tallymark.spark.pipeline import Pipeline
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tests.support.commits import owner
+from tests.support.commits import SINCE, owner
 from tests.support.running import wait_for
 
 
@@ -35,6 +39,16 @@ def test_it_beats_until_it_ends_and_says_why(store: Store, group: str) -> None:
     (ended,) = store.journal().runs(group)
     assert ended.ended is not None
     assert ended.error == "it broke"
+
+
+def test_it_prunes_what_the_retention_does_not_keep(store: Store, group: str) -> None:
+    for name, started in (("long ago", SINCE - timedelta(days=2)), ("since then", SINCE)):
+        store.write_run(group, Run(name, "here", started, started, started), new=True)
+    for retention, left in ((Retention(), ["first", "since then", "long ago"]), (Retention(runs="1h"), ["first"])):
+        beating = Heartbeat(store, group, replace(owner("first"), since=SINCE + timedelta(1)), retention=retention)
+        beating.start()
+        beating.end(None)
+        assert [run.name for run in store.journal().runs(group)] == left
 
 
 def test_it_ends_by_itself_when_nobody_wants_the_run_any_more(store: Store, group: str) -> None:

@@ -231,7 +231,7 @@ def test_a_user_who_may_not_create_tables_is_told(kind: str, database: Callable[
     store = opened(url.set(username=user, password=SECRET).render_as_string(hide_password=False))
     with pytest.raises(AccessDenied) as told:
         store.create_ledger()
-    check_discreet(told.value, words=["denied", "permissions"])
+    check_discreet(told.value, words=["denied", "tallymark ledger create"])
     with pytest.raises(AccessDenied):
         store.create_tables([ROWS], {"things": PLAIN})
     store.close()

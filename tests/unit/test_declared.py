@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tallymark import Group, Json, Limits, SkipAhead, Standalone
+from tallymark import Group, Json, Limits, Retention, SkipAhead, Standalone
 from tallymark.cli.toml.build import load_pipeline
 from tallymark.cli.toml.document import filled, find_lines
 from tallymark.cli.toml.model import PipelineFile, Table
@@ -105,6 +105,9 @@ def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:
         max_dead_ratio = 0.5
         max_dead_ratio_per_batch = 1
         window = "15m"
+        [retention]
+        batches = "30d"
+        settled_letters = "1h30m"
         [catch_up]
         when_behind = "1h"
         keep = "5m"
@@ -129,6 +132,7 @@ def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:
     assert (spec.provenance, spec.create, spec.evolve, spec.per_batch) == (True, False, True, True)
     assert pipeline.limits == Limits(records=10, seconds=1)
     assert setup.budget == Budget(max_dead_ratio=0.5, window=timedelta(minutes=15), max_dead_ratio_per_batch=1)
+    assert setup.retention == Retention(batches="30d", settled_letters="1h30m")
     assert setup.catch_up == SkipAhead(when_behind="1h", keep="5m")
     assert setup.membership == Group(instance="worker-7")
     assert pipeline.spark == {"spark.master": "local[1]", "spark.ui.enabled": "false"}
@@ -164,6 +168,8 @@ def test_a_pipeline_can_read_alone(load: Load) -> None:
         ("[source]", "[limits]\nrecord = 1\n[source]", "line 4: limits.record is not known; did you mean records?"),
         ("[source]", "[catch_up]\nkeep = 1.5\n[source]",
          "line 4: catch_up.keep must be a whole number or a time or text, not a number"),
+        ("[source]", '[retention]\nruns = "5 days"\n[source]', "line 3: Retention: runs='5 days' is not a duration; write"),
+        ("[source]", '[budget]\nwindow = "9d"\n[source]', "the ledger keeps commits for 7 days, 0:00:00: write"),
         ("[source]", '[budget]\nwindow = "soon"\n[source]', "line 3: window must be a time such as 30s"),
         ("[source]", '[source.tls]\nca = "/none.pem"\n[source]', "line 3: Tls(ca='/none.pem'): the file can't be read"),
         ("[source]", "[source.tls]\nca = 1\n[source]", "line 4: source.tls.ca must be text, not a whole number"),

@@ -57,7 +57,10 @@ def parse_age(name: str, value: timedelta | str) -> timedelta:
     """Parse the age of history that may be removed; ``name`` is for the error."""
     if not isinstance(value, timedelta | str):
         raise BadInput(f"{name}={value!r} is not a duration; write a timedelta, or text such as '30d'")
-    age = parse_duration(value) if isinstance(value, str) else value
+    try:
+        age = parse_duration(value) if isinstance(value, str) else value
+    except BadInput as error:
+        raise BadInput(f"{name}={error}") from None
     if age < SHORTEST:
         raise BadInput(f"{name}={value} is too short: status and budgets need at least the last hour (1h)")
     return age

@@ -1,0 +1,56 @@
+"""How long history is kept: durations as users write them, and never less than what others need."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+
+import pytest
+
+from tallymark.core.budget import Budget
+from tallymark.core.retention import Retention
+from tallymark.errors import BadInput
+from tallymark.kafka.source import Kafka
+from tallymark.run.setup import Setup
+
+NOW = datetime(2026, 1, 31, 12, 0, tzinfo=timezone.utc)
+
+
+def test_commits_are_kept_for_a_week_and_other_history_without_an_age() -> None:
+    assert Retention().cutoffs(NOW) == {"batches": NOW - timedelta(days=7)}
+
+
+def test_each_kind_of_history_has_its_own_age() -> None:
+    kept = Retention(batches="1d", runs=timedelta(hours=36), rebalances="1h30m", settled_letters="P2D")
+    assert kept.cutoffs(NOW) == {
+        "batches": NOW - timedelta(days=1),
+        "runs": NOW - timedelta(hours=36),
+        "rebalances": NOW - timedelta(minutes=90),
+        "settled_letters": NOW - timedelta(days=2),
+    }
+    assert set(Retention.of(timedelta(days=3)).cutoffs(NOW).values()) == {NOW - timedelta(days=3)}
+
+
+def test_an_age_beyond_all_times_keeps_everything() -> None:
+    assert Retention(batches="999999d").cutoffs(NOW)["batches"].year == 1970
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"batches": None}, "batches=None is not a duration"),
+        ({"batches": 7}, "batches=7 is not a duration; write a timedelta, or text such as '30d'"),
+        ({"runs": "7 days"}, "runs='7 days' is not a duration; write PT1H30M"),
+        ({"settled_letters": "59m"}, "settled_letters=59m is too short"),
+        ({"rebalances": timedelta(0)}, "rebalances=0:00:00 is too short"),
+    ],
+)
+def test_what_is_no_age_is_refused(settings: dict[str, object], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        Retention(**settings)  # type: ignore[arg-type]
+
+
+def test_the_window_of_a_budget_has_to_be_kept() -> None:
+    source, budget = Kafka("localhost:9", "orders"), Budget(window=timedelta(days=8))
+    with pytest.raises(BadInput, match="over 8 days, 0:00:00, and the ledger keeps commits for 7 days, 0:00:00: write"):
+        Setup("orders-to-shop", source, "sqlite:///shop.db", budget=budget)
+    Setup("orders-to-shop", source, "sqlite:///shop.db", budget=budget, retention=Retention(batches="8d"))
