@@ -168,7 +168,7 @@ def test_a_pipeline_can_read_alone(load: Load) -> None:
         ("[source]", "[limits]\nrecord = 1\n[source]", "line 4: limits.record is not known; did you mean records?"),
         ("[source]", "[catch_up]\nkeep = 1.5\n[source]",
          "line 4: catch_up.keep must be a whole number or a time or text, not a number"),
-        ("[source]", '[retention]\nruns = "5 days"\n[source]', "line 3: Retention: runs='5 days' is not a duration; write"),
+        ("[source]", '[retention]\nruns = "5 days"\n[source]', "line 3: Retention: runs='5 days' is not a duration"),
         ("[source]", '[budget]\nwindow = "9d"\n[source]', "the ledger keeps commits for 7 days, 0:00:00: write"),
         ("[source]", '[budget]\nwindow = "soon"\n[source]', "line 3: window must be a time such as 30s"),
         ("[source]", '[source.tls]\nca = "/none.pem"\n[source]', "line 3: Tls(ca='/none.pem'): the file can't be read"),
