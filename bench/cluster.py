@@ -20,13 +20,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ration import ration
-from standalone import Driver, Order, Standalone
-from tallymark.bench import tables
-from tallymark.bench.machine import database, machine, sentence, versions
-from tallymark.bench.race import Course, Lap, Result, race, spread
-from tallymark.bench.report import replace_section, thousands
-from tallymark.bench.venue import Venue
+from bench.harness import tables
+from bench.harness.machine import database, machine, sentence, versions
+from bench.harness.race import Course, Lap, Result, race, spread
+from bench.harness.ration import ration
+from bench.harness.report import replace_section, thousands
+from bench.harness.standalone import Driver, Order, Standalone
+from bench.harness.venue import Venue
 from tallymark.errors import BadInput
 from tallymark.local.sandbox import Sandbox
 from tallymark.local.sandbox.kafka import Kafka

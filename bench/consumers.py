@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 
 import tallymark as tm
-from tallymark.bench.loops import Clock, Place, Run, hand_arrow, hand_batches, textbook
-from tallymark.bench.records import DDL, PARTITIONS, SCHEMA, fill, value
-from tallymark.bench.report import replace_section
+from bench.contenders.loops import Clock, Place, Run, hand_arrow, hand_batches, textbook
+from bench.harness.records import DDL, PARTITIONS, SCHEMA, fill, value
+from bench.harness.report import replace_section
 from tallymark.core.progress import Progress, Step
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.cluster import Cluster
@@ -208,7 +208,7 @@ def main() -> None:
             times = statistics.quantiles(latency(Place(brokers, url, topic), run, 200), n=100)
             lines.append(f"| {name} | {times[49]:.1f} | {times[98]:.1f} |")
     # Only now: it brings Spark along, which consumers do without.
-    from stores import facts
+    from bench.stores import facts
 
     said = "\n".join([facts(), "", *lines, "", f"Medians of {chosen.rounds} rounds, in turns."])
     print(said)

@@ -26,11 +26,12 @@ from rich.progress import Progress as Bar
 from sqlalchemy import text
 
 import tallymark as tm
-from latency import in_background
-from tallymark.bench.machine import database, machine, sentence, versions
-from tallymark.bench.race import spread
-from tallymark.bench.records import DDL, PRODUCER, delete_topic, pieces, values
-from tallymark.bench.report import replace_section
+from bench.harness.machine import database, machine, sentence, versions
+from bench.harness.race import spread
+from bench.harness.records import DDL, PRODUCER, delete_topic, pieces, values
+from bench.harness.report import replace_section
+from bench.harness.watching import Endurance, Memory, Sample, Stopwatch, over_time
+from bench.latency import in_background
 from tallymark.core.progress import OnStep
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.cluster import Cluster
@@ -39,7 +40,6 @@ from tallymark.operate.survey import ledger, look
 from tallymark.spark.pipeline import Road
 from tallymark.spark.session import session
 from tallymark.stores.opening import open_sql
-from watching import Endurance, Memory, Sample, Stopwatch, over_time
 
 PATIENCE = 180.0
 HELD = {"driver": 1 << 30}

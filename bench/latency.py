@@ -31,13 +31,14 @@ from rich.console import Console
 from rich.progress import Progress as Bar
 
 import tallymark as tm
-from tallymark.bench import limits, tables
-from tallymark.bench.loops import NAMES, VALUES, Clock, Place, textbook
-from tallymark.bench.machine import database, machine, sentence, versions
-from tallymark.bench.race import Course, spread
-from tallymark.bench.records import DDL, PARTITIONS, STEP, delete_topic, values
-from tallymark.bench.report import replace_section
-from tallymark.bench.streaming import jdbc_jars, jdbc_options
+from bench.contenders import limits
+from bench.contenders.loops import NAMES, VALUES, Clock, Place, textbook
+from bench.contenders.streaming import jdbc_jars, jdbc_options
+from bench.harness import tables
+from bench.harness.machine import database, machine, sentence, versions
+from bench.harness.race import Course, spread
+from bench.harness.records import DDL, PARTITIONS, STEP, delete_topic, values
+from bench.harness.report import replace_section
 from tallymark.core.progress import OnStep, ignore
 from tallymark.errors import TallymarkError
 from tallymark.kafka.brokers import Brokers
@@ -158,7 +159,7 @@ def peer(module: str) -> Running:
     def running(course: Course) -> Iterator[None]:
         with ExitStack() as stack:
             try:
-                stack.enter_context(importlib.import_module(f"peers.{module}").running(course))
+                stack.enter_context(importlib.import_module(f"bench.peers.{module}").running(course))
             except (ImportError, OSError, TallymarkError) as error:
                 raise Absent(str(error)) from error
             yield

@@ -26,8 +26,10 @@ from rich.console import Console
 from sqlalchemy import text
 
 import tallymark as tm
-from cluster import family, processes
-from evidence import (
+from bench.cluster import family, processes
+from bench.contenders.ours import ALONE, JSON, new_group, plain
+from bench.harness import tables
+from bench.harness.evidence import (
     EVENT_LOG,
     LOOKS,
     Frames,
@@ -39,13 +41,11 @@ from evidence import (
     statements,
     works,
 )
-from tallymark.bench import tables
-from tallymark.bench.machine import database, machine, sentence, versions
-from tallymark.bench.ours import ALONE, JSON, new_group, plain
-from tallymark.bench.race import Course
-from tallymark.bench.report import replace_section, thousands
-from tallymark.bench.tables import Mode
-from tallymark.bench.venue import Venue
+from bench.harness.machine import database, machine, sentence, versions
+from bench.harness.race import Course
+from bench.harness.report import replace_section, thousands
+from bench.harness.tables import Mode
+from bench.harness.venue import Venue
 from tallymark.core.progress import Progress, Step
 from tallymark.errors import TallymarkError
 from tallymark.local.sandbox import Sandbox

@@ -28,6 +28,7 @@ from rich.progress import Progress
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
+from bench import JARS
 from tallymark.core.claims import Advance, Claim, Entry, FirstClaim, PositionChanges
 from tallymark.core.spans import Owner, Partition, Tally
 from tallymark.core.tables import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, TableSpec, finish
@@ -258,7 +259,7 @@ def main() -> None:
     options.add_argument("--stores", nargs="+", default=["postgresql", "mariadb", "sqlite", "redis"])
     options.add_argument("--write", type=Path, help="Put the table into this file, between the stores marks.")
     chosen = options.parse_args()
-    spark = session({"spark.master": "local[2]", "spark.jars": ",".join(map(str, fetch("jdbc")))})
+    spark = session({"spark.master": "local[2]", "spark.jars": ",".join(map(str, fetch("jdbc", lock=JARS)))})
     results = []
     with ExitStack() as stack, Progress(console=Console(stderr=True)) as progress:
         box = stack.enter_context(Sandbox())

@@ -17,14 +17,14 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from tallymark.bench import lineup
-from tallymark.bench.chart import chart
-from tallymark.bench.machine import database, machine, sentence, versions
-from tallymark.bench.race import Contender, Course, Lap, OnLap, race
-from tallymark.bench.records import Shape
-from tallymark.bench.report import Outcome, markdown, replace_section
-from tallymark.bench.streaming import jdbc_jars
-from tallymark.bench.venue import Venue
+from bench.contenders import lineup
+from bench.contenders.streaming import jdbc_jars
+from bench.harness.chart import chart
+from bench.harness.machine import database, machine, sentence, versions
+from bench.harness.race import Contender, Course, Lap, OnLap, race
+from bench.harness.records import Shape
+from bench.harness.report import Outcome, markdown, replace_section
+from bench.harness.venue import Venue
 from tallymark.errors import TallymarkError
 from tallymark.local.sandbox import Sandbox
 from tallymark.local.sandbox.kafka import Kafka
@@ -100,7 +100,7 @@ def _peers(mode: str, kind: str) -> list[Contender]:
 
 
 def _debezium(mode: str, _: str) -> list[Contender]:
-    from peers.debezium import Debezium
+    from bench.peers.debezium import Debezium
 
     share = SHARES["debezium"]
     if mode == "upsert":
@@ -112,7 +112,7 @@ def _debezium(mode: str, _: str) -> list[Contender]:
 def _quix(mode: str, kind: str) -> list[Contender]:
     if mode != "append" or kind != "postgresql":
         return []
-    from peers.quix import Quix
+    from bench.peers.quix import Quix
 
     return [Quix(share=SHARES["quix"], name=lineup.QUIX)]
 
@@ -120,7 +120,7 @@ def _quix(mode: str, kind: str) -> list[Contender]:
 def able(contenders: Sequence[Contender], course: Course, stack: ExitStack) -> Iterator[Contender]:
     """All who are ready. A peer that does not start is left out, with a sentence."""
     for one in contenders:
-        if not type(one).__module__.startswith("peers."):
+        if not type(one).__module__.startswith("bench.peers."):
             yield one
             continue
         try:

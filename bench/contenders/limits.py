@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.json as pa_json
 
-from tallymark.bench import tables
-from tallymark.bench.race import Course, Lap
-from tallymark.bench.records import DDL, SCHEMA, Shape, pieces, rows
-from tallymark.bench.tables import Idle, Mode
+from bench.harness import tables
+from bench.harness.race import Course, Lap
+from bench.harness.records import DDL, SCHEMA, Shape, pieces, rows
+from bench.harness.tables import Idle, Mode
 from tallymark.errors import TallymarkError
 from tallymark.kafka.cluster import Cluster
 from tallymark.stores.opening import open_sql

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from tallymark.bench import limits
-from tallymark.bench.limits import BulkLoad, Scan
-from tallymark.bench.loops import ByHand, hand_arrow, hand_batches, textbook
-from tallymark.bench.ours import OurListener, OurPipeline, general
-from tallymark.bench.race import Contender
-from tallymark.bench.records import Shape
-from tallymark.bench.report import Comparison
-from tallymark.bench.streaming import ForeachBatch
+from bench.contenders import limits
+from bench.contenders.limits import BulkLoad, Scan
+from bench.contenders.loops import ByHand, hand_arrow, hand_batches, textbook
+from bench.contenders.ours import OurListener, OurPipeline, general
+from bench.contenders.streaming import ForeachBatch
+from bench.harness.race import Contender
+from bench.harness.records import Shape
+from bench.harness.report import Comparison
 
 LIMIT, OURS = "limit: ", "tallymark"
 SCAN = f"{LIMIT}scan"

@@ -16,10 +16,10 @@ import pyarrow.json as pa_json
 from confluent_kafka import Consumer, TopicPartition
 from sqlalchemy import text
 
-from tallymark.bench import tables
-from tallymark.bench.race import Course, Lap
-from tallymark.bench.records import PARTITIONS, SCHEMA
-from tallymark.bench.tables import Idle, Mode
+from bench.harness import tables
+from bench.harness.race import Course, Lap
+from bench.harness.records import PARTITIONS, SCHEMA
+from bench.harness.tables import Idle, Mode
 from tallymark.core.tables import TableSpec
 from tallymark.errors import TallymarkError
 from tallymark.kafka.cluster import Cluster

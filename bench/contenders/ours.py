@@ -9,10 +9,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tallymark.bench import tables
-from tallymark.bench.race import Course, Lap
-from tallymark.bench.records import DDL
-from tallymark.bench.tables import Idle, Mode
+from bench.harness import tables
+from bench.harness.race import Course, Lap
+from bench.harness.records import DDL
+from bench.harness.tables import Idle, Mode
 from tallymark.core.plan import Limits
 from tallymark.core.progress import Progress, Step
 from tallymark.errors import TallymarkError

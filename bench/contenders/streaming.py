@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from sqlalchemy.engine import make_url
 
-from tallymark.bench import tables
-from tallymark.bench.limits import from_json, from_json_plain, kafka_options, running
-from tallymark.bench.race import Course, Lap
-from tallymark.bench.tables import Idle
+from bench import JARS
+from bench.contenders.limits import from_json, from_json_plain, kafka_options, running
+from bench.harness import tables
+from bench.harness.race import Course, Lap
+from bench.harness.tables import Idle
 from tallymark.local.jars import fetch
 from tallymark.stores.tls import OPTIONS
 from tallymark.stores.url import with_password
@@ -91,4 +92,4 @@ def has_jdbc(course: Course) -> bool:
 
 def jdbc_jars() -> str:
     """For ``spark.jars``, before the session starts."""
-    return ",".join(map(str, fetch("jdbc")))
+    return ",".join(map(str, fetch("jdbc", lock=JARS)))

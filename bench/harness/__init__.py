@@ -1,1 +1,1 @@
-"""What every part of the benchmark uses: the race, its report, the facts of the machine, records, tables and servers."""
+"""What the parts of the benchmark share: the race, its report, facts of the machine, records, tables and servers."""

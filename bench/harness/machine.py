@@ -11,8 +11,8 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from tallymark.errors import SandboxError
-from tallymark.local.jars import artifacts
+from bench import JARS
+from tallymark.local.jars import LOCK, artifacts
 from tallymark.stores.opening import open_sql
 
 PACKAGES = {
@@ -23,7 +23,7 @@ PACKAGES = {
     "psycopg": "psycopg",
     "PyMySQL": "pymysql",
 }
-JARS = {
+PEERS = {
     ("jdbc", "postgresql"): "PostgreSQL JDBC",
     ("jdbc", "mysql-connector-j"): "MySQL Connector/J",
     ("debezium", "debezium-connector-jdbc"): "Debezium JDBC sink",
@@ -49,8 +49,8 @@ def versions(*, sandbox: bool = True) -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(package)
     if sandbox:
-        found["Kafka"] = _pinned("kafka", "kafka_2.13") or ""
-    return found | {said: pin for (jars, name), said in JARS.items() if (pin := _pinned(jars, name))}
+        found["Kafka"] = _pinned("kafka", "kafka_2.13", LOCK)
+    return found | {said: _pinned(set_name, name, JARS) for (set_name, name), said in PEERS.items()}
 
 
 def database(url: str) -> dict[str, str]:
@@ -74,11 +74,8 @@ def sentence(facts: dict[str, str]) -> str:
     )
 
 
-def _pinned(jars: str, name: str) -> str | None:
-    try:
-        return next((one.version for one in artifacts(jars) if one.name == name), None)
-    except SandboxError:
-        return None
+def _pinned(set_name: str, name: str, lock: Path) -> str:
+    return next(one.version for one in artifacts(set_name, lock) if one.name == name)
 
 
 def _memory() -> str:

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tallymark.bench.race import Lap, Result, spread
+from bench.harness.race import Lap, Result, spread
 from tallymark.errors import BadInput
 
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyspark
 
 import tallymark as tm
-from tallymark.bench.ours import ALONE, JSON, plain
+from bench.contenders.ours import ALONE, JSON, plain
 from tallymark.core.progress import Progress, Step
 from tallymark.errors import TallymarkError
 from tallymark.local.java import java_home_for_spark
@@ -28,6 +28,8 @@ from tallymark.spark.pipeline import Road
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+ROOT = Path(__file__).parents[2]
 
 
 class Daemon(Server):
@@ -121,8 +123,9 @@ class Driver:
     """A process with a Spark session on a cluster. It obeys one order after the other, and ends when we do."""
 
     def __init__(self, cluster: Standalone) -> None:
-        command = [sys.executable, __file__, cluster.master.url]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "bench.harness.standalone", cluster.master.url]
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
         self.pid = self._process.pid
 
     def obey(self, order: Order) -> Iterator[dict[str, Any]]:

@@ -9,8 +9,8 @@ import pyarrow as pa
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from tallymark.bench.race import Course, Lap
-from tallymark.bench.records import SCHEMA, pieces, rows
+from bench.harness.race import Course, Lap
+from bench.harness.records import SCHEMA, pieces, rows
 from tallymark.core.tables import Changes, TableSpec
 from tallymark.errors import TallymarkError
 from tallymark.stores.opening import open_sql

@@ -11,10 +11,10 @@ from pathlib import Path
 from sqlalchemy import text
 from sqlalchemy.engine import make_url
 
-from tallymark.bench.ours import forget_groups
-from tallymark.bench.race import Course
-from tallymark.bench.records import Shape, Tell, delete_topic, fill
-from tallymark.bench.tables import drop
+from bench.contenders.ours import forget_groups
+from bench.harness.race import Course
+from bench.harness.records import Shape, Tell, delete_topic, fill
+from bench.harness.tables import drop
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.cluster import Cluster
 from tallymark.stores.opening import open_sql, sqlite_file

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
+from bench import JARS
 from tallymark.errors import TallymarkError
 from tallymark.local.cache import replace_file
 from tallymark.local.jars import fetch
@@ -50,10 +51,10 @@ class Worker(Server):
         return f"http://{HOST}:{self.port}"
 
     def prepare(self) -> None:
-        self._jars = [*fetch("connect"), *fetch("kafka")]
+        self._jars = [*fetch("connect", lock=JARS), *fetch("kafka")]
         plugin = self.directory / "plugins" / "sink"
         plugin.mkdir(parents=True, exist_ok=True)
-        for jar in (jar for name in PLUGIN for jar in fetch(name)):
+        for jar in (jar for name in PLUGIN for jar in fetch(name, lock=JARS)):
             (plugin / jar.name).symlink_to(jar)
         settings = {
             "bootstrap.servers": self.brokers,

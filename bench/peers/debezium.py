@@ -23,12 +23,12 @@ from typing import Literal
 import pyarrow as pa
 from sqlalchemy.engine import make_url
 
-from peers.connect import CONVERTER, Shared
-from peers.watch import watch
-from tallymark.bench import tables
-from tallymark.bench.race import Course, Lap
-from tallymark.bench.records import SCHEMA
-from tallymark.bench.tables import Mode
+from bench.harness import tables
+from bench.harness.race import Course, Lap
+from bench.harness.records import SCHEMA
+from bench.harness.tables import Mode
+from bench.peers.connect import CONVERTER, Shared
+from bench.peers.watch import watch
 from tallymark.stores.url import with_password
 
 Insert = Literal["insert", "upsert"]

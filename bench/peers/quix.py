@@ -19,9 +19,9 @@ from pathlib import Path
 
 from sqlalchemy.engine import make_url
 
-from peers.watch import Check, watch
-from tallymark.bench import tables
-from tallymark.bench.race import Course, Lap
+from bench.harness import tables
+from bench.harness.race import Course, Lap
+from bench.peers.watch import Check, watch
 from tallymark.errors import TallymarkError
 from tallymark.local.cache import cache_dir, locked
 from tallymark.stores.url import with_password

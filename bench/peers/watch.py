@@ -12,10 +12,10 @@ from contextlib import closing
 
 from sqlalchemy import Connection, text
 
-from tallymark.bench import tables
-from tallymark.bench.race import Course, Lap
-from tallymark.bench.records import PARTITIONS, STEP
-from tallymark.bench.tables import Mode
+from bench.harness import tables
+from bench.harness.race import Course, Lap
+from bench.harness.records import PARTITIONS, STEP
+from bench.harness.tables import Mode
 from tallymark.errors import TallymarkError
 from tallymark.stores.opening import open_sql
 

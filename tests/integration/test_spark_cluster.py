@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tallymark.bench.records import fill
+from bench.harness.records import fill
 from tallymark.kafka.cluster import Cluster
-from tests.support.command import REPOSITORY
 from tests.support.databases import query
 
 if TYPE_CHECKING:
-    from standalone import Standalone
+    from bench.harness.standalone import Standalone
 
 pytestmark = [pytest.mark.xdist_group("processes"), pytest.mark.faults, pytest.mark.timeout(900)]
 
@@ -23,9 +22,8 @@ ROWS = "SELECT COUNT(*), COUNT(DISTINCT id), MIN(id), MAX(id) FROM orders"
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standalone]:
-    monkeypatch.syspath_prepend(REPOSITORY / "bench")
-    from standalone import Standalone
+def cluster(tmp_path: Path) -> Iterator[Standalone]:
+    from bench.harness.standalone import Standalone
 
     with Standalone(tmp_path, workers=2) as running:
         yield running
@@ -34,7 +32,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Standal
 def test_a_worker_that_is_killed_in_the_middle_of_a_run_changes_nothing(
     cluster: Standalone, brokers: str, group: str, database: Callable[[str], str]
 ) -> None:
-    from standalone import Driver, Order
+    from bench.harness.standalone import Driver, Order
 
     url, topic = database("postgresql"), f"{group}-orders"
     fill(Cluster(brokers), topic, RECORDS)

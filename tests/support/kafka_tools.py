@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 from tallymark.core.spans import Partition
 from tallymark.local.jars import fetch
 from tallymark.local.java import java_home
 
+LOCK = Path(__file__).with_name("jars.lock")
+
 
 def consumer_groups(brokers: str, *arguments: str) -> str:
-    jars = [*fetch("kafka"), *fetch("kafka-tools")]
+    jars = [*fetch("kafka"), *fetch("kafka-tools", lock=LOCK)]
     done = subprocess.run(
         [
             *(java_home() / "bin" / "java", "-Xmx128m", "-XX:TieredStopAtLevel=1"),

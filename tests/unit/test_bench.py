@@ -8,12 +8,13 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tallymark.bench import lineup, records
-from tallymark.bench.chart import chart
-from tallymark.bench.loops import Clock
-from tallymark.bench.race import Course, Lap, Result, race, spread
-from tallymark.bench.report import Comparison, Outcome, markdown, rate_rows, ratio_rows, replace_section, thousands
-from tallymark.bench.streaming import has_jdbc, jdbc_options
+from bench.contenders import lineup
+from bench.contenders.loops import Clock
+from bench.contenders.streaming import has_jdbc, jdbc_options
+from bench.harness import records
+from bench.harness.chart import chart
+from bench.harness.race import Course, Lap, Result, race, spread
+from bench.harness.report import Comparison, Outcome, markdown, rate_rows, ratio_rows, replace_section, thousands
 from tallymark.errors import BadInput, TallymarkError
 
 COURSE = Course("localhost:1", "bench-orders", 1000, "sqlite:///nowhere.db", "sqlite")

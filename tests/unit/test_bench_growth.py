@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
+from bench.harness.watching import Sample, Stopwatch, over_time, slope
 from tallymark.core.progress import Progress, Step
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-
-from watching import Sample, Stopwatch, over_time, slope
 
 PLANNING, COMMIT = 0.1, 1.0
 

@@ -14,7 +14,6 @@ from rich.markup import escape
 from tallymark.cli import (
     adopt,
     audit,
-    bench,
     check,
     consume,
     demo,
@@ -77,9 +76,6 @@ app.command("produce", epilog="Example: tallymark produce orders --file orders.j
     produce.produce
 )
 app.command("demo", epilog="Example: tallymark demo --store postgresql://localhost/demo --json")(demo.demo)
-app.command("bench", epilog="Example: tallymark bench --brokers localhost:9092 --store postgresql://localhost/shop")(
-    bench.bench
-)
 app.command("losses", epilog="Example: tallymark losses orders-to-shop --store sqlite:///shop.db")(journal.losses)
 app.command("journal", epilog="Example: tallymark journal orders-to-shop --store sqlite:///shop.db")(journal.journal)
 app.add_typer(letters.app, name="dead-letters")

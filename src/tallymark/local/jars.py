@@ -1,7 +1,7 @@
 """Downloads locked Maven artifacts once, into a cache that processes share.
 
-``jars.lock`` lists every file with its sha256. A file with another hash, such as the error page of a throttling
-registry or a proxy, is never loaded.
+A lock lists every file with its sha256: ``jars.lock`` beside this module, or another file in its format. A file with
+another hash, such as the error page of a throttling registry or a proxy, is never loaded.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ PAUSES = (0.0, 2.0, 5.0, 15.0, 30.0)
 """Seconds to wait before each attempt. They increase, because a throttling registry needs longer pauses."""
 
 SILENCE_SECONDS = 60.0
+LOCK = Path(__file__).with_name("jars.lock")
 REGISTRY = "TALLYMARK_MAVEN"
 """The environment variable for a Maven repository to use instead of the public repository, such as a mirror."""
 PASSING = (408, 425, 429)
@@ -64,9 +65,9 @@ def jars_dir() -> Path:
     return (cache_dir() / "jars").resolve()
 
 
-def fetch(set_name: str, *, progress: Progress | None = None) -> list[Path]:
+def fetch(set_name: str, *, lock: Path = LOCK, progress: Progress | None = None) -> list[Path]:
     """Download missing jars of a set, verify all, and return their local paths."""
-    wanted = artifacts(set_name)
+    wanted = artifacts(set_name, lock)
     stamp = jars_dir() / f"{set_name}.verified"
     if not _stamped(stamp, wanted):
         with locked(jars_dir() / "lock"):
@@ -76,12 +77,12 @@ def fetch(set_name: str, *, progress: Progress | None = None) -> list[Path]:
     return [artifact.path for artifact in wanted]
 
 
-def artifacts(set_name: str) -> list[Artifact]:
-    """Return the artifacts of a set, in the order of ``jars.lock``."""
-    found = _lock().get(set_name)
-    if not found:
-        raise SandboxError(f"no set of jars is called {set_name!r}: there are {', '.join(_lock())}")
-    return found
+def artifacts(set_name: str, lock: Path = LOCK) -> list[Artifact]:
+    """Return the artifacts of a set, in the order of the lock."""
+    sets = _read(lock)
+    if set_name not in sets:
+        raise SandboxError(f"no set of jars is called {set_name!r}: there are {', '.join(sets)}")
+    return sets[set_name]
 
 
 def parse_lock(text: str) -> dict[str, list[Artifact]]:
@@ -105,8 +106,8 @@ def parse_lock(text: str) -> dict[str, list[Artifact]]:
 
 
 @functools.cache
-def _lock() -> dict[str, list[Artifact]]:
-    return parse_lock(Path(__file__).with_name("jars.lock").read_text())
+def _read(lock: Path) -> dict[str, list[Artifact]]:
+    return parse_lock(lock.read_text())
 
 
 def _stamped(stamp: Path, wanted: list[Artifact]) -> bool:
