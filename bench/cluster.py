@@ -1,35 +1,31 @@
 """Staging on a real Spark standalone cluster: what a second worker gains, and whose CPU time it takes.
 
 Clusters of one and of two workers on loopback, each worker with one core, and once more with a part of a core: on a
-small machine the database and the driver need what is left, and only so can be seen whether a second worker gains.
-Each cluster has a driver in a process of its own that stays warm. The drivers take turns on one topic, by the
-executors' road and by the driver's. What each process took of the cores is read from /proc: it runs on Linux alone.
+small machine the database and the driver need the rest, and only then does a second worker show a gain.
+Each cluster has a driver in a process of its own that stays warm. The drivers take turns on one topic; rows go through
+the executors or through the driver. The CPU time of each process is read from /proc, so it runs on Linux alone.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import statistics
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rich.console import Console
-
 from bench.harness import tables
-from bench.harness.machine import database, machine, sentence, versions
-from bench.harness.race import Course, Lap, Result, race, spread
+from bench.harness.command import Command, run
+from bench.harness.machine import sentence
+from bench.harness.processes import busy_seconds, family, processes
+from bench.harness.race import Course, Idle, Lap, Result, race, say, spread
 from bench.harness.ration import ration
-from bench.harness.report import replace_section, thousands
+from bench.harness.report import ratio_of, table, thousands
+from bench.harness.servers import Servers, course
 from bench.harness.standalone import Driver, Order, Standalone
-from bench.harness.venue import Venue
 from tallymark.errors import BadInput
-from tallymark.local.sandbox import Sandbox
-from tallymark.local.sandbox.kafka import Kafka
 from tallymark.local.sandbox.server import Server
 from tallymark.spark.pipeline import Road
 
@@ -41,45 +37,9 @@ PART = 0.3
 PARTS = ("driver, Python", "driver, JVM", "executors, JVM", "executors, Python", "PostgreSQL", "Kafka")
 
 
-@dataclass(frozen=True)
-class Process:
-    parent: int
-    name: str
-    seconds: float
-    """CPU time, with that of its children that have ended."""
-
-
-def processes() -> dict[int, Process]:
-    """All that run now."""
-    found, tick = {}, os.sysconf("SC_CLK_TCK")
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            head, _, tail = path.read_text().rpartition(")")
-        except OSError:
-            continue
-        fields = tail.split()
-        seconds = sum(map(int, fields[11:15])) / tick
-        found[int(path.parent.name)] = Process(int(fields[1]), head.partition("(")[2], seconds)
-    return found
-
-
-def family(running: Mapping[int, Process], roots: Collection[int | None]) -> set[int]:
-    """These processes and all that descend from them."""
-    found = {pid for pid in roots if pid is not None and pid in running}
-    while more := {pid for pid, one in running.items() if one.parent in found} - found:
-        found |= more
-    return found
-
-
-def busy_seconds() -> float:
-    """CPU time of the whole machine since it started: user, nice, system and interrupts."""
-    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
-    return sum(int(fields[number]) for number in (0, 1, 2, 5, 6)) / os.sysconf("SC_CLK_TCK")
-
-
 @dataclass
-class Lane(tables.Idle):
-    """A contender: one road through one cluster. ``costs`` has the CPU seconds of each part, lap by lap."""
+class Lane(Idle):
+    """A contender: one path through one cluster. ``costs`` has the CPU seconds of each part, lap by lap."""
 
     cluster: Standalone
     driver: Driver
@@ -118,20 +78,20 @@ class Lane(tables.Idle):
 
 
 def report(lanes: Sequence[Lane], results: Mapping[str, Result]) -> Iterator[str]:
-    yield "| workers | cores of each | road | k records/s | spread | against one worker |"
-    yield "|---:|---:|---|---:|---|---|"
-    for lane in lanes:
-        result = results[lane.name]
-        like = (one for one in lanes if (one.road, one.cores) == (lane.road, lane.cores))
-        alone = next(results[one.name] for one in like if one.workers == 1)
-        median, least, most = map(thousands, spread(result.rates))
-        gain = "" if result is alone else "{:.2f}x ({:.2f}-{:.2f})".format(*spread(result.ratios(alone)))
-        yield f"| {lane.workers} | {lane.cores:g} | {lane.road} | {median} | {least}-{most} | {gain} |"
+    speeds = ("workers", "cores of each", "road", "k records/s", "spread", "against one worker")
+    yield from table(speeds, (_speed(lane, lanes, results) for lane in lanes), left=0)
     yield ""
-    yield f"| CPU seconds for a million records | {' | '.join(PARTS)} | the driver's share | cores | cores of all |"
-    yield f"|---|{'---:|' * (len(PARTS) + 3)}"
-    for lane in lanes:
-        yield f"| {lane.name} | {' | '.join(_costs(lane, results[lane.name].laps[0].records))} |"
+    costs = ("CPU seconds for a million records", *PARTS, "the driver's share", "cores", "cores of all")
+    yield from table(costs, ((lane.name, *_costs(lane, results[lane.name].laps[0].records)) for lane in lanes))
+
+
+def _speed(lane: Lane, lanes: Sequence[Lane], results: Mapping[str, Result]) -> tuple[str, ...]:
+    result = results[lane.name]
+    like = (one for one in lanes if (one.road, one.cores) == (lane.road, lane.cores))
+    alone = next(results[one.name] for one in like if one.workers == 1)
+    median, least, most = map(thousands, spread(result.rates))
+    gain = "" if result is alone else ratio_of(spread(result.ratios(alone)))
+    return f"{lane.workers}", f"{lane.cores:g}", lane.road, median, f"{least}-{most}", gain
 
 
 def _costs(lane: Lane, records: int) -> Iterator[str]:
@@ -145,31 +105,25 @@ def _costs(lane: Lane, records: int) -> Iterator[str]:
     yield f"{cost['machine'] / cost['clock']:.2f} of {os.cpu_count()}"
 
 
-def measure(records: int, rounds: int) -> tuple[dict[str, str], list[Lane], dict[str, Result]]:
-    told = Console(stderr=True, highlight=False)
+def measure(servers: Servers, records: int, rounds: int) -> tuple[list[Lane], dict[str, Result]]:
+    url, directory = servers.url("postgresql"), servers.box.directory
+    watched = {"PostgreSQL": servers.box.postgresql(), "Kafka": servers.kafka}
     with ExitStack() as stack:
-        box = stack.enter_context(Sandbox())
-        # A broker that is compiled for throughput, and not for a quick start.
-        kafka = stack.enter_context(Kafka(box.directory / "broker", fast=False, temporary=True))
-        postgresql = box.postgresql()
-        servers = {"PostgreSQL": postgresql, "Kafka": kafka}
         lanes: list[Lane] = []
         for workers in WORKERS:
-            cluster = stack.enter_context(Standalone(box.directory / f"cluster-{workers}", workers))
+            cluster = stack.enter_context(Standalone(directory / f"cluster-{workers}", workers))
             driver = stack.enter_context(Driver(cluster))
-            lanes += (Lane(cluster, driver, servers, road) for road in BATCHES)
+            lanes += (Lane(cluster, driver, watched, road) for road in BATCHES)
         try:
-            lanes += [_rationed(stack, box.directory, servers, workers) for workers in WORKERS]
+            lanes += [_rationed(stack, directory, watched, workers) for workers in WORKERS]
         except BadInput as error:
-            told.print(f"without workers of a part of a core: {error}", style="yellow", markup=False)
-        venue = Venue(kafka.brokers, postgresql.url, records, "small")
-        course = stack.enter_context(venue.course(lambda _: None))
-        results = race(lanes, course, rounds, lambda name, turn: told.print(f"round {turn}: {name}"))
-        return {**machine(), **versions(), **database(postgresql.url)}, lanes, results
+            say(f"without workers of a part of a core: {error}")
+        at = stack.enter_context(course(servers.brokers, url, records))
+        return lanes, race("cluster", lanes, at, rounds).results
 
 
 def _rationed(stack: ExitStack, directory: Path, servers: Mapping[str, Server], workers: int) -> Lane:
-    """The executors' road through workers that have a part of a core each."""
+    """The executors' path through workers that have a part of a core each."""
     rations = [stack.enter_context(ration(PART)) for _ in range(workers)]
     cluster = stack.enter_context(Standalone(directory / f"small-cluster-{workers}", workers))
     for one, worker in zip(rations, cluster.workers, strict=True):
@@ -179,23 +133,18 @@ def _rationed(stack: ExitStack, directory: Path, servers: Mapping[str, Server], 
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--records", type=int, default=2_000_000)
-    options.add_argument("--write", type=Path, help="Put the tables into this file, between the cluster marks.")
-    options.add_argument("--json", type=Path, help="Put all that was measured into this file.")
-    chosen = options.parse_args()
-    facts, lanes, results = measure(chosen.records, chosen.rounds)
+    command = Command("cluster", __doc__)
+    command.options.add_argument("--rounds", type=int, default=3)
+    command.options.add_argument("--records", type=int, default=2_000_000)
+    chosen = command.parse()
+    with Servers() as servers:
+        lanes, results = measure(servers, chosen.records, chosen.rounds)
+        facts = servers.facts("postgresql")
     end = f"{chosen.records:,} records. Medians of {chosen.rounds} rounds after one to warm up, in turns."
-    said = "\n".join([sentence(facts), "", *report(lanes, results), "", end])
-    print(said)
-    if chosen.write:
-        replace_section(chosen.write, "cluster", said)
-    if chosen.json:
-        laps = {one.name: {"rates": results[one.name].rates, "cpu seconds": one.costs[1:]} for one in lanes}
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps({"facts": facts, "records": chosen.records, "laps": laps}, indent=1) + "\n")
+    laps = {one.name: {"rates": results[one.name].rates, "cpu seconds": one.costs[1:]} for one in lanes}
+    text = "\n".join([sentence(facts), "", *report(lanes, results), "", end])
+    command.publish(chosen, text, {"facts": facts, "records": chosen.records, "laps": laps})
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

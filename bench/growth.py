@@ -6,8 +6,6 @@ JVM hold in RAM; in local mode the JVM is driver and executors in one, and it se
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 import uuid
@@ -17,25 +15,23 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 from confluent_kafka import Producer
-from rich.console import Console
-from rich.progress import Progress as Bar
 from sqlalchemy import text
 
 import tallymark as tm
-from bench.harness.machine import database, machine, sentence, versions
-from bench.harness.race import spread
+from bench.harness.command import Command, run
+from bench.harness.machine import sentence
+from bench.harness.race import say, spread
 from bench.harness.records import DDL, PRODUCER, delete_topic, pieces, values
-from bench.harness.report import replace_section
+from bench.harness.report import table
+from bench.harness.servers import Servers
 from bench.harness.watching import Endurance, Memory, Sample, Stopwatch, over_time
 from bench.latency import in_background
 from tallymark.core.progress import OnStep
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.cluster import Cluster
-from tallymark.local.sandbox import Sandbox
 from tallymark.operate.survey import ledger, look
 from tallymark.spark.pipeline import Road
 from tallymark.spark.session import session
@@ -43,7 +39,7 @@ from tallymark.stores.opening import open_sql
 
 PATIENCE = 180.0
 HELD = {"driver": 1 << 30}
-"""``limits.memory`` of the roads that need another one than the default."""
+"""``limits.memory`` where the default is too small."""
 LEDGERS = {
     "as it is": "SELECT 1",
     "and 100,000 positions of other groups": """
@@ -228,43 +224,35 @@ class Growth:
 def measure(place: Place, cases: Sequence[Case], minutes: float, batches: int) -> Growth:
     """Memory over time first: a JVM that has been large already could hide what it leaks."""
     found, warm = Growth(place.memory.now()), 2 if batches < 5 else 5
-    with Bar(console=Console(stderr=True)) as bar:
-        task = bar.add_task("one record after the other", total=len(cases) + 2)
-        found.samples = endurance(place, minutes)
-        bar.advance(task)
-        for case in cases:
-            bar.update(task, description=said(case))
-            found.timings.append(timed(place, case, batches, warm if case.records < 100_000 else 1))
-            bar.advance(task)
-        bar.update(task, description="ledger")
-        found.loads = loaded(place, batches, warm)
-        bar.advance(task)
+    say("one record after the other")
+    found.samples = endurance(place, minutes)
+    for case in cases:
+        say(f"{case.records:,} records, {case.partitions} partitions, {case.tables} tables, {case.road}")
+        found.timings.append(timed(place, case, batches, warm if case.records < 100_000 else 1))
+    say("ledger")
+    found.loads = loaded(place, batches, warm)
     return found
 
 
-def said(case: Case) -> str:
-    road = "" if case.road == "auto" else f", {case.road}"
-    return f"{case.records:,} records, {case.partitions} partitions, {case.tables} tables{road}"
-
-
 def report(found: Growth) -> Iterator[str]:
-    yield from ("| records | partitions | tables | road | ms | spread | target | Python MiB | JVM MiB |",)
-    yield "|---:|---:|---:|---|---:|---|---|---:|---:|"
-    for timing in found.timings:
-        case, (median, least, largest) = timing.case, spread(timing.seconds)
-        sizes = " | ".join(f"{timing.peaks[name]:,.0f}" for name in ("python", "jvm"))
-        yield (
-            f"| {case.records:,} | {case.partitions} | {case.tables} | {case.road} | {median * 1000:,.0f} "
-            f"| {least * 1000:,.0f}-{largest * 1000:,.0f} | {verdict(median, case.most)} | {sizes} |"
-        )
+    heads = ("records", "partitions", "tables", "road", "ms", "spread", "target", "Python MiB", "JVM MiB")
+    yield from table(heads, map(_timing, found.timings), left=0)
     idle = found.idle
     yield from ("", f"Before the first batch: Python {idle['python']:,.0f} MiB, JVM {idle['jvm']:,.0f} MiB.", "")
-    yield from ("| ledger | one-record batch, ms | spread | `tallymark status`, ms |", "|---|---:|---|---:|")
-    for load in found.loads:
-        median, least, largest = (1000 * one for one in spread(load.batches))
-        status = 1000 * statistics.median(load.looks)
-        yield f"| {load.ledger} | {median:,.0f} | {least:,.0f}-{largest:,.0f} | {status:,.0f} |"
+    yield from table(("ledger", "one-record batch, ms", "spread", "`tallymark status`, ms"), map(_load, found.loads))
     yield from ("", *over_time(found.samples))
+
+
+def _timing(timing: Timing) -> tuple[str, ...]:
+    case, (median, least, largest) = timing.case, spread(timing.seconds)
+    size = (f"{case.records:,}", f"{case.partitions}", f"{case.tables}", case.road)
+    milliseconds = (f"{median * 1000:,.0f}", f"{least * 1000:,.0f}-{largest * 1000:,.0f}", verdict(median, case.most))
+    return *size, *milliseconds, *(f"{timing.peaks[name]:,.0f}" for name in ("python", "jvm"))
+
+
+def _load(load: Load) -> tuple[str, ...]:
+    median, least, largest = (1000 * one for one in spread(load.batches))
+    return load.ledger, f"{median:,.0f}", f"{least:,.0f}-{largest:,.0f}", f"{1000 * statistics.median(load.looks):,.0f}"
 
 
 def verdict(seconds: float, most: float | None) -> str:
@@ -274,26 +262,19 @@ def verdict(seconds: float, most: float | None) -> str:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--batches", type=int, default=7, help="Batches of each case, after some to warm up.")
-    options.add_argument("--minutes", type=float, default=3.0, help="The most that memory is watched for.")
-    options.add_argument("--quick", action="store_true", help="Three batches, none above 10,000 records, ten seconds.")
-    options.add_argument("--write", type=Path, help="Put the tables into this file, between the growth marks.")
-    options.add_argument("--json", type=Path, help="Keep every single time in this file.")
-    chosen = options.parse_args()
+    command = Command("growth", __doc__)
+    command.options.add_argument("--batches", type=int, default=7, help="Batches of each case, after some to warm up.")
+    command.options.add_argument("--minutes", type=float, default=18.0, help="The most that memory is watched for.")
+    command.options.add_argument("--quick", action="store_true", help="Three small batches of a case, ten seconds.")
+    chosen = command.parse()
     cases = [case for case in CASES if case.records <= 10_000 and case.partitions <= 64] if chosen.quick else CASES
     minutes, batches = (1 / 6, 3) if chosen.quick else (chosen.minutes, chosen.batches)
-    with Sandbox() as box:
-        facts = {**machine(), **versions(), **database(box.postgresql().url)}
-        found = measure(Place(box.kafka().brokers, box.postgresql().url), cases, minutes, batches)
+    with Servers() as servers:
+        facts = servers.facts("postgresql")
+        found = measure(Place(servers.brokers, servers.url("postgresql")), cases, minutes, batches)
     text = "\n".join([sentence(facts), "", *report(found), "", f"Medians of {batches} batches."])
-    print(text)
-    if chosen.json:
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps({"facts": facts, **asdict(found)}))
-    if chosen.write:
-        replace_section(chosen.write, "growth", text)
+    command.publish(chosen, text, {"facts": facts, **asdict(found)})
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

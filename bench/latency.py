@@ -2,53 +2,44 @@
 
 Each contender is a context manager that keeps something running between a topic and a table. They take turns, one at a
 time, each turn with a topic, a table and a group of its own. The row is asked for every millisecond, by its id, and the
-gaps between records are random, the same ones for all, so that no one's rhythm of polling is favoured. Who sends
-records and looks for rows is a process of its own: within a contender's it would be in the way.
+gaps between records are random, the same for all contenders, so that no interval of polling is favoured. Records are
+sent and rows are looked for by another process, so that this does not slow down a contender.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import itertools
-import json
 import multiprocessing
 import random
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psycopg
 from confluent_kafka import Producer
-from rich.console import Console
-from rich.progress import Progress as Bar
 
 import tallymark as tm
-from bench.contenders import limits
-from bench.contenders.loops import NAMES, VALUES, Clock, Place, textbook
-from bench.contenders.streaming import jdbc_jars, jdbc_options
-from bench.harness import tables
-from bench.harness.machine import database, machine, sentence, versions
-from bench.harness.race import Course, spread
+from bench.contenders import streaming
+from bench.contenders.loops import Clock, Place, textbook
+from bench.harness import jdbc, tables
+from bench.harness.command import Command, run
+from bench.harness.machine import sentence
+from bench.harness.race import Course, say, spread, turns
 from bench.harness.records import DDL, PARTITIONS, STEP, delete_topic, values
-from bench.harness.report import replace_section
+from bench.harness.report import table
+from bench.harness.servers import Servers
 from tallymark.core.progress import OnStep, ignore
-from tallymark.errors import TallymarkError
+from tallymark.errors import BadInput, TallymarkError
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.cluster import Cluster
-from tallymark.local.sandbox import Sandbox
 from tallymark.spark.session import session
 from tallymark.stores.opening import open_sql
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 Running = Callable[[Course], AbstractContextManager[None]]
 
@@ -59,7 +50,7 @@ GAPS = (0.05, 0.25)
 TIMEOUT = 90.0
 BY_HAND, CONSUMER, PIPELINE, TUNED = "loop by hand", "tallymark, consumer", "tallymark, Spark", "foreachBatch, tuned"
 TARGETS = ((CONSUMER, BY_HAND, 1.5), (PIPELINE, TUNED, 0.6))
-"""Whose p50 is to be at most how many times whose."""
+"""The p50 of the first is to be at most so many times that of the second."""
 
 
 class Absent(Exception):
@@ -90,16 +81,13 @@ def in_background(pipeline: tm.Pipeline, on_step: OnStep = ignore) -> Iterator[N
 @contextmanager
 def by_hand(course: Course) -> Iterator[None]:
     """A transaction for every record: the row and its offset."""
-    place, clock = Place(course.brokers, course.url, course.topic, course.table), Clock(sys.maxsize)
-    place.rewind()
+    clock = Clock(sys.maxsize)
 
     def stop() -> None:
         clock.records = 0
 
-    with closing(place.store), in_thread(lambda: textbook(place, clock), stop):
+    with Place(course) as place, in_thread(lambda: textbook(place, clock), stop):
         yield
-    with closing(open_sql(course.url)) as store:
-        tables.drop(store, place.offsets)
 
 
 @contextmanager
@@ -111,7 +99,7 @@ def consumer(course: Course) -> Iterator[None]:
     def run() -> None:
         for batch in made.batches():
             with batch.transaction() as db:
-                db.execute(f"INSERT INTO {course.table} ({NAMES}) VALUES ({VALUES})", batch.records.values())
+                db.execute(tables.plain_insert(course.table), batch.records.values())
 
     with in_thread(run, made.stop):
         yield
@@ -127,20 +115,11 @@ def pipeline(course: Course) -> Iterator[None]:
 
 
 def foreach_batch(*, tuned: bool) -> Running:
-    """Structured Streaming with Spark's JDBC writer, at once whenever there is something; its checkpoint is local."""
+    """Structured Streaming with Spark's JDBC writer, at once whenever there is something."""
 
     @contextmanager
     def running(course: Course) -> Iterator[None]:
-        options = {**limits.kafka_options(course, tuned=tuned), "startingOffsets": "earliest"}
-        source = limits.running().readStream.format("kafka").options(subscribe=course.topic, **options).load()
-        rows = (limits.from_json if tuned else limits.from_json_plain)(source)
-        target = jdbc_options(course, tuned=tuned)
-
-        def write(found: DataFrame, _: int) -> None:
-            found.write.format("jdbc").options(**target).mode("append").save()
-
-        with tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as checkpoint:
-            writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)
+        with streaming.writer(course, tuned=tuned) as writer:
             query = writer.trigger(processingTime="0 seconds").start()
             try:
                 yield
@@ -236,35 +215,36 @@ class Times:
 
 
 def measure(brokers: str, url: str, chosen: Mapping[str, Running], records: int, rounds: int) -> Times:
-    times, numbers = Times(), itertools.count(1)
-    apart = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-    with apart as pool, Bar(console=Console(stderr=True)) as bar:
-        task = bar.add_task("latency", total=rounds * len(chosen))
-        for _, (name, running) in itertools.product(range(rounds), chosen.items()):
-            bar.update(task, description=name)
-            if name not in times.skipped:
-                with fresh(brokers, url, next(numbers)) as course:
-                    try:
-                        found = turn(course, running, records, pool)
-                    except Absent as error:
-                        times.skipped[name] = str(error)
-                    else:
-                        times.rounds.setdefault(name, []).append(found)
-            bar.advance(task)
+    times = Times()
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        for number, (round_number, (name, running)) in enumerate(turns(list(chosen.items()), rounds, warm=0)):
+            if name in times.skipped:
+                continue
+            say(f"{name}, round {round_number}")
+            with fresh(brokers, url, number) as course:
+                try:
+                    found = turn(course, running, records, pool)
+                except Absent as error:
+                    times.skipped[name] = str(error)
+                else:
+                    times.rounds.setdefault(name, []).append(found)
     return times
 
 
 def report(times: Times) -> Iterator[str]:
-    yield from ("| one record | p50 ms | p90 ms | p99 ms | p50 of each round |", "|---|---:|---:|---:|---|")
-    for name, found in times.rounds.items():
-        cuts = statistics.quantiles(itertools.chain(*found), n=100, method="inclusive")
-        medians = ", ".join(f"{statistics.median(one):.1f}" for one in found)
-        yield f"| {name} | {cuts[49]:.1f} | {cuts[89]:.1f} | {cuts[98]:.1f} | {medians} |"
-    rounds = next(iter(times.rounds.values()))
-    yield from ("", f"{len(rounds)} rounds of {len(rounds[0])} records each, in turns.")
+    yield from table(("one record", "p50 ms", "p90 ms", "p99 ms", "p50 of each round"), map(_row, times.rounds.items()))
+    for rounds in itertools.islice(times.rounds.values(), 1):
+        yield from ("", f"{len(rounds)} rounds of {len(rounds[0])} records each, in turns.")
     yield from ratios(times)
     for name, reason in times.skipped.items():
         yield f"{name} did not take part: {reason}."
+
+
+def _row(named: tuple[str, list[list[float]]]) -> tuple[str, ...]:
+    name, rounds = named
+    cuts = statistics.quantiles(itertools.chain(*rounds), n=100, method="inclusive")
+    medians = ", ".join(f"{statistics.median(one):.1f}" for one in rounds)
+    return name, f"{cuts[49]:.1f}", f"{cuts[89]:.1f}", f"{cuts[98]:.1f}", medians
 
 
 def ratios(times: Times) -> Iterator[str]:
@@ -281,28 +261,22 @@ def ratios(times: Times) -> Iterator[str]:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--records", type=int, default=70, help="Records of each contender in a round.")
-    options.add_argument("--quick", action="store_true", help="One round of ten records.")
-    options.add_argument("--only", default="", help="Contenders whose name has this in it.")
-    options.add_argument("--write", type=Path, help="Put the table into this file, between the latency marks.")
-    options.add_argument("--json", type=Path, help="Keep every single time in this file.")
-    chosen = options.parse_args()
+    command = Command("latency", __doc__)
+    command.options.add_argument("--rounds", type=int, default=3)
+    command.options.add_argument("--records", type=int, default=70, help="Records of each contender in a round.")
+    command.options.add_argument("--quick", action="store_true", help="One round of ten records.")
+    command.options.add_argument("--only", default="", help="Contenders whose name has this in it.")
+    chosen = command.parse()
     records, rounds = (10, 1) if chosen.quick else (chosen.records, chosen.rounds)
     those = {name: running for name, running in CONTENDERS.items() if chosen.only in name}
-    session({"spark.master": "local[2]", "spark.jars": jdbc_jars()})
-    with Sandbox() as box:
-        facts = {**machine(), **versions(), **database(box.postgresql().url)}
-        times = measure(box.kafka().brokers, box.postgresql().url, those, records, rounds)
-    said = "\n".join([sentence(facts), "", *report(times)])
-    print(said)
-    if chosen.json:
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps({"facts": facts, **asdict(times)}))
-    if chosen.write:
-        replace_section(chosen.write, "latency", said)
+    if not those:
+        raise BadInput(f"no contender has {chosen.only!r} in its name; there are {'; '.join(CONTENDERS)}")
+    session({"spark.master": "local[2]", "spark.jars": jdbc.jars()})
+    with Servers() as servers:
+        facts = servers.facts("postgresql")
+        times = measure(servers.brokers, servers.url("postgresql"), those, records, rounds)
+    command.publish(chosen, "\n".join([sentence(facts), "", *report(times)]), {"facts": facts, **asdict(times)})
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,34 +1,36 @@
 """Records per second from ``send`` to the last report: our producer beside a loop with confluent_kafka's own.
 
-The contenders take turns in one run on the same topic, with the same settings. The loop by hand has a callback for each
-record that looks for an error, and polls after each. What counts are the ratios.
+The contenders write to the same topic with the same settings. The loop by hand has a callback for each record that
+looks for an error, and polls after each.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 import tallymark as tm
-from tallymark.local.sandbox import Sandbox
+from bench.harness.command import Command, run
+from bench.harness.machine import sentence
+from bench.harness.race import Comparison, Course, Idle, Lap, race
+from bench.harness.records import PARTITIONS
+from bench.harness.report import summary
+from bench.harness.servers import Servers
+from tallymark.kafka.brokers import Brokers
 from tallymark.produce.settings import FAST, NO_LOSS, Profile
 
-TOPIC, PARTITIONS = "bench", 4
+TOPIC = "bench"
 VALUE = b'{"id": 4711, "customer": "customer-00042, somewhere over the rainbow", "amount": 47.11, "at": "2026-01-01"}'
 KEYS = [f"customer-{number}" for number in range(1000)]
 BY_HAND = "by hand"
-Contender = Callable[[str, Profile, int], None]
 
 
 def by_hand(brokers: str, profile: Profile, records: int) -> None:
-    """With every report looked at, as one has to."""
+    """With every report looked at."""
     producer = Producer({"bootstrap.servers": brokers, **profile.effective({})})
     delivered, failed = 0, 0
 
@@ -79,58 +81,44 @@ def futures(brokers: str, profile: Profile, records: int) -> None:
         assert all(one.result().topic == TOPIC for one in sent)
 
 
-CONTENDERS: dict[str, Contender] = {
+SENDERS: dict[str, Callable[[str, Profile, int], None]] = {
     BY_HAND: by_hand,
     "send": fire_and_forget,
     "send, on_delivery": callbacks,
     "send, every future's result": futures,
 }
+COMPARISONS = [Comparison(name, BY_HAND) for name in SENDERS if name != BY_HAND]
 
 
-def measure(brokers: str, profile: Profile, records: int, rounds: int) -> dict[str, list[float]]:
-    """Records per second in every round, after one that counts for nobody."""
-    rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    for number in range(rounds + 1):
-        for name, run in CONTENDERS.items():
-            began = time.perf_counter()
-            run(brokers, profile, records if number else records // 10)
-            if number:
-                rates[name].append(records / (time.perf_counter() - began))
-    return rates
+@dataclass
+class Sender(Idle):
+    """One way to send all records."""
 
+    name: str
+    profile: Profile
 
-def report(profile: Profile, rates: dict[str, list[float]]) -> list[str]:
-    lines = []
-    for name, found in rates.items():
-        ratios = [ours / theirs for ours, theirs in zip(found, rates[BY_HAND], strict=True)]
-        lines.append(
-            f"| {profile.name} | {name} | {statistics.median(found) / 1000:,.0f} "
-            f"| {min(found) / 1000:,.0f}-{max(found) / 1000:,.0f} "
-            f"| {statistics.median(ratios):.2f}x ({min(ratios):.2f}-{max(ratios):.2f}) |"
-        )
-    return lines
+    def lap(self, course: Course) -> Lap:
+        began = time.perf_counter()
+        SENDERS[self.name](course.brokers, self.profile, course.records)
+        return Lap(course.records, time.perf_counter() - began)
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rounds", type=int, default=5)
-    options.add_argument("--records", type=int, default=200_000)
-    options.add_argument("--write", type=Path, help="Put the table into this file, between the producer marks.")
-    chosen = options.parse_args()
-    lines = ["| profile | road | k records/s | spread | is, of by hand |", "|---|---|---:|---|---|"]
-    with Sandbox() as box:
-        brokers = box.kafka().brokers
-        admin = AdminClient({"bootstrap.servers": brokers})
-        admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result()
+    command = Command("producer", __doc__)
+    command.options.add_argument("--rounds", type=int, default=5)
+    command.options.add_argument("--records", type=int, default=200_000)
+    chosen = command.parse()
+    outcomes = []
+    with Servers() as servers:
+        at = Course(servers.brokers, TOPIC, chosen.records, url="", kind="none")
+        Brokers(at.brokers).create(TOPIC, PARTITIONS)
         for profile in (NO_LOSS, FAST):
-            lines += report(profile, measure(brokers, profile, chosen.records, chosen.rounds))
-    said = "\n".join([*lines, "", f"Medians of {chosen.rounds} rounds, in turns, {chosen.records:,} records each."])
-    print(said)
-    if chosen.write:
-        before, _, rest = chosen.write.read_text().partition("<!-- producer -->")
-        after = rest.partition("<!-- end of producer -->")[2]
-        chosen.write.write_text(f"{before}<!-- producer -->\n{said}\n<!-- end of producer -->{after}")
+            contenders = [Sender(name, profile) for name in SENDERS]
+            outcomes.append(race(profile.name, contenders, at, chosen.rounds, COMPARISONS))
+        facts = servers.facts()
+    results = {"facts": facts, "races": [outcome.as_json() for outcome in outcomes]}
+    command.publish(chosen, f"{sentence(facts)}\n\n{summary(outcomes)}", results)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

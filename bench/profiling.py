@@ -2,13 +2,11 @@
 
 The named steps say which stage takes how long. py-spy, where it is installed, samples the driver's Python; Spark's
 event log has the tasks; pg_stat_statements and pg_stat_activity say what the database did and what it waited for. And
-/proc says whose CPU time it was.
+/proc has the CPU time of each process.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import shutil
 import statistics
@@ -22,13 +20,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from rich.console import Console
-from sqlalchemy import text
+from sqlalchemy import text as sql
 
 import tallymark as tm
-from bench.cluster import family, processes
 from bench.contenders.ours import ALONE, JSON, new_group, plain
 from bench.harness import tables
+from bench.harness.command import Command, run
 from bench.harness.evidence import (
     EVENT_LOG,
     LOOKS,
@@ -41,15 +38,14 @@ from bench.harness.evidence import (
     statements,
     works,
 )
-from bench.harness.machine import database, machine, sentence, versions
-from bench.harness.race import Course
-from bench.harness.report import replace_section, thousands
+from bench.harness.machine import facts, sentence
+from bench.harness.processes import family, processes
+from bench.harness.race import Course, say
+from bench.harness.report import table, thousands
+from bench.harness.servers import Servers, course
 from bench.harness.tables import Mode
-from bench.harness.venue import Venue
 from tallymark.core.progress import Progress, Step
 from tallymark.errors import TallymarkError
-from tallymark.local.sandbox import Sandbox
-from tallymark.local.sandbox.kafka import Kafka
 from tallymark.local.sandbox.server import Server
 from tallymark.spark.pipeline import Road
 from tallymark.spark.session import session
@@ -117,7 +113,7 @@ def compiling(pid: int) -> float:
     return found
 
 
-def run(profile: Profile, course: Course, road: Road) -> None:
+def run_once(profile: Profile, course: Course, road: Road) -> None:
     """All that is in the topic, into a table of its mode: for an upsert it has a row for every key."""
     pipeline = tm.Pipeline(
         group=new_group(course),
@@ -142,14 +138,14 @@ def profiled(mode: Mode, course: Course, road: Road, servers: Mapping[str, Serve
     with closing(open_sql(course.url)) as store:
         for _ in range(WARM):
             tables.prepare(course, mode)
-            run(Profile(mode, course.records), course, road)
+            run_once(Profile(mode, course.records), course, road)
         tables.prepare(course, mode)
         with store.transaction() as connection:
-            connection.execute(text("CREATE EXTENSION IF NOT EXISTS pg_stat_statements"))
-            connection.execute(text("SELECT pg_stat_statements_reset()"))
+            connection.execute(sql("CREATE EXTENSION IF NOT EXISTS pg_stat_statements"))
+            connection.execute(sql("SELECT pg_stat_statements_reset()"))
         before = spent(servers)
         with sampled_python(program, profile.frames), sampled_database(store, profile.activity):
-            run(profile, course, road)
+            run_once(profile, course, road)
             profile.cpu = {part: seconds - before[part] for part, seconds in spent(servers).items()}
         with store.look() as connection:
             profile.statements = statements(connection, MOST)
@@ -174,10 +170,8 @@ def report(profile: Profile) -> Iterator[str]:
 
 
 def _table(head: str, lines: Iterator[Sequence[str]]) -> Iterator[str]:
-    names = head.split("|")
-    found = [f"| {' | '.join(line)} |" for line in lines]
-    if found:
-        yield from ["", f"| {' | '.join(names)} |", f"|---|{'---:|' * (len(names) - 1)}", *found]
+    if rows := list(lines):
+        yield from ["", *table(head.split("|"), rows)]
 
 
 def _stage_lines(profile: Profile) -> Iterator[Sequence[str]]:
@@ -213,25 +207,21 @@ def _statement_lines(profile: Profile) -> Iterator[Sequence[str]]:
         yield f"`{cut.replace('|', '/')}`", f"{calls:,}", f"{seconds:.2f}", f"{rows:,}", f"{wal / 1e6:.1f}"
 
 
-def measure(records: int, road: Road, program: str | None) -> tuple[dict[str, str], list[Profile]]:
-    told = Console(stderr=True, highlight=False)
+def measure(servers: Servers, records: int, road: Road, program: str | None) -> tuple[dict[str, str], list[Profile]]:
     with ExitStack() as stack:
-        box = stack.enter_context(Sandbox())
         events = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tallymark-events-")))
-        # A broker that is compiled for throughput, and not for a quick start.
-        kafka = stack.enter_context(Kafka(box.directory / "broker", fast=False, temporary=True))
-        postgresql = stack.enter_context(WatchedPostgreSQL(box.directory / "watched", temporary=True))
+        postgresql = stack.enter_context(WatchedPostgreSQL(servers.box.directory / "watched", temporary=True))
+        watched = {"PostgreSQL": postgresql, "Kafka": servers.kafka}
         spark = session({"spark.master": "local[2]", "spark.eventLog.dir": events.as_uri(), **EVENT_LOG})
-        course = stack.enter_context(Venue(kafka.brokers, postgresql.url, records, "small").course(lambda _: None))
+        at = stack.enter_context(course(servers.brokers, postgresql.url, records))
         profiles = []
         for mode in MODES:
-            told.print(f"profile of {mode}")
-            servers = {"PostgreSQL": postgresql, "Kafka": kafka}
-            profiles.append(profiled(mode, course, road, servers, program))
+            say(f"profile of {mode}")
+            profiles.append(profiled(mode, at, road, watched, program))
         spark.stop()
         for profile in profiles:
             profile.work = works(events, profile.began, profile.began + profile.seconds)
-        return {**machine(), **versions(), **database(postgresql.url)}, profiles
+        return facts(postgresql.url), profiles
 
 
 def sampler() -> str | None:
@@ -241,23 +231,16 @@ def sampler() -> str | None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--records", type=int, default=1_000_000)
-    options.add_argument("--road", default="auto", choices=get_args(Road))
-    options.add_argument("--py-spy", default=sampler(), help="The sampler of the driver's Python.")
-    options.add_argument("--write", type=Path, help="Put the tables into this page, between the profile marks.")
-    options.add_argument("--json", type=Path, help="Put all that was seen into this file.")
-    chosen = options.parse_args()
-    facts, profiles = measure(chosen.records, chosen.road, chosen.py_spy)
-    said = "\n".join([sentence(facts), *(line for profile in profiles for line in report(profile))])
-    print(said)
-    if chosen.write:
-        replace_section(chosen.write, "profile", said)
-    if chosen.json:
-        seen = [as_json(profile) for profile in profiles]
-        chosen.json.parent.mkdir(parents=True, exist_ok=True)
-        chosen.json.write_text(json.dumps({"facts": facts, "profiles": seen}, indent=1) + "\n")
+    command = Command("profiling", __doc__)
+    command.options.add_argument("--records", type=int, default=1_000_000)
+    command.options.add_argument("--road", default="auto", choices=get_args(Road))
+    command.options.add_argument("--py-spy", default=sampler(), help="The sampler of the driver's Python.")
+    chosen = command.parse()
+    with Servers() as servers:
+        known, profiles = measure(servers, chosen.records, chosen.road, chosen.py_spy)
+    text = "\n".join([sentence(known), *(line for profile in profiles for line in report(profile))])
+    command.publish(chosen, text, {"facts": known, "profiles": [as_json(profile) for profile in profiles]})
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

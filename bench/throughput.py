@@ -1,255 +1,141 @@
-"""Records per second from Kafka to COMMIT: all contenders in turns, for docs/benchmarks.md. ``make bench`` runs it.
+"""Records per second from Kafka to COMMIT: pipelines, listeners, loops by hand, Spark's own writer and the limits.
 
-Every lap is kept in a JSON file, so that tables and charts can be made again without a race: ``--from FILE``.
+On a sandbox, or on brokers and a store that are given: what the race makes there has names of its own and is removed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from bench.contenders import lineup
-from bench.contenders.streaming import jdbc_jars
+from bench.harness import jdbc
 from bench.harness.chart import chart
-from bench.harness.machine import database, machine, sentence, versions
-from bench.harness.race import Contender, Course, Lap, OnLap, race
+from bench.harness.command import Command, run
+from bench.harness.machine import sentence
+from bench.harness.race import Contender, Course, Outcome, race
 from bench.harness.records import Shape
-from bench.harness.report import Outcome, markdown, replace_section
-from bench.harness.venue import Venue
-from tallymark.errors import TallymarkError
-from tallymark.local.sandbox import Sandbox
-from tallymark.local.sandbox.kafka import Kafka
+from bench.harness.report import keep, markdown
+from bench.harness.servers import Servers, course, kind_of
+from tallymark.errors import BadInput
 from tallymark.spark.session import session
+from tallymark.stores.opening import open_sql
 
-SECTION = "throughput"
-BATCH = 250_000
 NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "sqlite": "SQLite"}
 SIZES: dict[Shape, str] = {"small": "140 B", "large": "1 KB"}
-SHARES = {"debezium": 0.5, "quix": 0.1}
+BATCH = 250_000
+RECORDS, QUICK_RECORDS = 2_000_000, 200_000
 WARM = 2
-"""Rounds before those that count. After a single one, whoever came after a slow loop still had a faster JVM."""
-err = Console(stderr=True, highlight=False)
+"""Rounds that do not count. After a single one, the contender behind a slow loop still had a faster JVM."""
 
 
-@dataclass(frozen=True)
-class Event:
-    """One race: what it is called, and who takes part."""
-
-    title: str
-    contenders: Sequence[Contender]
-
-
-@dataclass
-class Started:
-    """A peer that is up already: whether it can be was tried before the race."""
-
-    peer: Contender
-    name: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.name = self.peer.name
-
-    def start(self, _: Course) -> None:
-        """It is."""
-
-    def lap(self, course: Course) -> Lap:
-        return self.peer.lap(course)
-
-    def stop(self) -> None:
-        """Whoever has started it stops it."""
+def races(at: Course, shape: Shape, *, quick: bool) -> Iterator[tuple[str, list[Contender]]]:
+    """The title and the contenders of every race on one course. Large records are raced for appends alone."""
+    size = max(1, min(BATCH, at.records // 4))
+    title = f"{NAMES[at.kind]}, {{}}, {_short(size)} a batch, {SIZES[shape]} a record"
+    append = [*lineup.scans(), *lineup.appending(at.kind, size, shape, jdbc=jdbc.reaches(at))]
+    upsert = lineup.upserting(size, shape, at.records, quick=quick)
+    if not quick:
+        append += lineup.varieties(at.kind, size)
+        upsert += lineup.peers(at.kind, "upsert")
+    if shape == "small":
+        append += lineup.slow(at.records, quick=quick)
+        append += [] if quick else lineup.peers(at.kind, "append")
+    yield title.format("append"), append
+    if shape == "small" and at.kind == "postgresql" and not quick:
+        yield f"PostgreSQL, append, 1M a batch, {SIZES[shape]} a record", lineup.in_millions()
+    if shape == "small":
+        yield title.format("upsert"), upsert
 
 
-def events(course: Course, shape: Shape) -> Iterator[Event]:
-    """The races on one store and one topic. Large records are raced for appends alone."""
-    kind, records = course.kind, course.records
-    jdbc = kind in ("postgresql", "mariadb")
-    about = f"{NAMES[kind]}, {{}}, {SIZES[shape]} a record"
-    append = [*lineup.scans(), *lineup.appending(kind, BATCH, shape, jdbc=jdbc), *lineup.varieties(kind, BATCH)]
-    if shape == "large":
-        yield Event(about.format("append, 250k a batch"), append)
-        return
-    yield Event(
-        about.format("append, 250k a batch"), [*append, *lineup.slow(records, quick=False), *_peers("append", kind)]
-    )
-    if kind == "postgresql":
-        yield Event(about.format("append, 1M a batch"), lineup.in_millions())
-    upsert = lineup.upserting(BATCH, shape, records, quick=False)
-    yield Event(about.format("upsert, 250k a batch"), [*upsert, *_peers("upsert", kind)])
-
-
-def _peers(mode: str, kind: str) -> list[Contender]:
-    """Those in processes of their own, as far as they are there."""
-    if kind == "sqlite":
-        return []
-    found: list[Contender] = []
-    for name, make in {"Debezium": _debezium, "Quix": _quix}.items():
-        try:
-            found += make(mode, kind)
-        except (ImportError, TallymarkError, OSError) as error:
-            err.print(f"without {name}: {error}", style="yellow", markup=False)
-    return found
-
-
-def _debezium(mode: str, _: str) -> list[Contender]:
-    from bench.peers.debezium import Debezium
-
-    share = SHARES["debezium"]
-    if mode == "upsert":
-        return [Debezium("upsert", share=share, name=lineup.DEBEZIUM_UPSERT)]
-    plain = Debezium("insert", tuned=False, share=share, name=f"{lineup.DEBEZIUM}, default")
-    return [Debezium("insert", share=share, name=lineup.DEBEZIUM), plain]
-
-
-def _quix(mode: str, kind: str) -> list[Contender]:
-    if mode != "append" or kind != "postgresql":
-        return []
-    from bench.peers.quix import Quix
-
-    return [Quix(share=SHARES["quix"], name=lineup.QUIX)]
-
-
-def able(contenders: Sequence[Contender], course: Course, stack: ExitStack) -> Iterator[Contender]:
-    """All who are ready. A peer that does not start is left out, with a sentence."""
-    for one in contenders:
-        if not type(one).__module__.startswith("bench.peers."):
-            yield one
-            continue
-        try:
-            one.start(course)
-        except (TallymarkError, OSError, RuntimeError) as error:
-            err.print(f"without {one.name}: {error}", style="yellow", markup=False)
-        else:
-            stack.callback(one.stop)
-            yield Started(one)
-
-
-def run(event: Event, course: Course, rounds: int, only: str, told: Callable[[str, int], OnLap]) -> Outcome | None:
-    with ExitStack() as stack:
-        contenders = list(able(lineup.chosen(event.contenders, only), course, stack))
-        if not contenders:
-            return None
-        results = race(contenders, course, rounds, told(event.title, (WARM + rounds) * len(contenders)), WARM)
-    return Outcome(event.title, course.kind, course.records, results, lineup.comparisons(course.kind, targets=True))
-
-
-class Board:
-    """Progress on stderr."""
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-
-    def racing(self, title: str, laps: int) -> OnLap:
-        task = self._progress.add_task(title, total=laps)
-        done = iter(range(laps))
-
-        def told(name: str, turn: int) -> None:
-            self._progress.update(task, description=f"{title}: {name}, round {turn}", completed=next(done))
-            if not self._progress.console.is_terminal:
-                err.print(f"{title}: {name}, round {turn}", markup=False)
-
-        return told
-
-    def producing(self, records: int) -> Callable[[int], None]:
-        task = self._progress.add_task("records in Kafka", total=records)
-
-        def told(made: int) -> None:
-            self._progress.update(task, completed=made)
-
-        return told
-
-
-def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Run all races, and return all that is worth keeping."""
+def measure(chosen: argparse.Namespace) -> dict[str, Any]:
+    """Run all races. Results are kept after each, so that a failure later loses none."""
     outcomes: list[Outcome] = []
-    facts = {**machine(), **versions()}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with ExitStack() as stack, Progress(*columns, console=err) as progress:
-        board = Board(progress)
-        box = stack.enter_context(Sandbox())
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-")))
-        # A broker that is compiled for throughput, and not for a quick start.
-        kafka = Kafka(directory / "kafka", fast=False, temporary=True).start()
-        stack.callback(kafka.kill)
-        urls = {
-            "postgresql": lambda: box.postgresql().url,
-            "mariadb": lambda: box.mariadb().url,
-            "sqlite": lambda: f"sqlite:///{directory}/bench.db",
-        }
-        stack.callback(session({"spark.master": "local[2]", "spark.jars": jdbc_jars()}).stop)
-        for kind in options.stores:
-            facts |= database(urls[kind]())
-            for shape, records in _topics(options, kind):
-                venue = Venue(kafka.brokers, urls[kind](), records, shape)
-                with venue.course(board.producing(records)) as course:
-                    for event in events(course, shape):
-                        if outcome := run(event, course, options.rounds, options.only, board.racing):
-                            outcomes.append(outcome)
-                            _keep(options.json, facts, outcomes)
-    return _kept(facts, outcomes)
+    with Servers(chosen.brokers, chosen.store) as servers:
+        results = {"facts": servers.facts(*chosen.stores), "races": outcomes}
+        spark = session({"spark.master": "local[2]", "spark.jars": jdbc.jars()})
+        try:
+            for kind, shape, records in _courses(chosen):
+                with course(servers.brokers, servers.url(kind), records, shape) as at:
+                    for title, contenders in races(at, shape, quick=chosen.quick):
+                        if those := lineup.chosen(contenders, chosen.only):
+                            compared = lineup.comparisons(kind, targets=not chosen.quick)
+                            warm = 1 if chosen.quick else WARM
+                            outcomes.append(race(title, those, at, chosen.rounds, compared, warm))
+                            keep(chosen.json, _as_json(results))
+        finally:
+            spark.stop()
+    if not outcomes:
+        raise BadInput(f"no contender has {chosen.only!r} in its name; leave out --only to see all names")
+    return _as_json(results)
 
 
-def _topics(options: argparse.Namespace, kind: str) -> Iterator[tuple[Shape, int]]:
-    if "small" in options.shapes:
-        yield "small", options.records
-    if "large" in options.shapes and kind == "postgresql":
-        yield "large", max(1000, options.records // 2)
+def _courses(chosen: argparse.Namespace) -> Iterator[tuple[str, Shape, int]]:
+    for kind in chosen.stores:
+        if "small" in chosen.shapes:
+            yield kind, "small", chosen.records
+        if "large" in chosen.shapes and kind == "postgresql":
+            yield kind, "large", max(1000, chosen.records // 2)
 
 
-def _kept(facts: dict[str, str], outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    return {"facts": facts, "races": [outcome.as_json() for outcome in outcomes]}
+def _as_json(results: dict[str, Any]) -> dict[str, Any]:
+    return {**results, "races": [outcome.as_json() for outcome in results["races"]]}
 
 
-def _keep(file: Path | None, facts: dict[str, str], outcomes: Sequence[Outcome]) -> None:
-    """After every race, so that one that fails later costs nothing."""
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(_kept(facts, outcomes), indent=1) + "\n")
+def report(results: dict[str, Any], page: Path | None) -> str:
+    """The tables; for a page with a chart of each race, which are written beside it."""
+    parts = [sentence(results["facts"])]
+    for outcome in map(Outcome.from_json, results["races"]):
+        parts += [_charted(outcome, page), markdown(outcome)] if page else [markdown(outcome)]
+    return "\n\n".join(parts)
 
 
-def present(found: dict[str, Any], page: Path | None) -> None:
-    """Print the tables; with a page, put them there, and a chart of each race beside it."""
-    outcomes = [Outcome.from_json(one) for one in found["races"]]
-    parts = [sentence(found["facts"])]
-    for outcome in outcomes:
-        name = f"{_slug(outcome.title)}.svg"
-        parts.append(f"![{outcome.title}](charts/{name})\n\n{markdown(outcome)}" if page else markdown(outcome))
-        if page:
-            ours, limits = filter(lineup.is_ours, outcome.results), filter(lineup.is_limit, outcome.results)
-            charts = page.parent / "charts"
-            charts.mkdir(exist_ok=True)
-            (charts / name).write_text(chart(outcome, list(ours), list(limits)))
-    said = "\n\n".join(parts)
-    print(said)
-    if page:
-        replace_section(page, SECTION, said)
+def _charted(outcome: Outcome, page: Path) -> str:
+    name = "-".join("".join(one if one.isalnum() else " " for one in outcome.title.lower()).split())
+    file = page.parent / "charts" / f"{name}.svg"
+    file.parent.mkdir(exist_ok=True)
+    ours, limits = filter(lineup.is_ours, outcome.results), filter(lineup.is_limit, outcome.results)
+    file.write_text(chart(outcome, list(ours), list(limits)))
+    return f"![{outcome.title}](charts/{file.name})"
 
 
-def _slug(title: str) -> str:
-    return "-".join("".join(one if one.isalnum() else " " for one in title.lower()).split())
+def _short(size: int) -> str:
+    return f"{size // 1000}k" if size % 1000 == 0 else f"{size:,}"
+
+
+def _parsed(command: Command) -> argparse.Namespace:
+    options = command.options
+    options.add_argument("--quick", action="store_true", help="PostgreSQL alone, few records, and fewer contenders.")
+    options.add_argument("--only", default="", help="Contenders whose name has this in it, such as 'tallymark'.")
+    options.add_argument("--brokers", help="Race on this cluster instead of a sandbox; as --quick.")
+    options.add_argument("--store", help="Race on this database instead of a sandbox; as --quick.")
+    options.add_argument("--rounds", type=int, default=3, help="Rounds that count, after those that warm up.")
+    options.add_argument("--records", type=int, help=f"{RECORDS:,}, quick {QUICK_RECORDS:,}; of large ones half.")
+    options.add_argument("--stores", nargs="+", choices=list(NAMES), help="All, unless it is quick.")
+    options.add_argument("--shapes", nargs="+", choices=list(SIZES), help="All, unless it is quick.")
+    options.add_argument("--from", dest="kept", type=Path, help="Report the results in this file, without a race.")
+    chosen = command.parse()
+    chosen.quick = bool(chosen.quick or chosen.brokers or chosen.store)
+    if chosen.store:
+        with closing(open_sql(chosen.store)) as store:
+            store.ping()
+        chosen.stores = [kind_of(chosen.store)]
+    chosen.stores = chosen.stores or (["postgresql"] if chosen.quick else list(NAMES))
+    chosen.shapes = chosen.shapes or (["small"] if chosen.quick else list(SIZES))
+    chosen.records = chosen.records or (QUICK_RECORDS if chosen.quick else RECORDS)
+    return chosen
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--rounds", type=int, default=3)
-    options.add_argument("--records", type=int, default=2_000_000, help="Small ones; of large ones half.")
-    options.add_argument("--stores", nargs="+", default=list(NAMES), choices=list(NAMES))
-    options.add_argument("--shapes", nargs="+", default=list(SIZES), choices=list(SIZES))
-    options.add_argument("--only", default="", help="Contenders whose name has this in it.")
-    options.add_argument("--write", type=Path, help="Put tables and charts into this page, between the marks.")
-    options.add_argument("--json", type=Path, default=Path(__file__).parent / "results" / "throughput.json")
-    options.add_argument("--from", dest="kept", type=Path, help="No race: present what this file has.")
-    chosen = options.parse_args()
-    present(json.loads(chosen.kept.read_text()) if chosen.kept else measure(chosen), chosen.write)
+    command = Command("throughput", __doc__)
+    chosen = _parsed(command)
+    results = json.loads(chosen.kept.read_text()) if chosen.kept else measure(chosen)
+    command.publish(chosen, report(results, chosen.write), results)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,4 +1,4 @@
-"""What nobody can be faster than: Spark's scan of the topic, the scan with decoding, and the database's bulk load."""
+"""The limits of every contender: Spark's scan of the topic, the scan with decoding, and the database's bulk load."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pyarrow as pa
 import pyarrow.json as pa_json
 
 from bench.harness import tables
-from bench.harness.race import Course, Lap
+from bench.harness.race import Course, Idle, Lap
 from bench.harness.records import DDL, SCHEMA, Shape, pieces, rows
-from bench.harness.tables import Idle, Mode
+from bench.harness.tables import Mode
 from tallymark.errors import TallymarkError
 from tallymark.kafka.cluster import Cluster
 from tallymark.stores.opening import open_sql
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     Decode = Callable[[DataFrame], DataFrame]
 
 OURS_ALONE = "includeHeaders"
-"""The one option of ours that makes a scan slower: whoever does not want headers leaves it out."""
+"""The option of ours that makes a scan slower, and that is left out where headers are not wanted."""
 
 
 @dataclass
 class Scan(Idle):
-    """Spark reads the topic and throws it away, decoded or not."""
+    """Spark reads the topic and discards it, decoded or not."""
 
     name: str
     decode: Decode | None = None
@@ -93,7 +93,7 @@ def kafka_options(course: Course, *, tuned: bool) -> dict[str, str]:
 
 
 def from_json(records: DataFrame) -> DataFrame:
-    """As an ordinary user would at best: the time is parsed as text and then cast, which is much faster."""
+    """The tuned form: the time is parsed as text and then cast, which is much faster."""
     from pyspark.sql import functions as F  # noqa: N812
 
     text = F.col("value").cast("string")
@@ -102,7 +102,7 @@ def from_json(records: DataFrame) -> DataFrame:
 
 
 def from_json_plain(records: DataFrame) -> DataFrame:
-    """As everybody writes it first."""
+    """The form that is written first."""
     from pyspark.sql import functions as F  # noqa: N812
 
     return records.select(F.from_json(F.col("value").cast("string"), DDL).alias("value")).select("value.*")

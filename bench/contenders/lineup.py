@@ -1,7 +1,7 @@
-"""Who takes part in which race, by what name, and what is compared with what.
+"""Which contenders take part in which race, by what name, and what is compared with what.
 
-The names begin with ``limit`` for what nobody can be faster than, and with ``tallymark`` for ours. Slow contenders get
-a share of the records: rates are compared.
+Names begin with ``limit`` for what no contender can be faster than, and with ``tallymark`` for ours. Slow contenders
+get a share of the records: rates are compared.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ from dataclasses import replace
 
 from bench.contenders import limits
 from bench.contenders.limits import BulkLoad, Scan
-from bench.contenders.loops import ByHand, hand_arrow, hand_batches, textbook
+from bench.contenders.loops import Loop, hand_arrow, hand_batches, textbook
 from bench.contenders.ours import OurListener, OurPipeline, general
 from bench.contenders.streaming import ForeachBatch
-from bench.harness.race import Contender
+from bench.harness.race import Comparison, Contender
 from bench.harness.records import Shape
-from bench.harness.report import Comparison
+from bench.harness.tables import Mode
+from bench.peers.debezium import Debezium
+from bench.peers.quix import Quix
 
 LIMIT, OURS = "limit: ", "tallymark"
 SCAN = f"{LIMIT}scan"
@@ -55,25 +57,25 @@ def scans() -> list[Contender]:
 
 
 def appending(kind: str, size: int, shape: Shape, *, jdbc: bool) -> list[Contender]:
-    """Append in batches of ``size``: what `tallymark bench` races on every store."""
+    """Append in batches of ``size``, on every store."""
     found: list[Contender] = [BulkLoad(BULK, shape=shape, most=size), OurPipeline(PIPELINE, records=size, memory=AMPLE)]
     if jdbc:
         found += [ForeachBatch(JDBC_DEFAULT, False, size), ForeachBatch(JDBC_TUNED, True, size)]
     found += [OurListener(LISTENER)]
-    return [*found, *([ByHand(HAND_ARROW, hand_arrow(10_000))] if kind == "postgresql" else [])]
+    return [*found, *([Loop(HAND_ARROW, hand_arrow(10_000))] if kind == "postgresql" else [])]
 
 
 def slow(records: int, *, quick: bool) -> list[Contender]:
     """Loops by hand that would take minutes for all records."""
     one, many = (1_000, 50_000) if quick else (4_000, 200_000)
-    batched = [ByHand(name, hand_batches(most), share=share(max(many, most), records)) for most, name in MANY.items()]
-    return [*batched, ByHand(TEXTBOOK, textbook, share=share(one, records))]
+    batched = [Loop(name, hand_batches(most), share=share(max(many, most), records)) for most, name in MANY.items()]
+    return [*batched, Loop(TEXTBOOK, textbook, share=share(one, records))]
 
 
 def upserting(size: int, shape: Shape, records: int, *, quick: bool) -> list[Contender]:
     many = 50_000 if quick else 200_000
     batched = [
-        ByHand(name, hand_batches(most, "upsert"), "upsert", share(max(many, most), records))
+        Loop(name, hand_batches(most, "upsert"), "upsert", share(max(many, most), records))
         for most, name in MANY_UPSERT.items()
     ]
     ours = OurPipeline(UPSERT, "upsert", size, memory=AMPLE)
@@ -81,7 +83,7 @@ def upserting(size: int, shape: Shape, records: int, *, quick: bool) -> list[Con
 
 
 def varieties(kind: str, size: int) -> list[Contender]:
-    """The same pipeline by the other road, with the other promise, and with a function that computes."""
+    """The same pipeline on executors, at least once, and with a function that computes."""
     found: list[Contender] = [
         OurPipeline(AT_LEAST_ONCE, records=size, delivery="at-least-once", memory=AMPLE),
         OurPipeline(GENERAL, records=size, function=general, memory=AMPLE),
@@ -90,7 +92,7 @@ def varieties(kind: str, size: int) -> list[Contender]:
 
 
 def in_millions() -> list[Contender]:
-    """Batches of a million, through the driver, by executors, and as the default limit of memory decides."""
+    """Batches of a million: on the driver, on executors, and as the default limit of memory decides."""
     return [
         OurPipeline(ONE_MILLION, records=LARGE, road="driver", memory=AMPLE),
         OurPipeline(f"{ONE_MILLION}, executors", records=LARGE, road="executors"),
@@ -98,6 +100,17 @@ def in_millions() -> list[Contender]:
         ForeachBatch(f"{JDBC_DEFAULT}, 1M", False, LARGE),
         ForeachBatch(f"{JDBC_TUNED}, 1M", True, LARGE),
     ]
+
+
+def peers(kind: str, mode: Mode) -> list[Contender]:
+    """Contenders in processes of their own."""
+    if kind == "sqlite":
+        return []
+    if mode == "upsert":
+        return [Debezium("upsert", share=0.5, name=DEBEZIUM_UPSERT)]
+    plain = Debezium("insert", tuned=False, share=0.5, name=f"{DEBEZIUM}, default")
+    found: list[Contender] = [Debezium("insert", share=0.5, name=DEBEZIUM), plain]
+    return [*found, Quix(share=0.1, name=QUIX)] if kind == "postgresql" else found
 
 
 def share(most: int, records: int) -> float:
@@ -146,7 +159,7 @@ TARGETS = {"postgresql": POSTGRESQL_TARGETS, "mariadb": MARIADB_TARGETS}
 
 
 def comparisons(kind: str, *, targets: bool) -> Sequence[Comparison]:
-    """What is compared on this store. Targets are for the small records of the sandbox, and not for other machines."""
+    """What is compared on this store. Targets are for whole races on the sandbox."""
     known = TARGETS.get(kind, POSTGRESQL_TARGETS)
     return known if targets and kind in TARGETS else [replace(one, least=None, aim=None) for one in known]
 

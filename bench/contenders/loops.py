@@ -1,14 +1,13 @@
-"""Kafka to a database as one writes it by hand: confluent-kafka, the driver, and the offsets in the transaction."""
+"""Loops from Kafka to a database, written by hand: confluent-kafka, the driver, and offsets in the transaction."""
 
 from __future__ import annotations
 
 import json
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -17,16 +16,16 @@ from confluent_kafka import Consumer, TopicPartition
 from sqlalchemy import text
 
 from bench.harness import tables
-from bench.harness.race import Course, Lap
+from bench.harness.race import Course, Idle, Lap
 from bench.harness.records import PARTITIONS, SCHEMA
-from bench.harness.tables import Idle, Mode
-from tallymark.core.tables import TableSpec
+from bench.harness.tables import NAMES, Mode
 from tallymark.errors import TallymarkError
 from tallymark.kafka.cluster import Cluster
 from tallymark.stores.opening import open_sql
 
-NAMES = ", ".join(SCHEMA.names)
-VALUES = ", ".join(f":{name}" for name in SCHEMA.names)
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 TUNED = {
     "fetch.wait.max.ms": 100,
     "queued.min.messages": 100_000,
@@ -56,57 +55,37 @@ class Clock:
     def done(self) -> bool:
         return self.total >= self.records
 
-    @property
-    def rate(self) -> float:
-        """Records per second between the first commit and the one that had them all."""
-        (began, first), (ended, last) = self.commits[0], next(one for one in self.commits if one[1] >= self.records)
-        return (last - first) / (ended - began)
 
-
-@dataclass
 class Place:
-    """Where records come from and rows go to."""
+    """Where records of a course come from and rows go to, and the offsets that a loop keeps in the database."""
 
-    brokers: str
-    url: str
-    topic: str = "orders"
-    table: str = "orders"
-    settings: dict[str, Any] = field(default_factory=lambda: dict(TUNED))
+    def __init__(self, course: Course) -> None:
+        self.course, self.store = course, open_sql(course.url)
+        self.offsets = f"{course.table}_offsets"
 
-    def __post_init__(self) -> None:
-        self.store = open_sql(self.url)
-
-    @property
-    def offsets(self) -> str:
-        return f"{self.table}_offsets"
-
-    def clear(self) -> None:
-        """An empty table, and offsets that begin at zero."""
-        tables.drop(self.store, self.table)
-        self.store.create_tables([TableSpec(self.table)], {self.table: SCHEMA})
-        self.rewind()
-
-    def rewind(self) -> None:
+    def __enter__(self) -> Self:
+        """With offsets that begin at zero."""
+        tables.drop(self.store, self.offsets)
         with self.store.transaction() as connection:
-            connection.execute(text(f"DROP TABLE IF EXISTS {self.offsets}"))
             connection.execute(
                 text(
                     f"CREATE TABLE {self.offsets} (topic VARCHAR(100), partition_id INT, next_offset BIGINT, "
                     "PRIMARY KEY (topic, partition_id))"
                 )
             )
-            rows = [{"topic": self.topic, "number": number} for number in range(PARTITIONS)]
+            rows = [{"topic": self.course.topic, "number": number} for number in range(PARTITIONS)]
             connection.execute(text(f"INSERT INTO {self.offsets} VALUES (:topic, :number, 0)"), rows)
+        return self
 
-    def rows(self) -> int:
-        with self.store.look() as connection:
-            return int(connection.execute(text(f"SELECT COUNT(*) FROM {self.table}")).scalar_one())
+    def __exit__(self, *_: object) -> None:
+        tables.drop(self.store, self.offsets)
+        self.store.close()
 
     @contextmanager
     def by_hand(self) -> Iterator[tuple[Any, Any]]:
         """A consumer at the stored offsets and the driver's own connection."""
-        own = {"group.id": f"{self.topic}-hand", "enable.auto.commit": False}
-        consumer = Consumer({**Cluster(self.brokers).settings(), **self.settings, **own})
+        own = {"group.id": f"{self.course.topic}-hand", "enable.auto.commit": False}
+        consumer = Consumer({**Cluster(self.course.brokers).settings(), **TUNED, **own})
         with self.store.look() as connection:
             found = connection.execute(text(f"SELECT topic, partition_id, next_offset FROM {self.offsets}")).all()
         consumer.assign([TopicPartition(*one) for one in found])
@@ -118,52 +97,41 @@ class Place:
             consumer.close()
 
     def insert(self, mode: Mode = "append") -> str:
-        """The statement for a row, as this database and its driver have it."""
-        statement = f"INSERT INTO {self.table} ({NAMES}) VALUES ({VALUES})"
-        return self._sql(statement + (self._overwrite() if mode == "upsert" else ""))
+        return tables.insert(self.store, self.course.table, mode)
 
     def move(self) -> str:
-        """The statement that moves an offset, if it is where we left it."""
-        return self._sql(
+        """The statement that moves an offset, if it is where the loop left it."""
+        return tables.for_driver(
+            self.store,
             f"UPDATE {self.offsets} SET next_offset = :stop "
-            "WHERE topic = :topic AND partition_id = :number AND next_offset = :at"
+            "WHERE topic = :topic AND partition_id = :number AND next_offset = :at",
         )
-
-    def _overwrite(self) -> str:
-        others = [name for name in SCHEMA.names if name != "id"]
-        if self.store.dialect.name == "mysql":
-            return f" ON DUPLICATE KEY UPDATE {', '.join(f'{name} = VALUES({name})' for name in others)}"
-        return f" ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = EXCLUDED.{name}' for name in others)}"
-
-    def _sql(self, statement: str) -> str:
-        return statement if self.url.startswith("sqlite") else re.sub(r":(\w+)", r"%(\1)s", statement)
 
 
 Run = Callable[[Place, Clock], None]
 
 
 @dataclass
-class ByHand(Idle):
-    """A loop by hand, from its start until it has committed its share of the records."""
+class Loop(Idle):
+    """A loop from its start until it has committed its share of the records, or from its first commit on."""
 
     name: str
     run: Run
     mode: Mode = "append"
     share: float = 1.0
+    from_first_commit: bool = False
 
     def lap(self, course: Course) -> Lap:
         tables.prepare(course, self.mode)
-        place = Place(course.brokers, course.url, course.topic, course.table)
-        try:
-            place.rewind()
-            clock = Clock(max(1, int(course.records * self.share)))
+        clock = Clock(max(1, int(course.records * self.share)))
+        with Place(course) as place:
             began = time.perf_counter()
             self.run(place, clock)
-            seconds = clock.commits[-1][0] - began
-            tables.drop(place.store, place.offsets)
-        finally:
-            place.store.close()
-        return tables.lap(course, self.name, clock.total, seconds)
+        lap = tables.lap(course, self.name, clock.total, clock.commits[-1][0] - began)
+        if not self.from_first_commit or len(clock.commits) == 1:
+            return lap
+        first, records = clock.commits[0]
+        return Lap(clock.total - records, clock.commits[-1][0] - first)
 
 
 def textbook(place: Place, clock: Clock) -> None:
@@ -207,7 +175,7 @@ def hand_arrow(most: int) -> Run:
             found = pa_json.read_json(lines, parse_options=parsing)
             sink = pa.BufferOutputStream()
             pa_csv.write_csv(found.select(SCHEMA.names), sink, csv)
-            with connection.cursor().copy(f"COPY {place.table} ({NAMES}) FROM STDIN (FORMAT csv)") as copy:
+            with connection.cursor().copy(f"COPY {place.course.table} ({NAMES}) FROM STDIN (FORMAT csv)") as copy:
                 copy.write(memoryview(sink.getvalue()))
 
         _hand_loop(place, clock, most, write)
@@ -229,7 +197,7 @@ def _hand_loop(place: Place, clock: Clock, most: int, write: Callable[[Any, Sequ
             cursor = connection.cursor()
             cursor.executemany(move, [_step(*one, found[0], found[-1] + 1) for one, found in spans.items()])
             if cursor.rowcount != len(spans):
-                raise TallymarkError("an offset had moved while a loop by hand was at work")
+                raise TallymarkError(f"another process moved the offsets in {place.offsets} during a lap")
             connection.commit()
             clock.committed(len(messages))
 

@@ -1,4 +1,4 @@
-"""What we race: pipelines by either road, and the consumer road. Every lap is a group of its own."""
+"""The contenders of tallymark: pipelines and a listener. Every lap is a group of its own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from bench.harness import tables
-from bench.harness.race import Course, Lap
+from bench.harness.race import Course, Idle, Lap
 from bench.harness.records import DDL
-from bench.harness.tables import Idle, Mode
+from bench.harness.servers import forget_groups
+from bench.harness.tables import Mode
 from tallymark.core.plan import Limits
 from tallymark.core.progress import Progress, Step
 from tallymark.errors import TallymarkError
@@ -22,7 +23,6 @@ from tallymark.kafka.source import Kafka
 from tallymark.run.commit import Delivery
 from tallymark.service.app import App
 from tallymark.spark.pipeline import Pipeline, Road
-from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_sql
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ ALONE = Standalone()
 
 
 def plain(records: DataFrame) -> DataFrame:
-    """What most tables are filled with."""
+    """The function of most tables."""
     return records.select("value.*")
 
 
@@ -94,7 +94,7 @@ class OurPipeline(Idle):
 
 @dataclass
 class OurListener(Idle):
-    """The consumer road: a listener that hands Arrow batches to the store, without Spark."""
+    """A listener that hands Arrow batches to the store, without Spark."""
 
     name: str
     records: int = 10_000
@@ -123,20 +123,13 @@ def new_group(course: Course) -> str:
 
 
 def forget(course: Course) -> None:
-    """The groups of this race leave the ledger. A topic has one race, so its name is in their names."""
+    """Remove the groups of this course from the ledger."""
     with closing(open_sql(course.url)) as store:
         if store.has_ledger():
             forget_groups(store, course.topic)
 
 
-def forget_groups(store: Store, topic: str) -> None:
-    books = store.journal()
-    for group in [name for name in books.groups() if name.startswith(f"{topic}-")]:
-        books.delete(group, lambda _positions, _runs: None)
-        store.clear_stages(group)
-
-
 def check_all(name: str, applied: int, course: Course) -> None:
-    """Ctrl-C ends a run without an error."""
+    """Raise if a run was ended early: Ctrl-C ends it without an error."""
     if applied != course.records:
         raise TallymarkError(f"{name} was stopped after {applied:,} of {course.records:,} records")

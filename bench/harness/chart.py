@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from xml.sax.saxutils import escape
 
-from bench.harness.race import Result, spread
-from bench.harness.report import Outcome, thousands
+from bench.harness.race import Outcome, Result, spread
+from bench.harness.report import thousands
 
 WIDTH, LABELS, VALUES = 900, 330, 130
 """Pixels: of all, left of the bars, and right of them."""

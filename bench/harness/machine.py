@@ -24,54 +24,53 @@ PACKAGES = {
     "PyMySQL": "pymysql",
 }
 PEERS = {
-    ("jdbc", "postgresql"): "PostgreSQL JDBC",
-    ("jdbc", "mysql-connector-j"): "MySQL Connector/J",
-    ("debezium", "debezium-connector-jdbc"): "Debezium JDBC sink",
-    ("connect", "connect-runtime"): "Kafka Connect",
+    "PostgreSQL JDBC": ("jdbc", "postgresql"),
+    "MySQL Connector/J": ("jdbc", "mysql-connector-j"),
+    "Debezium JDBC sink": ("debezium", "debezium-connector-jdbc"),
+    "Kafka Connect": ("connect", "connect-runtime"),
 }
 
 
-def machine() -> dict[str, str]:
-    """Processor, cores, memory, kernel, and the day."""
-    return {
-        "processor": _fact("/proc/cpuinfo", "model name") or platform.machine(),
+def facts(*stores: str, sandbox: bool = True) -> dict[str, str]:
+    """Processor, cores, memory, kernel, day, and versions; that of the broker only if it is the sandbox's."""
+    found = {
+        "processor": _line_of("/proc/cpuinfo", "model name") or platform.machine(),
         "cores": str(os.cpu_count()),
         "memory": _memory(),
         "kernel": f"{platform.system()} {platform.release()}",
         "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        "Python": platform.python_version(),
     }
-
-
-def versions(*, sandbox: bool = True) -> dict[str, str]:
-    """Of Python, the packages, and the jars that are pinned; of the broker only where it is the sandbox's."""
-    found = {"Python": platform.python_version()}
     for name, package in PACKAGES.items():
         with suppress(PackageNotFoundError):
             found[name] = version(package)
     if sandbox:
         found["Kafka"] = _pinned("kafka", "kafka_2.13", LOCK)
-    return found | {said: _pinned(set_name, name, JARS) for (set_name, name), said in PEERS.items()}
-
-
-def database(url: str) -> dict[str, str]:
-    """What the server says of itself."""
-    with closing(open_sql(url)) as store, store.look() as connection:
-        if store.dialect.name == "sqlite":
-            return {"SQLite": str(connection.execute(text("SELECT sqlite_version()")).scalar_one())}
-        said = str(connection.execute(text("SELECT version()")).scalar_one())
-    if store.dialect.name == "postgresql":
-        return {"PostgreSQL": said.split()[1]}
-    return {"MariaDB" if "MariaDB" in said else "MySQL": said.split("-")[0]}
+    found |= {name: _pinned(*artifact, JARS) for name, artifact in PEERS.items()}
+    for url in stores:
+        found |= _database(url)
+    return found
 
 
 def sentence(facts: dict[str, str]) -> str:
-    """In a line, for a page."""
+    """The facts in a line, for a page."""
     known = dict(facts)
-    parts = [known.pop("processor", ""), f"{known.pop('cores', '?')} cores", known.pop("memory", "")]
-    parts += [known.pop("kernel", ""), known.pop("date", "")]
-    return (
-        ", ".join(part for part in parts if part) + "; " + ", ".join(f"{name} {said}" for name, said in known.items())
-    )
+    parts = [known.pop("processor"), f"{known.pop('cores')} cores", known.pop("memory"), known.pop("kernel")]
+    first = ", ".join(part for part in [*parts, known.pop("date")] if part)
+    return f"{first}; {', '.join(f'{name} {value}' for name, value in known.items())}"
+
+
+def _database(url: str) -> dict[str, str]:
+    """What the server says of itself."""
+    with closing(open_sql(url)) as store, store.look() as connection:
+        dialect = store.dialect.name
+        function = "sqlite_version" if dialect == "sqlite" else "version"
+        answer = str(connection.execute(text(f"SELECT {function}()")).scalar_one())
+    if dialect == "sqlite":
+        return {"SQLite": answer}
+    if dialect == "postgresql":
+        return {"PostgreSQL": answer.split()[1]}
+    return {"MariaDB" if "MariaDB" in answer else "MySQL": answer.split("-")[0]}
 
 
 def _pinned(set_name: str, name: str, lock: Path) -> str:
@@ -79,11 +78,11 @@ def _pinned(set_name: str, name: str, lock: Path) -> str:
 
 
 def _memory() -> str:
-    said = _fact("/proc/meminfo", "MemTotal")
-    return f"{int(said.split()[0]) / (1 << 20):.0f} GB" if said else ""
+    total = _line_of("/proc/meminfo", "MemTotal")
+    return f"{int(total.split()[0]) / (1 << 20):.0f} GB" if total else ""
 
 
-def _fact(path: str, name: str) -> str:
+def _line_of(path: str, name: str) -> str:
     file = Path(path)
     lines = file.read_text().splitlines() if file.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")

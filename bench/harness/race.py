@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import astuple, dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from tallymark.errors import TallymarkError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class Lap:
 
     @property
     def steady_rate(self) -> float:
-        """From the first commit to the last: all that can be seen of who runs in a process of its own."""
+        """The rate from the first commit to the last, which is all that is visible of another process."""
         return (self.records - self.first_records) / (self.seconds - self.first_seconds)
 
 
@@ -59,6 +62,16 @@ class Contender(Protocol):
     def stop(self) -> None: ...
 
 
+class Idle:
+    """A contender that needs nothing around its laps."""
+
+    def start(self, course: Course) -> None:
+        """Nothing is needed."""
+
+    def stop(self) -> None:
+        """Nothing was started."""
+
+
 @dataclass
 class Result:
     """The laps of one contender, one for each round."""
@@ -74,47 +87,132 @@ class Result:
     def median(self) -> float:
         return statistics.median(self.rates)
 
-    @property
-    def steady_rates(self) -> list[float]:
-        return [lap.steady_rate for lap in self.laps]
-
     def ratios(self, other: Result, *, steady: bool = False) -> list[float]:
         """How many times as fast as the other one, round by round; ``steady``: from the first commit on."""
-        mine, theirs = (one.steady_rates if steady else one.rates for one in (self, other))
-        return [ours / others for ours, others in zip(mine, theirs, strict=True)]
+        pairs = zip(self.laps, other.laps, strict=True)
+        return [a.steady_rate / b.steady_rate if steady else a.rate / b.rate for a, b in pairs]
 
 
-OnLap = Callable[[str, int], None]
-"""Told the contender whose turn it is, and the round; 0 warms up."""
+@dataclass(frozen=True)
+class Comparison:
+    """One contender beside another: how many times as fast it has to be, and how fast we would like it."""
+
+    ours: str
+    peer: str
+    least: float | None = None
+    aim: float | None = None
+    steady: bool = False
+    """Whether both are timed from their first commit on, because the start of the peer is not visible."""
+
+    def verdict(self, ratio: float) -> str:
+        if self.least is None:
+            return ""
+        if ratio < self.least:
+            return "missed"
+        return "met" if self.aim is None or ratio < self.aim else "aim met"
+
+    @property
+    def target(self) -> str:
+        least = "" if self.least is None else f"{self.least:g}x"
+        return least if self.aim is None else f"{least}, aim {self.aim:g}x"
+
+
+@dataclass
+class Outcome:
+    """The results of one race, its title, and what is compared."""
+
+    title: str
+    kind: str
+    records: int
+    results: dict[str, Result]
+    comparisons: Sequence[Comparison] = field(default_factory=tuple)
+
+    @property
+    def rounds(self) -> int:
+        return max((len(result.laps) for result in self.results.values()), default=0)
+
+    @property
+    def compared(self) -> list[tuple[Comparison, tuple[float, float, float]]]:
+        """The comparisons whose contenders both took part, with median, smallest and largest ratio."""
+        there = (one for one in self.comparisons if {one.ours, one.peer} <= self.results.keys())
+        return [
+            (one, spread(self.results[one.ours].ratios(self.results[one.peer], steady=one.steady))) for one in there
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """All that is needed to make every table and chart again."""
+        results = self.results.items()
+        return {
+            "title": self.title,
+            "kind": self.kind,
+            "records": self.records,
+            "laps": {name: [[round(one, 6) for one in astuple(lap)] for lap in found.laps] for name, found in results},
+            "rates": {name: round(result.median, 1) for name, result in results},
+            "comparisons": [
+                {**vars(one), "ratio": round(ratio[0], 4), "verdict": one.verdict(ratio[0])}
+                for one, ratio in self.compared
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, found: dict[str, Any]) -> Outcome:
+        results = {name: Result(name, [Lap(*lap) for lap in laps]) for name, laps in found["laps"].items()}
+        names = Comparison.__dataclass_fields__
+        comparisons = [Comparison(**{k: v for k, v in one.items() if k in names}) for one in found["comparisons"]]
+        return cls(found["title"], found["kind"], found["records"], results, comparisons)
 
 
 def race(
-    contenders: Sequence[Contender], course: Course, rounds: int, on_lap: OnLap | None = None, warm: int = 1
-) -> dict[str, Result]:
-    """All laps, by the contenders' names. The first ``warm`` rounds are not counted: Java compiles for a while.
-
-    Every other round has an order of its own: what a contender leaves behind (a busy compiler, a large heap) is not
-    always felt by the same one.
-    """
-    results = {contender.name: Result(contender.name) for contender in contenders}
-    if len(results) < len(contenders):
-        raise TallymarkError("two contenders of a race have the same name")
-    dice = random.Random(rounds)
+    title: str,
+    contenders: Sequence[Contender],
+    course: Course,
+    rounds: int,
+    comparisons: Sequence[Comparison] = (),
+    warm: int = 1,
+) -> Outcome:
+    """Let all contenders take turns. A contender that can't be started is left out with a sentence on stderr."""
+    names = [contender.name for contender in contenders]
+    if len(set(names)) < len(names):
+        raise TallymarkError(f"two contenders of {title} have the same name: {', '.join(names)}")
     with ExitStack() as stack:
-        for contender in contenders:
-            stack.callback(contender.stop)
-            contender.start(course)
-        for turn in [0] * warm + list(range(1, rounds + 1)):
-            for contender in dice.sample(contenders, len(contenders)) if turn else contenders:
-                if on_lap:
-                    on_lap(contender.name, turn)
-                lap = contender.lap(course)
-                if turn:
-                    results[contender.name].laps.append(lap)
-    return results
+        ready = [contender for contender in contenders if _starts(contender, course, stack)]
+        results = {contender.name: Result(contender.name) for contender in ready}
+        for turn, contender in turns(ready, rounds, warm):
+            say(f"{title}: {contender.name}, {f'round {turn}' if turn else 'warming up'}")
+            lap = contender.lap(course)
+            if turn:
+                results[contender.name].laps.append(lap)
+    return Outcome(title, course.kind, course.records, results, comparisons)
+
+
+def turns(contenders: Sequence[T], rounds: int, warm: int = 1) -> Iterator[tuple[int, T]]:
+    """Yield each turn as the number of its round and its contender. Rounds that warm up have the number 0.
+
+    Every other round has an order of its own, so that what a contender leaves behind (a busy compiler, a large heap)
+    does not always meet the same contender.
+    """
+    dice = random.Random(rounds)
+    for turn in [0] * warm + list(range(1, rounds + 1)):
+        for contender in dice.sample(contenders, len(contenders)) if turn else contenders:
+            yield turn, contender
 
 
 def spread(values: Iterable[float]) -> tuple[float, float, float]:
     """Median, smallest and largest."""
     found = list(values)
     return statistics.median(found), min(found), max(found)
+
+
+def say(words: str) -> None:
+    """Tell on stderr what is being done: stdout is for results."""
+    print(words, file=sys.stderr, flush=True)
+
+
+def _starts(contender: Contender, course: Course, stack: ExitStack) -> bool:
+    try:
+        contender.start(course)
+    except (TallymarkError, OSError) as error:
+        say(f"without {contender.name}: {error}")
+        return False
+    stack.callback(contender.stop)
+    return True

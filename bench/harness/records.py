@@ -47,9 +47,6 @@ PRODUCER = {
     "log_level": 0,
 }
 
-Tell = Callable[[int], None]
-"""Told how many records were handed over."""
-
 
 def rows(start: int, stop: int, records: int, shape: Shape = "small") -> pa.Table:
     """The orders ``start`` to ``stop`` of so many, as the table has them."""
@@ -90,8 +87,8 @@ def pieces(records: int, most: int = AT_ONCE) -> Iterator[tuple[int, int]]:
     return ((start, min(start + most, records)) for start in range(0, records, most))
 
 
-def fill(cluster: Cluster, topic: str, records: int, shape: Shape = "small", tell: Tell = lambda _: None) -> int:
-    """Make the topic, and write so many orders to its partitions in turn. Returns how many are in it."""
+def fill(cluster: Cluster, topic: str, records: int, shape: Shape = "small") -> None:
+    """Make the topic, and write so many orders to its partitions in turn."""
     if records % STEP == 0:
         raise BadInput(f"{records} records would not have an id each; take one more, or one less")
     Brokers(cluster).create(topic, PARTITIONS)
@@ -105,11 +102,9 @@ def fill(cluster: Cluster, topic: str, records: int, shape: Shape = "small", tel
     for start, stop in pieces(records):
         for number, one in enumerate(values(start, stop, records, shape), start):
             _produce(producer, topic, one, number % PARTITIONS, report)
-        tell(stop)
     left = producer.flush(60)
     if failures or left:
         raise TallymarkError(f"topic {topic} did not take all records: {failures[0] if failures else f'{left} wait'}")
-    return records
 
 
 def delete_topic(cluster: Cluster, topic: str) -> None:

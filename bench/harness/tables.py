@@ -1,7 +1,8 @@
-"""The table of a lap: empty for those who append, full of old rows for those who upsert, and counted in the end."""
+"""The table of a lap: empty for appends, full of old rows for upserts, and counted at the end."""
 
 from __future__ import annotations
 
+import re
 from contextlib import closing, suppress
 from typing import Literal
 
@@ -18,18 +19,9 @@ from tallymark.stores.sql.store import SqlStore
 
 Mode = Literal["append", "upsert"]
 
+NAMES = ", ".join(SCHEMA.names)
 OLD = -1.0
-"""The amount of a row that nobody has overwritten: no order has it."""
-
-
-class Idle:
-    """A contender that needs nothing around its laps."""
-
-    def start(self, course: Course) -> None:
-        """Nothing is needed."""
-
-    def stop(self) -> None:
-        """Nothing was started."""
+"""The amount of a row that was not overwritten: no order has it."""
 
 
 def spec(course: Course, mode: Mode) -> TableSpec:
@@ -48,8 +40,29 @@ def prepare(course: Course, mode: Mode = "append") -> None:
 
 
 def put(store: SqlStore, course: Course, mode: Mode, found: pa.Table) -> None:
-    """Rows into the table by the store's own bulk road, without a ledger."""
+    """Write rows by the store's own bulk load, without a ledger."""
     store.apply([Changes(spec(course, mode), found, found.slice(0, 0))], None)
+
+
+def plain_insert(table: str) -> str:
+    """The statement for a row with named parameters, as SQLAlchemy takes it."""
+    return f"INSERT INTO {table} ({NAMES}) VALUES ({', '.join(f':{name}' for name in SCHEMA.names)})"
+
+
+def insert(store: SqlStore, table: str, mode: Mode) -> str:
+    """The statement for a row with named parameters, as the database's driver takes it."""
+    dialect, others = store.dialect.name, [name for name in SCHEMA.names if name != "id"]
+    overwrite = ""
+    if mode == "upsert" and dialect == "mysql":
+        overwrite = f" ON DUPLICATE KEY UPDATE {', '.join(f'{name} = VALUES({name})' for name in others)}"
+    elif mode == "upsert":
+        overwrite = f" ON CONFLICT (id) DO UPDATE SET {', '.join(f'{name} = EXCLUDED.{name}' for name in others)}"
+    return for_driver(store, plain_insert(table) + overwrite)
+
+
+def for_driver(store: SqlStore, statement: str) -> str:
+    """Named parameters as the database's driver spells them."""
+    return statement if store.dialect.name == "sqlite" else re.sub(r":(\w+)", r"%(\1)s", statement)
 
 
 def written(course: Course) -> int:
@@ -60,7 +73,7 @@ def written(course: Course) -> int:
 
 
 def lap(course: Course, name: str, records: int, seconds: float, first: tuple[int, float] = (0, 0.0)) -> Lap:
-    """What counts: so many records, if the table has them; ``first`` are records and seconds of the first commit."""
+    """Return a lap of so many records if the table has them; ``first`` has records and seconds of the first commit."""
     found = written(course)
     if found != records:
         raise TallymarkError(f"{name} went through {records:,} records and left {found:,} rows in {course.table}")
@@ -74,7 +87,7 @@ def drop(store: SqlStore, *tables: str) -> None:
 
 
 def _old_rows(start: int, stop: int) -> pa.Table:
-    """Keys in their order, as a table has them that was filled long ago."""
+    """Rows in the order of their keys, as in a table that was filled long ago."""
     found = rows(start, stop, stop)
     keys = pa.array(range(start, stop), pa.int64())
     amounts = pa.array([OLD] * found.num_rows, pa.float64())
@@ -82,11 +95,11 @@ def _old_rows(start: int, stop: int) -> pa.Table:
 
 
 def _tidy(store: SqlStore, table: str) -> None:
-    """Let nobody pay for the lap before: what PostgreSQL would do later, it does now."""
+    """Let PostgreSQL do now what it would do during a later lap."""
     if store.dialect.name != "postgresql":
         return
     with store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text(f"VACUUM ANALYZE {table}"))
-        # Only those who administer a server may ask for it.
+        # Only administrators may run it.
         with suppress(DBAPIError):
             connection.execute(text("CHECKPOINT"))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.harness.report import table
 from tallymark.core.progress import Progress, Step
 
 PATIENCE = 180.0
@@ -152,11 +153,13 @@ def over_time(samples: Sequence[Sample]) -> Iterator[str]:
     if len(samples) < ENOUGH:
         yield "There were too few batches to see whether memory grows."
         return
-    yield "| one-record batches | Python MiB | JVM MiB | JVM heap after a collection, MiB |"
-    yield "|---:|---:|---:|---:|"
-    for one in samples:
-        if one.heap is not None:
-            yield f"| {one.batches:,} | {one.python:,.0f} | {one.jvm:,.0f} | {one.heap:,.0f} |"
+    heads = ("one-record batches", "Python MiB", "JVM MiB", "JVM heap after a collection, MiB")
+    rows = [
+        (f"{one.batches:,}", f"{one.python:,.0f}", f"{one.jvm:,.0f}", f"{one.heap:,.0f}")
+        for one in samples
+        if one.heap is not None
+    ]
+    yield from table(heads, rows, left=0)
     python = slope([(one.batches, one.python) for one in samples])
     jvm = slope([(one.batches, one.jvm) for one in samples])
     yield ""

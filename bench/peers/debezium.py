@@ -21,28 +21,24 @@ from functools import partial
 from typing import Literal
 
 import pyarrow as pa
-from sqlalchemy.engine import make_url
 
-from bench.harness import tables
+from bench.harness import jdbc, tables
 from bench.harness.race import Course, Lap
 from bench.harness.records import SCHEMA
 from bench.harness.tables import Mode
 from bench.peers.connect import CONVERTER, Shared
 from bench.peers.watch import watch
-from tallymark.stores.url import with_password
 
 Insert = Literal["insert", "upsert"]
 
 TYPES = {pa.int64(): "int64", pa.float64(): "double", pa.string(): "string"}
 FIELDS = [{"field": one.name, "type": TYPES.get(one.type, "string"), "optional": True} for one in SCHEMA]
-SCHEMES = {"postgresql": "postgresql", "mariadb": "mariadb"}
 # Without the first, PostgreSQL does not take a text for a time.
 PLAIN = {"postgresql": {"stringtype": "unspecified"}, "mariadb": {}}
-REWRITE = {"postgresql": {"reWriteBatchedInserts": "true"}, "mariadb": {"useBulkStmts": "true"}}
-BATCH = 10_000
+REWRITE = {**jdbc.REWRITE, "mariadb": {"useBulkStmts": "true"}}
 TUNED = {
-    "batch.size": str(BATCH),
-    "consumer.override.max.poll.records": str(BATCH),
+    "batch.size": str(jdbc.BATCH),
+    "consumer.override.max.poll.records": str(jdbc.BATCH),
     "consumer.override.fetch.max.bytes": str(8 << 20),
     "consumer.override.max.partition.fetch.bytes": str(8 << 20),
     "consumer.override.fetch.max.wait.ms": "20",
@@ -85,16 +81,15 @@ class Debezium:
 
     def config(self, course: Course) -> dict[str, str]:
         """What the connector is told."""
-        url = with_password(make_url(course.url))
         options = {**PLAIN[course.kind], **(REWRITE[course.kind] if self.tuned else {})}
-        query = "&".join(f"{key}={value}" for key, value in options.items())
+        user, password = jdbc.login(course)
         return {
             "connector.class": "io.debezium.connector.jdbc.JdbcSinkConnector",
             "tasks.max": str(self.tasks),
             "topics": course.topic,
-            "connection.url": f"jdbc:{SCHEMES[course.kind]}://{url.host}:{url.port}/{url.database}?{query}",
-            "connection.username": url.username or "",
-            "connection.password": url.password or "",
+            "connection.url": jdbc.address(course, course.kind, options),
+            "connection.username": user,
+            "connection.password": password,
             "collection.name.format": course.table,
             "insert.mode": self.mode,
             "primary.key.mode": "record_value" if self.mode == "upsert" else "none",

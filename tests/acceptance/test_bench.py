@@ -1,17 +1,20 @@
-"""``tallymark bench`` races on the user's own servers and leaves them as they were."""
+"""``python -m bench.throughput`` races on the user's own servers and leaves them as they were."""
 
 from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient
 
 from tallymark.stores.opening import open_sql
-from tests.support.command import started, tallymark, wait_until
+from tests.support.command import REPOSITORY, wait_until
 from tests.support.databases import query
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -22,29 +25,36 @@ TABLES = {
 }
 
 
+def throughput(*arguments: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "bench.throughput", *arguments]
+    return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
 def topics(brokers: str) -> set[str]:
     names = AdminClient({"bootstrap.servers": brokers}).list_topics(timeout=30).topics
     return {name for name in names if name.startswith("bench-")}
 
 
-def test_a_race_is_told_as_json_and_leaves_nothing_behind(brokers: str, database: Callable[[str], str]) -> None:
-    store = database("sqlite")
+def test_a_race_reports_its_laps_and_leaves_nothing_behind(
+    brokers: str, database: Callable[[str], str], tmp_path: Path
+) -> None:
+    store, kept = database("sqlite"), tmp_path / "results.json"
     with closing(open_sql(store)) as opened:
         opened.create_ledger()
     before = query(store, TABLES["sqlite"])
 
-    only = ["--only", "tallymark"]
-    done = tallymark(
-        "bench", "--brokers", brokers, "--store", store, "--records", "3000", "--rounds", "1", "--json", *only
-    )
+    servers, short = ("--brokers", brokers, "--store", store), ("--records", "3000", "--rounds", "1")
+    process = throughput(*servers, *short, "--only", "tallymark", "--json", kept)
+    report, errors = process.communicate(timeout=240)
 
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    assert process.returncode == 0, errors
+    assert "| tallymark, listener |" in report
+    found = json.loads(kept.read_text())
     append, upsert = found["races"]
     assert set(append["laps"]) == {"tallymark", "tallymark, listener"}
     assert set(upsert["laps"]) == {"tallymark, upsert"}
     assert all([lap[0] for lap in laps] == [3000] for race in found["races"] for laps in race["laps"].values())
-    assert found["machine"]["SQLite"]
+    assert found["facts"]["SQLite"]
     assert query(store, TABLES["sqlite"]) == before
     with closing(open_sql(store)) as opened:
         assert opened.journal().groups() == {}
@@ -52,20 +62,22 @@ def test_a_race_is_told_as_json_and_leaves_nothing_behind(brokers: str, database
 
 
 def test_a_race_that_is_ended_leaves_nothing_behind(brokers: str, database: Callable[[str], str]) -> None:
-    """Neither a ledger, which was not there before."""
+    """The store had no ledger before, and has none afterwards."""
     store = database("postgresql")
-    process = started("bench", "--brokers", brokers, "--store", store, "--records", "3000", "--only", "limit: bulk")
+    process = throughput("--brokers", brokers, "--store", store, "--records", "3000", "--only", "limit: bulk")
     wait_until(lambda: bool(query(store, TABLES["postgresql"])) or process.poll() is not None, "it has a table")
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=240)
-    assert process.returncode != 0, said
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode != 0, errors
+    assert "Traceback" not in errors
     assert query(store, TABLES["postgresql"]) == []
     wait_until(lambda: not topics(brokers), "the topic is gone")
 
 
-def test_a_contender_that_nobody_knows_is_said(brokers: str, database: Callable[[str], str]) -> None:
-    done = tallymark(
-        "bench", "--brokers", brokers, "--store", database("sqlite"), "--records", "1000", "--only", "nobody"
-    )
-    assert done.returncode == 1
-    assert "no contender has 'nobody' in its name" in done.stderr
+def test_an_unknown_contender_is_an_error(brokers: str, database: Callable[[str], str]) -> None:
+    servers = ("--brokers", brokers, "--store", database("sqlite"))
+    process = throughput(*servers, "--records", "1000", "--only", "nobody")
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 1
+    assert "error: no contender has 'nobody' in its name" in errors
+    assert "Traceback" not in errors

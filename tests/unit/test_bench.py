@@ -1,4 +1,4 @@
-"""Races are fair, and what they bring is told as it is."""
+"""Races are fair, and their reports show what was measured."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ import pytest
 
 from bench.contenders import lineup
 from bench.contenders.loops import Clock
-from bench.contenders.streaming import has_jdbc, jdbc_options
-from bench.harness import records
+from bench.harness import jdbc, records
 from bench.harness.chart import chart
-from bench.harness.race import Course, Lap, Result, race, spread
-from bench.harness.report import Comparison, Outcome, markdown, rate_rows, ratio_rows, replace_section, thousands
+from bench.harness.race import Comparison, Course, Lap, Outcome, Result, race, spread
+from bench.harness.report import markdown, rate_rows, ratio_rows, replace_section, summary, thousands
 from tallymark.errors import BadInput, TallymarkError
 
 COURSE = Course("localhost:1", "bench-orders", 1000, "sqlite:///nowhere.db", "sqlite")
 
 
 class Runner:
-    """Takes as many seconds for each lap as it is told, and writes down whatever happens to it."""
+    """Takes the given seconds for each lap, and writes down every call."""
 
     def __init__(self, name: str, seconds: list[float], diary: list[str]) -> None:
         self.name = name
@@ -48,7 +47,7 @@ def outcome(**seconds: list[float]) -> Outcome:
 def test_contenders_take_turns_and_the_first_round_does_not_count() -> None:
     diary: list[str] = []
     runners = [Runner("a", [100.0, 1.0, 2.0], diary), Runner("b", [100.0, 4.0, 4.0], diary)]
-    results = race(runners, COURSE, rounds=2)
+    results = race("a race", runners, COURSE, rounds=2).results
     assert [diary[:4], diary[-2:]] == [["a starts", "b starts", "a", "b"], ["b stops", "a stops"]]
     assert sorted(diary[4:6]) == sorted(diary[6:8]) == ["a", "b"]
     assert results["a"].rates == [1000.0, 500.0]
@@ -56,13 +55,13 @@ def test_contenders_take_turns_and_the_first_round_does_not_count() -> None:
 
 
 def test_several_rounds_may_warm_up() -> None:
-    results = race([Runner("a", [100.0, 50.0, 2.0], [])], COURSE, rounds=1, warm=2)
+    results = race("a race", [Runner("a", [100.0, 50.0, 2.0], [])], COURSE, rounds=1, warm=2).results
     assert results["a"].rates == [500.0]
 
 
 def test_rounds_have_orders_of_their_own() -> None:
     diary: list[str] = []
-    race([Runner(name, [1.0] * 4, diary) for name in "abcd"], COURSE, rounds=3)
+    race("a race", [Runner(name, [1.0] * 4, diary) for name in "abcd"], COURSE, rounds=3)
     rounds = ["".join(diary[at : at + 4]) for at in (4, 8, 12, 16)]
     assert rounds[0] == "abcd"
     assert {"".join(sorted(one)) for one in rounds} == {"abcd"}
@@ -72,13 +71,25 @@ def test_rounds_have_orders_of_their_own() -> None:
 def test_everybody_is_stopped_when_one_fails() -> None:
     diary: list[str] = []
     with pytest.raises(StopIteration):
-        race([Runner("a", [1.0] * 3, diary), Runner("b", [1.0], diary)], COURSE, rounds=2)
+        race("a race", [Runner("a", [1.0] * 3, diary), Runner("b", [1.0], diary)], COURSE, rounds=2)
     assert diary[-2:] == ["b stops", "a stops"]
+
+
+def test_a_contender_that_cannot_start_is_left_out_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    class Absent(Runner):
+        def start(self, course: Course) -> None:
+            raise TallymarkError("it is not installed")
+
+    diary: list[str] = []
+    found = race("a race", [Absent("absent", [], diary), Runner("b", [1.0, 2.0], diary)], COURSE, rounds=1)
+    assert list(found.results) == ["b"]
+    assert diary == ["b starts", "b", "b", "b stops"]
+    assert "without absent: it is not installed" in capsys.readouterr().err
 
 
 def test_two_contenders_of_one_name_are_refused() -> None:
     with pytest.raises(TallymarkError, match="same name"):
-        race([Runner("a", [], []), Runner("a", [], [])], COURSE, rounds=1)
+        race("a race", [Runner("a", [], []), Runner("a", [], [])], COURSE, rounds=1)
 
 
 def test_medians_and_ratios_come_from_the_rounds() -> None:
@@ -114,6 +125,14 @@ def test_a_page_shows_every_contender_and_comparison() -> None:
     assert "| ours | 1.0 | 1.0-1.0 |" in said
     assert "| ours | peer | 2.00x | 2.00-2.00 | 1.5x, aim 3x | met |" in said
     assert "absent" not in said
+
+
+def test_several_races_are_one_table_with_the_ratios_in_the_row_of_ours() -> None:
+    lines = summary([outcome(ours=[1.0], peer=[2.0])]).splitlines()
+    assert lines[2:4] == [
+        "| a & b | ours | 1.0 | 1.0-1.0 | 2.00x (2.00-2.00) peer |",
+        "| a & b | peer | 0.5 | 0.5-0.5 |  |",
+    ]
 
 
 def test_the_chart_is_svg_with_a_bar_for_each_contender_the_fastest_first() -> None:
@@ -177,18 +196,19 @@ def test_a_clock_knows_when_all_is_committed() -> None:
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb", "sqlite"])
 def test_what_is_compared_takes_part(kind: str) -> None:
-    """A target that names nobody would never be missed."""
-    jdbc = kind != "sqlite"
+    """A target for an unknown contender would never be missed."""
     contenders = [
         *lineup.scans(),
-        *lineup.appending(kind, 1000, "small", jdbc=jdbc),
+        *lineup.appending(kind, 1000, "small", jdbc=kind != "sqlite"),
         *lineup.varieties(kind, 1000),
         *lineup.slow(1000, quick=True),
         *lineup.upserting(1000, "small", 1000, quick=True),
         *lineup.in_millions(),
+        *lineup.peers(kind, "append"),
+        *lineup.peers(kind, "upsert"),
     ]
-    names = {one.name for one in contenders} | {lineup.DEBEZIUM, lineup.DEBEZIUM_UPSERT, lineup.QUIX}
-    assert len(names) == len(contenders) + 3
+    names = {one.name for one in contenders}
+    assert len(names) == len(contenders)
     if kind in lineup.TARGETS:
         assert {name for one in lineup.TARGETS[kind] for name in (one.ours, one.peer)} <= names
     assert all(one.least is None for one in lineup.comparisons(kind, targets=False))
@@ -196,7 +216,7 @@ def test_what_is_compared_takes_part(kind: str) -> None:
 
 def test_spark_gets_the_password_as_an_option_and_only_the_tuned_one_rewrites() -> None:
     course = Course("localhost:1", "t", 1, "postgresql://shop:se%40cret@db:5433/shop", "postgresql", "bench_orders")
-    plain, tuned = jdbc_options(course, tuned=False), jdbc_options(course, tuned=True)
+    plain, tuned = jdbc.spark_options(course, tuned=False), jdbc.spark_options(course, tuned=True)
     assert plain["url"].startswith("jdbc:postgresql://db:5433/shop")
     assert plain["password"] == "se@cret"
     assert "se@cret" not in plain["url"]
@@ -214,7 +234,7 @@ def test_spark_gets_the_password_as_an_option_and_only_the_tuned_one_rewrites() 
     ],
 )
 def test_spark_writes_where_it_gets_in(url: str, kind: str, has_one: bool) -> None:
-    assert has_jdbc(Course("localhost:1", "t", 1, url, kind)) is has_one
+    assert jdbc.reaches(Course("localhost:1", "t", 1, url, kind)) is has_one
 
 
 def test_rows_of_rates_are_in_the_order_of_the_race() -> None:

@@ -1,0 +1,53 @@
+"""What the commands ``python -m bench.PART`` have in common: options, where results go, and how they end."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.harness.race import say
+from bench.harness.report import keep, replace_section
+from tallymark.errors import TallymarkError
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+
+class Command:
+    """One part of the benchmark. ``name`` is also the name of its section in a page."""
+
+    def __init__(self, name: str, description: str | None) -> None:
+        self.name = name
+        self.options = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=description)
+        self.options.add_argument("--write", type=Path, help=f"Replace the section {name} of this page by the report.")
+        self.options.add_argument(
+            "--json", type=Path, help=f"Keep all that was measured in this file; with --write: {name}.json in results."
+        )
+
+    def parse(self) -> argparse.Namespace:
+        chosen = self.options.parse_args()
+        if chosen.write and not chosen.json:
+            chosen.json = RESULTS / f"{self.name}.json"
+        return chosen
+
+    def publish(self, chosen: argparse.Namespace, report: str, results: Any) -> None:
+        """Print the report, and write it and the results to the files that were chosen."""
+        print(report)
+        keep(chosen.json, results)
+        if chosen.write:
+            replace_section(chosen.write, self.name, report)
+
+
+def run(main: Callable[[], None]) -> None:
+    """End with a sentence if something is wrong, and on SIGTERM as on Ctrl-C, so that everything is removed."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        main()
+    except TallymarkError as error:
+        sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        say("stopped")
+        sys.exit(130)
