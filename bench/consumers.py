@@ -12,10 +12,8 @@ import tallymark as tm
 from bench.contenders.loops import Clock, Loop, Place, Run, hand_arrow, hand_batches, textbook
 from bench.contenders.ours import JSON, new_group
 from bench.harness.command import Command, run
-from bench.harness.machine import sentence
 from bench.harness.race import Comparison, race
 from bench.harness.records import DDL
-from bench.harness.report import summary
 from bench.harness.servers import Servers, course
 from bench.harness.tables import plain_insert
 from tallymark.core.progress import Progress, Step
@@ -107,8 +105,7 @@ def main() -> None:
             with course(servers.brokers, servers.url(kind), chosen.records) as at:
                 outcomes.append(race(kind, contenders(kind, chosen.only), at, chosen.rounds, COMPARISONS))
         facts = servers.facts(*chosen.stores)
-    results = {"facts": facts, "races": [outcome.as_json() for outcome in outcomes]}
-    command.publish(chosen, f"{sentence(facts)}\n\n{summary(outcomes)}", results)
+    command.publish_races(chosen, facts, outcomes)
 
 
 if __name__ == "__main__":

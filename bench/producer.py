@@ -15,10 +15,8 @@ from confluent_kafka import Producer
 
 import tallymark as tm
 from bench.harness.command import Command, run
-from bench.harness.machine import sentence
 from bench.harness.race import Comparison, Course, Idle, Lap, race
 from bench.harness.records import PARTITIONS
-from bench.harness.report import summary
 from bench.harness.servers import Servers
 from tallymark.kafka.brokers import Brokers
 from tallymark.produce.settings import FAST, NO_LOSS, Profile
@@ -116,8 +114,7 @@ def main() -> None:
             contenders = [Sender(name, profile) for name in SENDERS]
             outcomes.append(race(profile.name, contenders, at, chosen.rounds, COMPARISONS))
         facts = servers.facts()
-    results = {"facts": facts, "races": [outcome.as_json() for outcome in outcomes]}
-    command.publish(chosen, f"{sentence(facts)}\n\n{summary(outcomes)}", results)
+    command.publish_races(chosen, facts, outcomes)
 
 
 if __name__ == "__main__":

@@ -20,10 +20,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from bench.contenders.limits import running
 from bench.harness import jdbc, tables
 from bench.harness.command import Command, run
-from bench.harness.machine import sentence
 from bench.harness.race import Comparison, Contender, Course, Idle, Lap, Outcome, race
 from bench.harness.records import FIRST_MOMENT, SCHEMA, STEP
-from bench.harness.report import summary
 from bench.harness.servers import Servers
 from bench.harness.tables import Mode
 from tallymark.core.claims import Advance, Entry, FirstClaim, PositionChanges
@@ -179,8 +177,7 @@ def main() -> None:
             outcomes += measure(kind, servers.url(kind), chosen.rounds, quick=chosen.quick)
         facts = servers.facts(*(kind for kind in chosen.stores if kind != "redis"))
     spark.stop()
-    results = {"facts": facts, "races": [outcome.as_json() for outcome in outcomes]}
-    command.publish(chosen, f"{sentence(facts)}\n\n{summary(outcomes)}", results)
+    command.publish_races(chosen, facts, outcomes)
 
 
 if __name__ == "__main__":

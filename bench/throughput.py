@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,10 @@ from bench.harness.command import Command, run
 from bench.harness.machine import sentence
 from bench.harness.race import Contender, Course, Outcome, race
 from bench.harness.records import Shape
-from bench.harness.report import keep, markdown
+from bench.harness.report import keep, markdown, races_as_json
 from bench.harness.servers import Servers, course, kind_of
 from tallymark.errors import BadInput
 from tallymark.spark.session import session
-from tallymark.stores.opening import open_sql
 
 NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "sqlite": "SQLite"}
 SIZES: dict[Shape, str] = {"small": "140 B", "large": "1 KB"}
@@ -54,24 +52,25 @@ def races(at: Course, shape: Shape, *, quick: bool) -> Iterator[tuple[str, list[
 
 def measure(chosen: argparse.Namespace) -> dict[str, Any]:
     """Run all races. Results are kept after each, so that a failure later loses none."""
+    facts: dict[str, str] = {}
     outcomes: list[Outcome] = []
     with Servers(chosen.brokers, chosen.store) as servers:
-        results = {"facts": servers.facts(*chosen.stores), "races": outcomes}
         spark = session({"spark.master": "local[2]", "spark.jars": jdbc.jars()})
         try:
             for kind, shape, records in _courses(chosen):
                 with course(servers.brokers, servers.url(kind), records, shape) as at:
+                    facts |= servers.facts(kind)
                     for title, contenders in races(at, shape, quick=chosen.quick):
                         if those := lineup.chosen(contenders, chosen.only):
                             compared = lineup.comparisons(kind, targets=not chosen.quick)
                             warm = 1 if chosen.quick else WARM
                             outcomes.append(race(title, those, at, chosen.rounds, compared, warm))
-                            keep(chosen.json, _as_json(results))
+                            keep(chosen.json, races_as_json(facts, outcomes))
         finally:
             spark.stop()
     if not outcomes:
         raise BadInput(f"no contender has {chosen.only!r} in its name; leave out --only to see all names")
-    return _as_json(results)
+    return races_as_json(facts, outcomes)
 
 
 def _courses(chosen: argparse.Namespace) -> Iterator[tuple[str, Shape, int]]:
@@ -80,10 +79,6 @@ def _courses(chosen: argparse.Namespace) -> Iterator[tuple[str, Shape, int]]:
             yield kind, "small", chosen.records
         if "large" in chosen.shapes and kind == "postgresql":
             yield kind, "large", max(1000, chosen.records // 2)
-
-
-def _as_json(results: dict[str, Any]) -> dict[str, Any]:
-    return {**results, "races": [outcome.as_json() for outcome in results["races"]]}
 
 
 def report(results: dict[str, Any], page: Path | None) -> str:
@@ -121,8 +116,6 @@ def _parsed(command: Command) -> argparse.Namespace:
     chosen = command.parse()
     chosen.quick = bool(chosen.quick or chosen.brokers or chosen.store)
     if chosen.store:
-        with closing(open_sql(chosen.store)) as store:
-            store.ping()
         chosen.stores = [kind_of(chosen.store)]
     chosen.stores = chosen.stores or (["postgresql"] if chosen.quick else list(NAMES))
     chosen.shapes = chosen.shapes or (["small"] if chosen.quick else list(SIZES))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.harness.race import say
-from bench.harness.report import keep, replace_section
+from bench.harness.machine import sentence
+from bench.harness.race import Outcome, say
+from bench.harness.report import keep, races_as_json, replace_section, summary
 from tallymark.errors import TallymarkError
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -39,6 +40,10 @@ class Command:
         keep(chosen.json, results)
         if chosen.write:
             replace_section(chosen.write, self.name, report)
+
+    def publish_races(self, chosen: argparse.Namespace, facts: dict[str, str], outcomes: Sequence[Outcome]) -> None:
+        """Publish several races as one table."""
+        self.publish(chosen, f"{sentence(facts)}\n\n{summary(outcomes)}", races_as_json(facts, outcomes))
 
 
 def run(main: Callable[[], None]) -> None:

@@ -73,6 +73,10 @@ def replace_section(page: Path, name: str, text: str) -> None:
     page.write_text(f"{before}{start}\n{text.strip()}\n{end}{after}")
 
 
+def races_as_json(facts: dict[str, str], outcomes: Iterable[Outcome]) -> dict[str, Any]:
+    return {"facts": facts, "races": [outcome.as_json() for outcome in outcomes]}
+
+
 def keep(file: Path | None, results: Any) -> None:
     """Write the results to a file as JSON, if there is one to be written."""
     if file is not None:

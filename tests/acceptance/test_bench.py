@@ -74,10 +74,13 @@ def test_a_race_that_is_ended_leaves_nothing_behind(brokers: str, database: Call
     wait_until(lambda: not topics(brokers), "the topic is gone")
 
 
-def test_an_unknown_contender_is_an_error(brokers: str, database: Callable[[str], str]) -> None:
+def test_an_unknown_contender_is_an_error_and_a_new_file_is_removed(
+    brokers: str, database: Callable[[str], str], tmp_path: Path
+) -> None:
     servers = ("--brokers", brokers, "--store", database("sqlite"))
     process = throughput(*servers, "--records", "1000", "--only", "nobody")
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "error: no contender has 'nobody' in its name" in errors
     assert "Traceback" not in errors
+    assert list(tmp_path.iterdir()) == []
