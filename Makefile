@@ -10,7 +10,7 @@ help:
 	@echo 'make test    all tests, on real servers'
 	@echo 'make check   lint, types, and which room imports from which'
 	@echo 'make faults  the long fault tests'
-	@echo 'make bench   race every road against the limits and what people use today; writes docs/benchmarks.md (hours)'
+	@echo 'make bench   race pipelines and services against other tools; writes docs/benchmarks.md (hours; ARGS=--quick: minutes)'
 	@echo 'make format  put the code into shape'
 	@echo 'make lock    pin the newest dependencies'
 	@echo 'make clean   remove the environment and what tools left behind'
@@ -32,15 +32,13 @@ test: $(READY)
 faults: $(READY)
 	@$(BIN)/pytest -q -m faults -n 3 --dist loadgroup $(ARGS)
 
+PARTS := throughput latency growth cluster profiling stores consumers producer
 bench: $(READY)
-	@$(BIN)/python bench/throughput.py --write docs/benchmarks.md $(ARGS)
-	@$(BIN)/python bench/latency.py --write docs/benchmarks.md
-	@$(BIN)/python bench/growth.py --minutes 18 --write docs/benchmarks.md
-	@$(BIN)/python bench/cluster.py --write docs/benchmarks.md
-	@$(BIN)/python bench/profiling.py --write docs/benchmarks.md
-	@$(BIN)/python bench/stores.py --write docs/benchmarks.md
-	@$(BIN)/python bench/consumers.py --write docs/benchmarks.md
-	@$(BIN)/python bench/producer.py --write docs/benchmarks.md
+ifeq ($(ARGS),)
+	@set -e; for part in $(PARTS); do $(BIN)/python -m bench.$$part --write docs/benchmarks.md; done
+else
+	@$(BIN)/python -m bench.throughput $(ARGS)
+endif
 
 format: $(READY)
 	@$(BIN)/ruff check --fix --quiet src tests bench examples; $(BIN)/ruff format src tests bench examples
