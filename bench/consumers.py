@@ -10,11 +10,11 @@ from typing import Any
 
 import tallymark as tm
 from bench.contenders.loops import Clock, Loop, Place, Run, hand_arrow, hand_batches, textbook
-from bench.contenders.ours import JSON, new_group
+from bench.contenders.ours import JSON
 from bench.harness.command import Command, run
 from bench.harness.race import Comparison, race
 from bench.harness.records import DDL
-from bench.harness.servers import Servers, course
+from bench.harness.servers import Servers, course, new_group
 from bench.harness.tables import plain_insert
 from tallymark.core.progress import Progress, Step
 

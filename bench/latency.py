@@ -208,7 +208,7 @@ def fresh(brokers: str, url: str, number: int) -> Iterator[Course]:
 
 @dataclass
 class Times:
-    """Milliseconds of every record in every round, by contender, and who could not take part, and why."""
+    """Milliseconds of every record in every round, by contender, and why others could not take part."""
 
     rounds: dict[str, list[list[float]]] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)

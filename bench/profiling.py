@@ -22,8 +22,7 @@ from typing import Any, get_args
 
 from sqlalchemy import text as sql
 
-import tallymark as tm
-from bench.contenders.ours import ALONE, JSON, new_group, plain
+from bench.contenders.ours import OurPipeline
 from bench.harness import tables
 from bench.harness.command import Command, run
 from bench.harness.evidence import (
@@ -45,7 +44,6 @@ from bench.harness.report import table, thousands
 from bench.harness.servers import Servers, course
 from bench.harness.tables import Mode
 from tallymark.core.progress import Progress, Step
-from tallymark.errors import TallymarkError
 from tallymark.local.sandbox.server import Server
 from tallymark.spark.pipeline import Road
 from tallymark.spark.session import session
@@ -114,22 +112,12 @@ def compiling(pid: int) -> float:
 
 
 def run_once(profile: Profile, course: Course, road: Road) -> None:
-    """All that is in the topic, into a table of its mode: for an upsert it has a row for every key."""
-    pipeline = tm.Pipeline(
-        group=new_group(course),
-        source=tm.Kafka(course.brokers, course.topic, value=JSON),
-        store=course.url,
-        limits=tm.Limits(records=BATCH),
-        road=road,
-        membership=ALONE,
-    )
-    spec = tables.spec(course, profile.mode)
-    pipeline.table(spec.name, key=spec.key, write=spec.write)(plain)
+    """Read the whole topic into a new table of the mode, which has an old row for every key of an upsert."""
+    tables.prepare(course, profile.mode)
+    pipeline = OurPipeline("profile", profile.mode, BATCH, road).pipeline(course)
     profile.began, began = time.time(), time.perf_counter()
-    tally = pipeline.run("caught-up", on_step=Stopwatch(profile.stages))
+    pipeline.run("caught-up", on_step=Stopwatch(profile.stages))
     profile.seconds = time.perf_counter() - began
-    if tally.applied != course.records:
-        raise TallymarkError(f"{tally.applied:,} of {course.records:,} records were applied")
 
 
 def profiled(mode: Mode, course: Course, road: Road, servers: Mapping[str, Server], program: str | None) -> Profile:
@@ -137,7 +125,6 @@ def profiled(mode: Mode, course: Course, road: Road, servers: Mapping[str, Serve
     profile = Profile(mode, course.records)
     with closing(open_sql(course.url)) as store:
         for _ in range(WARM):
-            tables.prepare(course, mode)
             run_once(Profile(mode, course.records), course, road)
         tables.prepare(course, mode)
         with store.transaction() as connection:

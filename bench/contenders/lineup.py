@@ -107,10 +107,9 @@ def peers(kind: str, mode: Mode) -> list[Contender]:
     if kind == "sqlite":
         return []
     if mode == "upsert":
-        return [Debezium("upsert", share=0.5, name=DEBEZIUM_UPSERT)]
-    plain = Debezium("insert", tuned=False, share=0.5, name=f"{DEBEZIUM}, default")
-    found: list[Contender] = [Debezium("insert", share=0.5, name=DEBEZIUM), plain]
-    return [*found, Quix(share=0.1, name=QUIX)] if kind == "postgresql" else found
+        return [Debezium(DEBEZIUM_UPSERT, "upsert", share=0.5)]
+    found: list[Contender] = [Debezium(DEBEZIUM, share=0.5), Debezium(f"{DEBEZIUM}, default", tuned=False, share=0.5)]
+    return [*found, Quix(QUIX, share=0.1)] if kind == "postgresql" else found
 
 
 def share(most: int, records: int) -> float:

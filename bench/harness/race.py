@@ -122,7 +122,6 @@ class Outcome:
     """The results of one race, its title, and what is compared."""
 
     title: str
-    kind: str
     records: int
     results: dict[str, Result]
     comparisons: Sequence[Comparison] = field(default_factory=tuple)
@@ -144,7 +143,6 @@ class Outcome:
         results = self.results.items()
         return {
             "title": self.title,
-            "kind": self.kind,
             "records": self.records,
             "laps": {name: [[round(one, 6) for one in astuple(lap)] for lap in found.laps] for name, found in results},
             "rates": {name: round(result.median, 1) for name, result in results},
@@ -159,7 +157,7 @@ class Outcome:
         results = {name: Result(name, [Lap(*lap) for lap in laps]) for name, laps in found["laps"].items()}
         names = Comparison.__dataclass_fields__
         comparisons = [Comparison(**{k: v for k, v in one.items() if k in names}) for one in found["comparisons"]]
-        return cls(found["title"], found["kind"], found["records"], results, comparisons)
+        return cls(found["title"], found["records"], results, comparisons)
 
 
 def race(
@@ -182,7 +180,7 @@ def race(
             lap = contender.lap(course)
             if turn:
                 results[contender.name].laps.append(lap)
-    return Outcome(title, course.kind, course.records, results, comparisons)
+    return Outcome(title, course.records, results, comparisons)
 
 
 def turns(contenders: Sequence[T], rounds: int, warm: int = 1) -> Iterator[tuple[int, T]]:

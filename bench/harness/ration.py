@@ -1,4 +1,4 @@
-"""A share of a core for some processes and all that they start, by the kernel's control groups: root's to give."""
+"""A share of a core for processes and their children, by the kernel's control groups. It needs root."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tallymark.errors import BadInput
 
 GROUPS = Path("/sys/fs/cgroup")
 PERIOD = 20_000
-"""Microseconds: who has used up its share waits for the next period."""
+"""Microseconds. A process that has used up its share waits for the next period."""
 
 
 class Ration:
-    """Processes that share so much of a core. What they start belongs to it, too."""
+    """Processes that share a part of a core with all their children."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -26,13 +26,9 @@ class Ration:
 
 @contextmanager
 def ration(cores: float) -> Iterator[Ration]:
-    """As long as the block lasts, in which its processes have to end."""
+    """Limit processes until the block ends; they have to end before it."""
     parent = GROUPS / "cpu" if (GROUPS / "cpu").is_dir() else GROUPS
     directory = parent / f"tallymark-bench-{uuid.uuid4().hex[:8]}"
-    try:
-        directory.mkdir()
-    except OSError as error:
-        raise BadInput(f"no share of a core can be given out here: {error}") from error
     try:
         _limit(directory, int(cores * PERIOD))
         yield Ration(directory)
@@ -44,10 +40,11 @@ def ration(cores: float) -> Iterator[Ration]:
 def _limit(directory: Path, quota: int) -> None:
     """By the second version of control groups, or by the first."""
     try:
+        directory.mkdir()
         if (directory / "cpu.cfs_quota_us").exists():
             (directory / "cpu.cfs_period_us").write_text(str(PERIOD))
             (directory / "cpu.cfs_quota_us").write_text(str(quota))
         else:
             (directory / "cpu.max").write_text(f"{quota} {PERIOD}")
     except OSError as error:
-        raise BadInput(f"no share of a core can be given out here: {error}") from error
+        raise BadInput(f"the CPU time of workers can't be limited: {error}; run as root with control groups") from error

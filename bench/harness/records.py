@@ -77,11 +77,6 @@ def values(start: int, stop: int, records: int, shape: Shape = "small") -> list[
     return found
 
 
-def value(number: int, records: int = 1_000_000, shape: Shape = "small") -> bytes:
-    """A single order."""
-    return values(number, number + 1, records, shape)[0]
-
-
 def pieces(records: int, most: int = AT_ONCE) -> Iterator[tuple[int, int]]:
     """The numbers of all orders, in ranges of at most so many."""
     return ((start, min(start + most, records)) for start in range(0, records, most))

@@ -85,6 +85,11 @@ def course(brokers: str, url: str, records: int, shape: Shape = "small") -> Iter
         yield made
 
 
+def new_group(course: Course) -> str:
+    """The name of a group that reads the topic from its beginning."""
+    return f"{course.topic}-{uuid.uuid4().hex[:8]}"
+
+
 def forget_groups(store: Store, topic: str) -> None:
     """Remove the groups of a course from the ledger: their names begin with that of its topic."""
     books = store.journal()

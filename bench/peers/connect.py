@@ -74,7 +74,7 @@ class Worker(Server):
         return [java(), *options, "org.apache.kafka.connect.cli.ConnectStandalone", self._properties]
 
     def discard(self) -> None:
-        """End it at once: what its connectors have not committed belongs to nobody."""
+        """End it at once: what its connectors have not committed is not needed."""
         self.kill()
         shutil.rmtree(self.directory, ignore_errors=True)
 

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from sqlalchemy.engine import make_url
 
 from bench.harness import tables
 from bench.harness.race import Course, Lap
+from bench.harness.servers import new_group
 from bench.peers.watch import Check, watch
 from tallymark.errors import TallymarkError
 from tallymark.local.cache import cache_dir, locked
@@ -33,27 +33,12 @@ APP = Path(__file__).with_name("quix_app.py")
 STOP_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
-class Commits:
-    """When the application writes what it has: after so many records, or so many seconds."""
-
-    every: int
-    interval: float
-
-
-DEFAULT, TUNED, EAGER = Commits(0, 5.0), Commits(10_000, 5.0), Commits(1, 5.0)
-
-
 @dataclass
 class Quix:
-    """``tuned``: commits of 10,000 records and librdkafka's settings as ours. Otherwise all is as it comes."""
+    """With commits of 10,000 records and librdkafka's settings as ours, on a share of the records."""
 
-    tuned: bool = True
-    share: float = 0.1
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        self.name = self.name or f"Quix Streams, {'tuned' if self.tuned else 'default'}"
+    name: str
+    share: float
 
     def start(self, course: Course) -> None:
         if course.kind != "postgresql":
@@ -65,17 +50,15 @@ class Quix:
 
     def lap(self, course: Course) -> Lap:
         tables.prepare(course)
-        with application(course, TUNED if self.tuned else DEFAULT, tuned=self.tuned) as check:
-            found = watch(course, "append", int(course.records * self.share), check)
-        # It went on until it was stopped, so only a whole topic ends at a number that is known.
-        return tables.lap(course, self.name, course.records, found.seconds) if self.share == 1 else found
+        with application(course, commit_every=10_000) as check:
+            return watch(course, "append", int(course.records * self.share), check)
 
 
 @contextmanager
 def running(course: Course) -> Iterator[None]:
     """An application that writes each record at once to the table of the course."""
     install()
-    with application(course, EAGER, tuned=True):
+    with application(course, commit_every=1):
         yield
 
 
@@ -98,12 +81,13 @@ def _run(*command: str | Path) -> None:
 
 
 @contextmanager
-def application(course: Course, commits: Commits, *, tuned: bool) -> Iterator[Check]:
+def application(course: Course, commit_every: int) -> Iterator[Check]:
     """The application at work; yields what raises if it has ended."""
     with tempfile.TemporaryDirectory(prefix="bench-quix-") as directory, (Path(directory) / "log").open("w+b") as log:
         command = [ENVIRONMENT / "bin" / "python", APP]
-        told = _told(course, commits, tuned=tuned)
-        process = subprocess.Popen(command, env=told, cwd=directory, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            command, env=_environment(course, commit_every), cwd=directory, stdout=log, stderr=log
+        )
 
         def check() -> None:
             if process.poll() is not None:
@@ -122,8 +106,8 @@ def application(course: Course, commits: Commits, *, tuned: bool) -> Iterator[Ch
                 process.wait()
 
 
-def _told(course: Course, commits: Commits, *, tuned: bool) -> dict[str, str]:
-    """The application's environment: passwords are in no list of processes there."""
+def _environment(course: Course, commit_every: int) -> dict[str, str]:
+    """Passwords travel in the environment, because a list of processes does not show it."""
     url = with_password(make_url(course.url))
     return {
         **os.environ,
@@ -131,8 +115,6 @@ def _told(course: Course, commits: Commits, *, tuned: bool) -> dict[str, str]:
         "BENCH_TOPIC": course.topic,
         "BENCH_URL": url.render_as_string(hide_password=False),
         "BENCH_TABLE": course.table,
-        "BENCH_GROUP": f"{course.topic}-{uuid.uuid4().hex[:8]}",
-        "BENCH_COMMIT_EVERY": str(commits.every),
-        "BENCH_COMMIT_INTERVAL": str(commits.interval),
-        "BENCH_TUNED": "1" if tuned else "0",
+        "BENCH_GROUP": new_group(course),
+        "BENCH_COMMIT_EVERY": str(commit_every),
     }

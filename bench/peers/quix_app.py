@@ -32,8 +32,7 @@ def main() -> None:
         consumer_group=said["BENCH_GROUP"],
         auto_offset_reset="earliest",
         commit_every=int(said["BENCH_COMMIT_EVERY"]),
-        commit_interval=float(said["BENCH_COMMIT_INTERVAL"]),
-        consumer_extra_config=TUNED if said["BENCH_TUNED"] == "1" else {},
+        consumer_extra_config=TUNED,
         auto_create_topics=False,
         loglevel="WARNING",
     )

@@ -1,7 +1,7 @@
-"""When a peer's rows become visible. Peers in other processes say nothing themselves, so the table is asked.
+"""When the rows of a peer become visible: peers run in other processes, so the table is queried.
 
-Counting costs the database time that the peer needs. So it is counted seldom: after each count the pace so far says
-when the rest will be there, and nobody counts again before most of that time has passed.
+Counting costs the database time that the peer needs. Therefore each count estimates when the rest will be there, and
+the next one waits for most of that time.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _first(table: _Table, check: Check) -> float:
 
 
 def _seldom(check: Check) -> Check:
-    """At most once a second, whoever asks."""
+    """The same check, at most once a second."""
     latest = 0.0
 
     def checked() -> None:

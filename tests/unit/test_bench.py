@@ -41,7 +41,7 @@ class Runner:
 def outcome(**seconds: list[float]) -> Outcome:
     results = {name: Result(name, [Lap(1000, one) for one in laps]) for name, laps in seconds.items()}
     compared = [Comparison("ours", "peer", 1.5, 3.0), Comparison("ours", "absent", 2.0)]
-    return Outcome("a & b", "sqlite", 1000, results, compared)
+    return Outcome("a & b", 1000, results, compared)
 
 
 def test_contenders_take_turns_and_the_first_round_does_not_count() -> None:
@@ -102,7 +102,7 @@ def test_medians_and_ratios_come_from_the_rounds() -> None:
 def test_who_can_be_seen_from_the_first_commit_on_alone_is_compared_from_there_on() -> None:
     ours, peer = Result("ours", [Lap(1000, 3.0, 200, 1.0)]), Result("peer", [Lap(1000, 5.0)])
     compared = [Comparison("ours", "peer", 2.0, steady=True)]
-    found = Outcome("a", "sqlite", 1000, {"ours": ours, "peer": peer}, compared)
+    found = Outcome("a", 1000, {"ours": ours, "peer": peer}, compared)
     (row,) = ratio_rows(Outcome.from_json(json.loads(json.dumps(found.as_json()))))
     assert row == ("ours", "peer, both from the first commit on", "2.00x", "2.00-2.00", "2x", "met")
 
