@@ -84,8 +84,16 @@ def test_a_bad_line_of_the_lock_is_named(line: str) -> None:
 
 
 def test_an_unknown_set_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(SandboxError, match=r"'mysql'.*kafka, spark-kafka, postgresql, mariadb"):
+    with pytest.raises(SandboxError, match=r"'mysql'.*kafka, spark-kafka, postgresql, mariadb$"):
         jars.fetch("mysql")
+
+
+def test_another_lock_has_sets_of_its_own(tmp_path: Path) -> None:
+    lock = tmp_path / "jars.lock"
+    lock.write_text(f"peers g:a:1 {'0' * 64}\n")
+    assert [str(artifact) for artifact in jars.artifacts("peers", lock)] == ["g:a:1"]
+    with pytest.raises(SandboxError, match=r"'kafka': there are peers$"):
+        jars.fetch("kafka", lock=lock)
 
 
 def test_a_complete_cache_needs_neither_java_nor_network(private_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
