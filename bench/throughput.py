@@ -33,7 +33,7 @@ WARM = 2
 
 def races(at: Course, shape: Shape, *, quick: bool) -> Iterator[tuple[str, list[Contender]]]:
     """The title and the contenders of every race on one course. Large records are raced for appends alone."""
-    size = max(1, min(BATCH, at.records // 4))
+    size = max(1, min(BATCH, at.records // 4)) if quick else BATCH
     title = f"{NAMES[at.kind]}, {{}}, {_short(size)} a batch, {SIZES[shape]} a record"
     append = [*lineup.scans(), *lineup.appending(at.kind, size, shape, jdbc=jdbc.reaches(at))]
     upsert = lineup.upserting(size, shape, at.records, quick=quick)
