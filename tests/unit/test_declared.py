@@ -76,7 +76,7 @@ def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:
         delivery = "at-least-once"
         start = "latest"
         on_loss = "record"
-        patience = 5
+        patience = "5s"
         road = "driver"
         [source]
         brokers = "localhost:9092"
@@ -104,7 +104,7 @@ def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:
         [budget]
         max_dead_ratio = 0.5
         max_dead_ratio_per_batch = 1
-        window = "15m"
+        window = "1h30m"
         [retention]
         batches = "30d"
         settled_letters = "1h30m"
@@ -131,7 +131,7 @@ def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:
     assert (spec.name, spec.key, spec.version, spec.deletes) == ("the orders", ("a", "b"), "v", "value IS NULL")
     assert (spec.provenance, spec.create, spec.evolve, spec.per_batch) == (True, False, True, True)
     assert pipeline.limits == Limits(records=10, seconds=1)
-    assert setup.budget == Budget(max_dead_ratio=0.5, window=timedelta(minutes=15), max_dead_ratio_per_batch=1)
+    assert setup.budget == Budget(max_dead_ratio=0.5, window=timedelta(minutes=90), max_dead_ratio_per_batch=1)
     assert setup.retention == Retention(batches="30d", settled_letters="1h30m")
     assert setup.catch_up == SkipAhead(when_behind="1h", keep="5m")
     assert setup.membership == Group(instance="worker-7")
@@ -162,7 +162,8 @@ def test_a_pipeline_can_read_alone(load: Load) -> None:
         ("topics =", "topcs =", "shop.toml line 5: source.topcs is not known; did you mean topics?"),
         ("[source]", "[zebra]\n[source]", "shop.toml line 3: zebra is not known; known here are group, store"),
         ('sql = "', 'key = 3\nsql = "', "line 8: tables.orders.key must be text or a list, not a whole number"),
-        ("group =", "patience = true\ngroup =", "shop.toml line 1: patience must be a number, not true or false"),
+        ("group =", "patience = true\ngroup =", "patience must be a time or text or a number, not true or false"),
+        ("group =", "patience = 'soon'\ngroup =", "shop.toml line 1: patience='soon' is not a duration"),
         ('brokers = "localhost:9092"\n', "", "shop.toml line 3: source.brokers is missing"),
         ("[source]", "[limits]\nrecords = 0\n[source]", "shop.toml line 3: limits must be positive"),
         ("[source]", "[limits]\nrecord = 1\n[source]", "line 4: limits.record is not known; did you mean records?"),
@@ -170,7 +171,7 @@ def test_a_pipeline_can_read_alone(load: Load) -> None:
          "line 4: catch_up.keep must be a whole number or a time or text, not a number"),
         ("[source]", '[retention]\nruns = "5 days"\n[source]', "line 3: Retention: runs='5 days' is not a duration"),
         ("[source]", '[budget]\nwindow = "9d"\n[source]', "the ledger keeps commits for 7 days, 0:00:00: write"),
-        ("[source]", '[budget]\nwindow = "soon"\n[source]', "line 3: window must be a time such as 30s"),
+        ("[source]", '[budget]\nwindow = "soon"\n[source]', "line 3: Budget: window='soon' is not a duration"),
         ("[source]", '[source.tls]\nca = "/none.pem"\n[source]', "line 3: Tls(ca='/none.pem'): the file can't be read"),
         ("[source]", "[source.tls]\nca = 1\n[source]", "line 4: source.tls.ca must be text, not a whole number"),
         ("group =", 'start = "tomorrow"\ngroup =', "line 1: start='tomorrow' is not a first-poll strategy"),

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.core.claims import FirstClaim, Restart
-from tallymark.core.durations import parse_duration
 from tallymark.core.journal import Run
 from tallymark.core.spans import Log, Owner, Partition, Position, Tally
 from tallymark.errors import BadInput, CommitRefused, PositionMoved, TopicRecreated, UnknownPartition
@@ -186,27 +185,6 @@ def test_a_scope_names_topics_and_partitions() -> None:
 def test_a_scope_that_is_none_gets_one_sentence(text: str) -> None:
     with pytest.raises(BadInput, match="is not understood; write --topic orders"):
         parse_scope([text])
-
-
-@pytest.mark.parametrize(
-    ("text", "meant"),
-    [
-        ("PT1H30M", timedelta(hours=1, minutes=30)),
-        ("P2DT0.5S", timedelta(days=2, seconds=0.5)),
-        ("P1W", timedelta(weeks=1)),
-        ("90m", timedelta(minutes=90)),
-        ("1h30m", timedelta(minutes=90)),
-        ("2h", timedelta(hours=2)),
-    ],
-)
-def test_durations(text: str, meant: timedelta) -> None:
-    assert parse_duration(text) == meant
-
-
-@pytest.mark.parametrize("text", ["", "P", "PT", "P1M", "P1Y", "5", "-2h", "1h ago", "9" * 30 + "d"])
-def test_what_is_no_duration_gets_one_sentence(text: str) -> None:
-    with pytest.raises(BadInput):
-        parse_duration(text)
 
 
 def test_a_time_has_a_zone_or_is_utc() -> None:

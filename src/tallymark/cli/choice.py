@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any
@@ -40,17 +41,21 @@ def choice(
     if state not in (*LETTER_STATES, "all"):
         raise BadInput(f"--state {state} is not known; write {', '.join(LETTER_STATES)} or all")
     states = None if state == "all" else (state,)
-    times = moment_or_ago(since), moment_or_ago(until)
+    times = moment_or_ago(since, "--since"), moment_or_ago(until, "--until")
     return LetterQuery(group, topic, partition, states, error, table, *times, list(ids) if ids else None)
 
 
-def moment_or_ago(text: str | None) -> datetime | None:
+def moment_or_ago(text: str | None, option: str) -> datetime | None:
     if text is None:
         return None
+    # A plain number is the date 20260131 rather than a number of seconds.
+    if not text.isdecimal():
+        with suppress(BadInput):
+            return before_now(parse_duration(text, option))
     try:
-        return before_now(parse_duration(text))
-    except BadInput:
         return parse_moment(text)
+    except BadInput as error:
+        raise BadInput(f"{option}: {error}, or 2h for two hours ago") from None
 
 
 @dataclass

@@ -56,7 +56,7 @@ Offset = Annotated[int | None, typer.Option("--to-offset", help="To this offset.
 Moment = Annotated[
     str | None, typer.Option("--to-datetime", help="To the first record of this time or later; UTC without a zone.")
 ]
-Duration = Annotated[str | None, typer.Option("--by-duration", help="To the first of the last PT1H30M, P2D, 90m, 2h.")]
+Duration = Annotated[str | None, typer.Option("--by-duration", help="To the first of the last 1h30m, 15m, 2d.")]
 Shift = Annotated[int | None, typer.Option("--shift-by", help="By so many offsets; back if negative.")]
 Current = Annotated[bool, typer.Option("--to-current", help="To where it is, or the nearest that the log holds.")]
 FromFile = Annotated[Path | None, typer.Option("--from-file", help="To the offsets in this CSV; - is stdin.")]
@@ -158,7 +158,7 @@ def _aim(option: str, value: Any, group: str) -> Aim:
             moment = parse_moment(value)
             return Aim("time", f"{option} {moment.isoformat()}", moment=moment)
         case "--by-duration":
-            return Aim("time", f"{option} {value}", moment=before_now(parse_duration(value)))
+            return Aim("time", f"{option} {value}", moment=before_now(parse_duration(value, option)))
     return Aim("file", f"{option} {value}", offsets=_read(value, group))
 
 

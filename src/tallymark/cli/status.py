@@ -17,6 +17,7 @@ from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, t
 from tallymark.cli.tables import FittedTable, whole_lines
 from tallymark.cli.values import printable
 from tallymark.cli.watch import watch
+from tallymark.core.durations import parse_duration
 from tallymark.core.spans import OUTCOMES
 from tallymark.errors import BadInput
 from tallymark.kafka.brokers import Brokers
@@ -25,8 +26,10 @@ from tallymark.operate.survey import Pace, Sight, Survey, ledger, look
 
 GroupArgument = Annotated[str | None, typer.Argument(help="Only this group.")]
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")]
-Every = Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two looks of --watch.")]
+Every = Annotated[str, typer.Option("--every", help="Interval of --watch, such as 500ms, 10s or 1m; at least 200ms.")]
 Fail = Annotated[bool, typer.Option("--fail", help=f"End with code 3 if a group is {' or '.join(TROUBLE)}.")]
+
+SHORTEST = 0.2
 
 COLUMNS = (
     *("TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS"),
@@ -45,7 +48,7 @@ STYLES = {FAILED: "bold red", STALLED: "bold red", RUNNING: "green", STOPPED: "d
 def status(
     group: GroupArgument = None,
     watching: Watch = False,
-    every: Every = 2.0,
+    every: Every = "2s",
     fail: Fail = False,
     store: StoreUrl = None,
     brokers: BrokersOption = None,
@@ -57,6 +60,9 @@ def status(
     Works while the pipeline runs and while it does not. Without brokers it shows what the ledger knows; brokers that do
     not answer are named on stderr, and the command ends with code 1.
     """
+    interval = parse_duration(every, "--every").total_seconds()
+    if interval < SHORTEST:
+        raise BadInput(f"--every={every} is too short; write 200ms or more")
     of = target(file, group, store, brokers)
     if of.store is None:
         raise BadInput("status needs --store (or TALLYMARK_STORE), or --file with a pipeline")
@@ -64,7 +70,7 @@ def status(
     shown = partial(_shown, as_json=as_json, once=not watching)
     with ledger(of.store, of.group) as opened:
         if watching:
-            watch(lambda: look(opened, of.group, kafka), shown, every, in_place=not as_json)
+            watch(lambda: look(opened, of.group, kafka), shown, interval, in_place=not as_json)
             return
         sight = look(opened, of.group, kafka)
     whole_lines().print(shown(sight), soft_wrap=as_json)

@@ -11,6 +11,7 @@ import shlex
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tallymark.core.durations import Duration, parse_duration, parse_positive
 from tallymark.core.spans import GroupState, Tally
 from tallymark.errors import BadInput, TooManyDead
 
@@ -33,14 +34,15 @@ class Budget:
     max_dead_per_batch: int | None = 10_000
     max_dead_total: int | None = None
     max_dead_ratio: float | None = None
-    window: timedelta = timedelta(hours=1)
+    window: Duration = timedelta(hours=1)
     max_dead_ratio_per_batch: float | None = 0.5
 
     def __post_init__(self) -> None:
         counts = [count for count in (self.max_dead_per_batch, self.max_dead_total) if count is not None]
         ratios = [ratio for ratio in (self.max_dead_ratio, self.max_dead_ratio_per_batch) if ratio is not None]
-        if min(counts, default=0) < 0 or not all(0 <= ratio <= 1 for ratio in ratios) or self.window <= timedelta():
-            raise BadInput(f"a budget counts from 0, its ratio is between 0 and 1, its window is positive, not {self}")
+        if min(counts, default=0) < 0 or not all(0 <= ratio <= 1 for ratio in ratios):
+            raise BadInput(f"a budget counts from 0, its ratio is between 0 and 1, not {self}")
+        object.__setattr__(self, "window", parse_positive(self.window, "Budget: window"))
 
     @property
     def has_window(self) -> bool:
@@ -48,7 +50,8 @@ class Budget:
 
     def window_start(self, now: datetime, state: GroupState | None) -> datetime:
         """Return the start of the window. Resuming a group starts a new window."""
-        return max(now - self.window, state.since) if state else now - self.window
+        start = now - parse_duration(self.window, "Budget: window")
+        return max(start, state.since) if state else start
 
     def check_batch(self, group: str, dead: int, example: str) -> None:
         if self.max_dead_per_batch is not None and dead > self.max_dead_per_batch:

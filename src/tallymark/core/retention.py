@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta, timezone
 
-from tallymark.core.durations import parse_duration
+from tallymark.core.durations import Duration, parse_duration
 from tallymark.errors import BadInput
 
 SHORTEST = timedelta(hours=1)
@@ -43,24 +43,18 @@ class Retention:
         """Keep all history for the same time."""
         return cls(age, age, age, age)
 
-    def covers(self, window: timedelta) -> bool:
+    def covers(self, window: Duration) -> bool:
         """Whether the commits of this window are kept."""
-        assert isinstance(self.batches, timedelta)
-        return window <= self.batches
+        return parse_duration(window, "Budget: window") <= parse_duration(self.batches, "Retention: batches")
 
     def cutoffs(self, now: datetime) -> Cutoffs:
         ages = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: now - min(age, now - EPOCH) for name, age in ages.items() if age is not None}
 
 
-def parse_age(name: str, value: timedelta | str) -> timedelta:
+def parse_age(name: str, value: Duration) -> timedelta:
     """Parse the age of history that may be removed; ``name`` is for the error."""
-    if not isinstance(value, timedelta | str):
-        raise BadInput(f"{name}={value!r} is not a duration; write a timedelta, or text such as '30d'")
-    try:
-        age = parse_duration(value) if isinstance(value, str) else value
-    except BadInput as error:
-        raise BadInput(f"{name}={error}") from None
+    age = parse_duration(value, name)
     if age < SHORTEST:
         raise BadInput(f"{name}={value} is too short: status and budgets need at least the last hour (1h)")
     return age

@@ -5,18 +5,17 @@ The commit that moves the position counts and records the skip, which can be fil
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from tallymark.core.durations import Duration, parse_duration, parse_positive
 from tallymark.core.plan import Jump
 from tallymark.core.spans import Log, Partition
 from tallymark.errors import BadInput
 
 Jumps = dict[Partition, Jump]
 OffsetsAt = Callable[[Iterable[Partition], datetime], Mapping[Partition, int | None]]
-UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 
 @dataclass(frozen=True)
@@ -27,13 +26,13 @@ class SkipAhead:
     >>> SkipAhead(when_behind="1h", keep="5m", every="1m")     # time, by the timestamps of the records
 
     A partition with more than ``when_behind`` to read continues with the last ``keep``. Both are numbers of records,
-    or both are durations: a timedelta, or text such as "30s", "15m", "2h", "1d". The lag is checked when a run starts,
+    or both are durations: a timedelta, or text such as "1h30m", "15m", "2d". The lag is checked when a run starts,
     and then at the interval ``every``.
     """
 
     when_behind: int | timedelta | str = 500
     keep: int | timedelta | str = 500
-    every: timedelta | str = "15m"
+    every: Duration = "15m"
 
     def __post_init__(self) -> None:
         behind, keep = _amount("when_behind", self.when_behind), _amount("keep", self.keep)
@@ -41,9 +40,8 @@ class SkipAhead:
             raise BadInput(f"SkipAhead: when_behind={behind} and keep={keep} must both be records, or both be times")
         if _size(keep) > _size(behind):
             raise BadInput(f"SkipAhead: keep={keep} is more than when_behind={behind}; keep at most as much")
-        if not isinstance(self.every, timedelta | str):
-            raise BadInput(f"SkipAhead: every={self.every!r} is no time; write a timedelta, or text such as '15m'")
-        for name, value in (("when_behind", behind), ("keep", keep), ("every", _amount("every", self.every))):
+        every = parse_positive(self.every, "SkipAhead: every")
+        for name, value in (("when_behind", behind), ("keep", keep), ("every", every)):
             object.__setattr__(self, name, value)
 
     def moments(self, now: datetime) -> tuple[datetime, datetime] | None:
@@ -57,8 +55,7 @@ class Every:
     """Schedules the checks: at the first call, then at the interval ``every``. Times are from a monotonic clock."""
 
     def __init__(self, ahead: SkipAhead) -> None:
-        assert isinstance(ahead.every, timedelta)
-        self._every = ahead.every.total_seconds()
+        self._every = parse_duration(ahead.every, "SkipAhead: every").total_seconds()
         self._next: float | None = None
 
     def due(self, now: float) -> bool:
@@ -131,18 +128,15 @@ def _within(log: Log, offset: int | None) -> int:
 
 
 def _amount(name: str, value: int | timedelta | str) -> int | timedelta:
-    amount = _parsed(value) if isinstance(value, str) else value
-    if isinstance(amount, bool) or not isinstance(amount, int | timedelta):
-        raise BadInput(f"SkipAhead: {name}={value!r} is not known; write a number, a timedelta, or text such as '15m'")
-    if _size(amount) <= 0:
+    # Text without a unit may be meant as a number of records.
+    if isinstance(value, timedelta) or (isinstance(value, str) and not value.isdecimal()):
+        return parse_positive(value, f"SkipAhead: {name}")
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadInput(f"SkipAhead: {name}={value!r} is not known; write a number of records, or text such as 15m")
+    if value <= 0:
         raise BadInput(f"SkipAhead: {name}={value} must be positive")
-    return amount
+    return value
 
 
 def _size(amount: int | timedelta) -> float:
     return amount.total_seconds() if isinstance(amount, timedelta) else amount
-
-
-def _parsed(text: str) -> timedelta | None:
-    found = re.fullmatch(r"(\d{1,5})([smhd])", text)
-    return timedelta(**{UNITS[found[2]]: int(found[1])}) if found else None

@@ -18,6 +18,7 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from tallymark.core.durations import parse_duration
 from tallymark.core.spans import Partition
 from tallymark.errors import AccessDenied, BadInput, Fenced, TallymarkError, Unreachable
 from tallymark.kafka.brokers import Brokers, connect
@@ -108,7 +109,8 @@ class Member:
         self.name = name
         self._mirror = Mirror(name) if mirror else None
         self._source = source
-        self._drain = min(group.drain, _seconds(source, "max.poll.interval.ms", 300_000) * 0.8)
+        drain = parse_duration(group.drain, "Group: drain").total_seconds()
+        self._drain = min(drain, _seconds(source, "max.poll.interval.ms", 300_000) * 0.8)
         beat = 5.0 if group.protocol == "consumer" else _seconds(source, "heartbeat.interval.ms", 3000)
         self.grace: float | None = 2 * beat + 1
         self._cooperative = group.protocol == "consumer" or group.strategy == "cooperative-sticky"

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
+from tallymark.core.durations import Duration, parse_positive
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, Unreachable
 from tallymark.kafka.brokers import Brokers
@@ -30,13 +31,13 @@ class Group:
 
     ``strategy`` is the assignment strategy; with ``protocol="consumer"`` (KIP-848) the brokers assign. ``instance`` is
     the id of a static member: after a restart, even after a crash, it gets its partitions back at once, without a
-    rebalance. ``drain`` is the maximum time in seconds for which a batch in flight may delay a rebalance.
+    rebalance. ``drain`` is the maximum duration for which a batch in flight may delay a rebalance.
     """
 
     strategy: Strategy = "cooperative-sticky"
     protocol: GroupProtocol = "classic"
     instance: str | None = None
-    drain: float = 30.0
+    drain: Duration = 30.0
 
     def __post_init__(self) -> None:
         if self.strategy not in get_args(Strategy):
@@ -47,8 +48,7 @@ class Group:
             )
         if self.protocol == "consumer" and self.strategy == "roundrobin":
             raise BadInput("Group(protocol='consumer') has no round robin; write strategy='range', or leave it out")
-        if self.drain <= 0:
-            raise BadInput(f"Group(drain={self.drain}) must be positive")
+        object.__setattr__(self, "drain", parse_positive(self.drain, "Group: drain").total_seconds())
 
     def settings(self) -> dict[str, Any]:
         static = {"group.instance.id": self.instance} if self.instance else {}

@@ -12,6 +12,7 @@ from datetime import datetime, timezone
 from typing import TypedDict, get_args
 
 from tallymark.core.budget import Budget
+from tallymark.core.durations import Duration, parse_duration
 from tallymark.core.plan import Limits, OnLoss
 from tallymark.core.retention import Retention
 from tallymark.core.retry import PATIENCE
@@ -34,7 +35,7 @@ class Settings(TypedDict, total=False):
     start: str | Start
     on_loss: OnLoss
     budget: Budget
-    patience: float
+    patience: Duration
     delivery: Delivery
     ledger: str | None
     membership: Group | Standalone
@@ -57,7 +58,7 @@ class Setup:
     start: str | Start = "uncommitted-earliest"
     on_loss: OnLoss = "fail"
     budget: Budget = field(default_factory=Budget)
-    patience: float = PATIENCE
+    patience: Duration = PATIENCE
     delivery: Delivery = "exactly-once"
     membership: Group | Standalone = field(default_factory=Group)
     catch_up: SkipAhead | None = None
@@ -87,6 +88,12 @@ class Setup:
             object.__setattr__(self, "start", Start.parse(self.start))
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
             raise BadInput(f"metrics_port={self.metrics_port} is no port; write 1 to 65535, or 0 for any that is free")
+
+        object.__setattr__(self, "patience", self.patience_seconds)
+
+    @property
+    def patience_seconds(self) -> float:
+        return parse_duration(self.patience, "patience").total_seconds()
 
     @property
     def traced(self) -> bool:

@@ -75,7 +75,7 @@ class Consumer:
         with ExitStack() as stack:
             destination = stack.enter_context(self.setup.destination())
             stack.enter_context(leaving_on_signals(self.stop))
-            destination.ping(self._stop, self.setup.patience)
+            destination.ping(self._stop, self.setup.patience_seconds)
             watch = stack.enter_context(observed(self.setup, owner.run, on_step))
             self._run = Consuming(self.setup, destination, self._stop, watch, owner)
             try:

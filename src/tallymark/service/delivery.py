@@ -72,7 +72,7 @@ class Consuming:
         self._ledger = destination.ledger
         self._most = destination.rows.most_records
         self._brokers = Brokers(setup.source.cluster, stop)
-        committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience, stop)
+        committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience_seconds, stop)
         self._committer = HandledCommitter(committer)
         membership = setup.member(self._brokers, self.owner)
         self.ownership = Ownership(
@@ -83,7 +83,7 @@ class Consuming:
             self._ledger,
             setup.starts,
             stop,
-            setup.patience,
+            setup.patience_seconds,
             retention=setup.retention,
             tolerant=any(map(is_pattern, setup.source.topic_names)),
         )
@@ -206,7 +206,7 @@ class Consuming:
             self._ledger,
             self._setup.group,
             self._stop,
-            self._setup.patience,
+            self._setup.patience_seconds,
             has_end=goals is not None,
             meanwhile=meanwhile,
         )
@@ -328,4 +328,4 @@ class Consuming:
                 raise
 
     def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self._setup.patience)
+        return retrying(work, self._stop, self._setup.patience_seconds)

@@ -48,7 +48,7 @@ class Filling:
         self._destination = destination
         self._brokers = Brokers(setup.source.cluster, stop)
         self._decode = JsonDecoder(setup.source.value)
-        committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience, stop)
+        committer = Committer(setup.group, destination, setup.budget, lambda _: [], setup.patience_seconds, stop)
         self._committer = HandledCommitter(committer)
         self._run = new_owner().run
         self._batches = count(1)
@@ -108,7 +108,7 @@ class Filling:
         fetcher = Fetcher(self._setup.source, self._brokers)
         try:
             fetcher.add({span.partition: span.start})
-            deadline = time.monotonic() + self._setup.patience
+            deadline = time.monotonic() + self._setup.patience_seconds
             while not self._stop.is_set():
                 try:
                     got = fetcher.fetch(most, FETCH_SECONDS).get(span.partition)
@@ -125,4 +125,4 @@ class Filling:
             fetcher.close()
 
     def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self._setup.patience)
+        return retrying(work, self._stop, self._setup.patience_seconds)

@@ -105,7 +105,7 @@ class Listening:
         # Without closing(), the error's traceback would keep the generator alive, and the consumer in its group.
         with self._working() as workers, closing(batches):
             for batch in batches:
-                retrying(partial(self._handle, batch, workers), self._stop, self._listener.setup.patience)
+                retrying(partial(self._handle, batch, workers), self._stop, self._listener.setup.patience_seconds)
 
     @contextmanager
     def _working(self) -> Iterator[Workers | None]:

@@ -81,7 +81,7 @@ class Replaying:
         self._ledger = destination.ledger
         self._brokers = Brokers(setup.source.cluster, stop)
         self._decode = JsonDecoder(setup.source.value)
-        committer = Committer(setup.group, destination, UNLIMITED, lambda _: [], setup.patience, stop)
+        committer = Committer(setup.group, destination, UNLIMITED, lambda _: [], setup.patience_seconds, stop)
         self._committer = HandledCommitter(committer)
         self._run = new_owner().run
         self._batches = count(1)
@@ -141,4 +141,4 @@ class Replaying:
         return Batch(name, (), by_partition, records, [*undecoded, *gone], commit, tried=tried)
 
     def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self._setup.patience)
+        return retrying(work, self._stop, self._setup.patience_seconds)

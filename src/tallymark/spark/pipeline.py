@@ -53,8 +53,8 @@ class Pipeline:
 
     ``start`` sets where a partition without a saved position begins (see ``Start``). ``limits`` sets the maximum size
     of a batch. ``on_loss="record"`` continues when Kafka deleted records before they were read, or a log was truncated,
-    and records the affected offsets. ``budget`` limits the number of dead letters. ``patience`` is the number of
-    seconds that brokers and store may be unreachable. ``spark`` holds settings for the Spark session.
+    and records the affected offsets. ``budget`` limits the number of dead letters. ``patience`` is how long
+    brokers and store may be unreachable, such as "5m". ``spark`` holds settings for the Spark session.
 
     Runs with the same group share its partitions, as members of a Kafka group. ``membership=Group(...)`` configures
     that; ``Standalone()`` reads without other members. ``catch_up=SkipAhead(...)`` skips ahead when a partition is too
@@ -185,7 +185,7 @@ class Pipeline:
             check_order(job.tables, overwrite=overwrite)
             query = letters or LetterQuery()
             found = retrying(
-                lambda: OpenLetters(job.group, destination.ledger, job.topics, query), stop, self.setup.patience
+                lambda: OpenLetters(job.group, destination.ledger, job.topics, query), stop, self.setup.patience_seconds
             )
             if not len(found):
                 return Tally()
@@ -210,8 +210,8 @@ class Pipeline:
     def _brokers(self, destination: Destination, stop: threading.Event | None = None) -> Brokers:
         """Connect to Kafka and the stores; fails fast, before Spark takes seconds to start."""
         brokers = Brokers(self.setup.source.cluster, stop)
-        retrying(lambda: brokers.find(self.setup.source.topic_names), brokers.stop, self.setup.patience)
-        destination.ping(brokers.stop, self.setup.patience)
+        retrying(lambda: brokers.find(self.setup.source.topic_names), brokers.stop, self.setup.patience_seconds)
+        destination.ping(brokers.stop, self.setup.patience_seconds)
         return brokers
 
     @property
@@ -232,7 +232,7 @@ class Pipeline:
             limits=self.limits,
             on_loss=setup.on_loss,
             budget=setup.budget,
-            patience=setup.patience,
+            patience=setup.patience_seconds,
             catch_up=setup.catch_up,
             retention=setup.retention,
         )

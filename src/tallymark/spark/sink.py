@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 from tallymark.core.batch import BatchToCommit
 from tallymark.core.budget import Budget
 from tallymark.core.claims import Claim, FirstClaim, PositionChanges
+from tallymark.core.durations import Duration, parse_duration
 from tallymark.core.plan import Move, Plan
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import PartitionCounts, Reading
@@ -70,9 +71,9 @@ class Sink:
     >>> df.writeStream.foreachBatch(sink.foreach_batch).option("checkpointLocation", "/checkpoints/totals").start()
 
     ``name`` identifies the query in the ledger; every query needs its own. ``road="executors"`` stages rows from the
-    executors, for micro-batches that are too large for the driver. ``patience`` is the number of seconds that the store
-    may be unreachable. ``retention`` sets how long the ledger keeps history. ``on_step`` is called at every named
-    step of every micro-batch.
+    executors, for micro-batches that are too large for the driver. ``patience`` is how long the store may be
+    unreachable, such as "5m". ``retention`` sets how long the ledger keeps history. ``on_step`` is called at every
+    named step of every micro-batch.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Sink:
         *,
         store: str,
         road: Road = "driver",
-        patience: float = PATIENCE,
+        patience: Duration = PATIENCE,
         retention: Retention = DEFAULT_RETENTION,
         on_step: OnStep = ignore,
     ) -> None:
@@ -92,7 +93,7 @@ class Sink:
         self.name = name
         self._store = open_store(store)
         self._road = road
-        self._patience = patience
+        self._patience = parse_duration(patience, "patience").total_seconds()
         self._retention = retention
         self._on_step = on_step
         self._tables: dict[str, tuple[TableSpec, TableFunction]] = {}

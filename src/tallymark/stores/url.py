@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from sqlalchemy.engine import URL
 
 from tallymark.core.credentials import from_environment, read_secret
+from tallymark.core.durations import parse_positive
 from tallymark.errors import BadInput
 
 PASSWORD_FILE = "password_file"
 PASSWORD = "STORE_PASSWORD"
 CONNECT_TIMEOUT, READ_TIMEOUT = "connect_timeout", "read_timeout"
-"""Time limits in seconds, for connecting and for the answer to a statement."""
+"""Time limits, for connecting and for the answer to a statement."""
 CONNECT_SECONDS = 10
 
 
@@ -27,11 +30,17 @@ def option(url: URL, name: str) -> str | None:
 
 
 def seconds(url: URL, name: str, default: int) -> int:
-    """Return the time limit that the URL sets, or the default."""
+    """Return the time limit that the URL sets, or the default, in whole seconds, which is what drivers take."""
     given = option(url, name)
-    if given is not None and not (given.isascii() and given.isdecimal() and 0 < int(given) < 10**6):
-        raise BadInput(f"{shown(url)}: {name}={given} is not a number of seconds; write a whole number above 0")
-    return default if given is None else int(given)
+    if given is None:
+        return default
+    return math.ceil(parse_positive(given, f"{shown(url)}: {name}").total_seconds())
+
+
+def in_seconds(url: URL, *names: str) -> URL:
+    """Replace the time limits of the URL by whole seconds."""
+    given = {name: str(seconds(url, name, 0)) for name in names if name in url.query}
+    return url.update_query_dict(given) if given else url
 
 
 def with_password(url: URL, *, needs_user: bool = True) -> URL:

@@ -6,10 +6,7 @@ Nothing is checked here that such a class checks: what it refuses becomes an err
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WrapValidator
@@ -18,10 +15,11 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from tallymark.core.budget import Budget
+from tallymark.core.durations import Duration
 from tallymark.core.plan import Limits, OnLoss
 from tallymark.core.retention import Retention
 from tallymark.core.retry import PATIENCE
-from tallymark.core.skip_ahead import UNITS, SkipAhead
+from tallymark.core.skip_ahead import SkipAhead
 from tallymark.core.tables import Write
 from tallymark.errors import BadInput
 from tallymark.kafka.cluster import Sasl, Tls
@@ -44,16 +42,6 @@ def _checked(value: Any, handler: Handler) -> Any:
         return handler(value)
     except BadInput as error:
         raise refused(error) from None
-
-
-def _budget(value: Any, handler: Handler) -> Any:
-    if not isinstance(value, dict) or "window" not in value:
-        return _checked(value, handler)
-    window = re.fullmatch(r"(\d{1,5})([smhd])", str(value["window"]))
-    if window is None:
-        raise refused(BadInput("window must be a time such as 30s, 15m, 2h or 1d"))
-    budget = _checked({name: one for name, one in value.items() if name != "window"}, handler)
-    return _checked(timedelta(**{UNITS[window[2]]: int(window[1])}), lambda window: replace(budget, window=window))
 
 
 def _flat(value: Any, prefix: str = "") -> Any:
@@ -170,14 +158,14 @@ class PipelineFile(Strict):
     delivery: Delivery = "exactly-once"
     start: str = "uncommitted-earliest"
     on_loss: OnLoss = "fail"
-    patience: float = PATIENCE
+    patience: Duration = PATIENCE
     mirror: bool = False
     metrics_port: int | None = None
     metrics_host: str = ""
     tracing: bool = False
     road: Road = "auto"
     limits: Annotated[Limits, Checked] = Limits()
-    budget: Annotated[Budget, WrapValidator(_budget)] = Budget()
+    budget: Annotated[Budget, Checked] = Budget()
     retention: Annotated[Retention, Checked] = Retention()
     catch_up: Annotated[SkipAhead, Checked] | None = None
     membership: Annotated[Group, Checked] = Group()

@@ -44,7 +44,7 @@ from tallymark.stores.sql.columns import is_text, most_characters, python_rows
 from tallymark.stores.sql.errors import READ_ONLY as READ_ONLY_SERVER
 from tallymark.stores.sql.errors import judged
 from tallymark.stores.tls import Tls, check_file, take_tls, warn
-from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT, seconds, shown, with_password
+from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT, in_seconds, shown, with_password
 
 IDLE_SECONDS = 1.0
 """Connections that were idle for longer are pinged before use."""
@@ -70,9 +70,7 @@ class Dialect(ABC):
 
     def engine(self, url: URL) -> Engine:
         """Create the engine. Its URL is complete, with the password and the driver's own options: executors get it."""
-        for name in (CONNECT_TIMEOUT, READ_TIMEOUT):
-            seconds(url, name, CONNECT_SECONDS)
-        url = self._in_own_words(with_password(url))
+        url = self._in_own_words(with_password(in_seconds(url, CONNECT_TIMEOUT, READ_TIMEOUT)))
         engine = create_engine(url.set(drivername=self.driver), **self.engine_options())
         _ping_after_idling(engine)
         event.listen(engine, "handle_error", _leave_if_read_only)

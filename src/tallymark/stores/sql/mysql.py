@@ -27,7 +27,7 @@ from tallymark.stores.sql.columns import hexed, is_binary, is_text, python_rows
 from tallymark.stores.sql.dialect import READ_SECONDS, Dialect, check_lengths, not_in_key, parameters
 from tallymark.stores.sql.keys import Unique, unique_indexes
 from tallymark.stores.tls import Tls
-from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT, seconds, shown
+from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT, in_seconds, shown
 
 INCOMING = "tallymark_incoming"
 """The temporary table for rows that are written by key. It belongs to the connection and survives a rollback."""
@@ -153,7 +153,7 @@ class Mysql(Dialect):
         self._packet: int | None = None
 
     def engine(self, url: URL) -> Engine:
-        seconds(url, WRITE_TIMEOUT, READ_SECONDS)
+        url = in_seconds(url, WRITE_TIMEOUT)
         url = url if "local_infile" in url.query else url.update_query_dict({"local_infile": "1"})
         engine = super().engine(url.update_query_dict({"charset": "utf8mb4"}))
         event.listen(engine, "do_connect", partial(_connect, shown(url)))
