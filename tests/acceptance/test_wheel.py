@@ -1,4 +1,4 @@
-"""The built wheel works in an empty environment, with the newest versions that its extras allow."""
+"""The built wheel works in an empty environment, with the newest and with the lowest versions that it allows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from tallymark.local.jars import artifacts, fetch
 from tests.support.command import REPOSITORY
@@ -25,9 +30,15 @@ ORDERS = [{"id": n, "customer": "ada", "amount": n / 2, "at": "2026-01-31T12:00:
 class Environment:
     home: Path
     cache: Path
+    constraints: Path
 
-    def install(self, *what: str) -> None:
-        self.done(self.home / "bin" / "pip", "install", "--quiet", "--disable-pip-version-check", *what)
+    def install(self, what: str) -> None:
+        pip = self.home / "bin" / "pip"
+        self.done(pip, "install", "--quiet", "--disable-pip-version-check", "--constraint", self.constraints, what)
+
+    def versions(self) -> dict[str, Version]:
+        listed = json.loads(self.done(self.home / "bin" / "pip", "list", "--format", "json"))
+        return {canonicalize_name(one["name"]): Version(one["version"]) for one in listed}
 
     def tallymark(self, *arguments: str | Path, code: int = 0, **variables: str) -> str:
         return self.done(self.home / "bin" / "tallymark", *arguments, code=code, **variables)
@@ -63,15 +74,18 @@ def environment(tmp_path: Path) -> Iterator[Environment]:
             if len(held) == 1 or artifact != smallest[0]:
                 (cache / "jars" / artifact.group).mkdir(parents=True, exist_ok=True)
                 shutil.copy2(path, cache / "jars" / artifact.group / path.name)
-    made = Environment(home, cache)
+    made = Environment(home, cache, tmp_path / "constraints.txt")
     yield made
     if (home / "bin" / "tallymark").exists():
         made.tallymark("sandbox", "down")
 
 
-@pytest.mark.timeout(900)  # mostly the installation of Spark
-def test_what_the_readme_shows_runs_for_a_new_user(environment: Environment, tmp_path: Path) -> None:
+@pytest.mark.timeout(900)  # most of it is the installation of Spark
+@pytest.mark.parametrize("lowest", [False, pytest.param(True, marks=pytest.mark.faults)], ids=["newest", "lowest"])
+def test_what_the_readme_shows_runs_for_a_new_user(environment: Environment, tmp_path: Path, lowest: bool) -> None:
     wheel = _wheel(tmp_path)
+    bounds = _lower_bounds(wheel) if lowest else {}
+    environment.constraints.write_text("".join(f"{name}=={version}\n" for name, version in bounds.items()))
     environment.install(str(wheel))
     file = tmp_path / "orders.py"
     file.write_text(_readme("localhost:9092", "postgresql://localhost/shop"))
@@ -79,7 +93,8 @@ def test_what_the_readme_shows_runs_for_a_new_user(environment: Environment, tmp
     assert "pip install 'tallymark[spark,sandbox]'" in environment.tallymark("demo", code=1)
     assert "pip install 'tallymark[sandbox]'" in environment.tallymark("sandbox", "up", code=1)
 
-    environment.install(f"{wheel}[spark,postgresql,sandbox]")
+    environment.install(f"{wheel}[{'all' if lowest else 'spark,postgresql,sandbox'}]")
+    assert environment.versions().items() >= bounds.items()
     up = json.loads(environment.tallymark("sandbox", "up", "--with", "postgresql", "--json"))
     brokers, store = (next(one["url"] for one in up["services"] if one["name"] == name) for name in KINDS)
     records = tmp_path / "orders.jsonl"
@@ -104,9 +119,34 @@ def _wheel(directory: Path) -> Path:
     return made
 
 
+def _lower_bounds(wheel: Path) -> dict[str, Version]:
+    """The lowest version of everything that the wheel requires here, with all extras."""
+    with zipfile.ZipFile(wheel) as files:
+        (metadata,) = (name for name in files.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = message_from_bytes(files.read(metadata)).get_all("Requires-Dist", [])
+    bounds: dict[str, Version] = {}
+    for requirement in map(Requirement, lines):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": "all"}):
+            (lowest,) = (Version(one.version) for one in requirement.specifier if one.operator == ">=")
+            name = canonicalize_name(requirement.name)
+            bounds[name] = max(lowest, bounds.get(name, lowest))
+    return bounds
+
+
 def _readme(brokers: str, store: str) -> str:
     """The pipeline under "Write one", with these addresses."""
     text = (REPOSITORY / "README.md").read_text()
     code = re.search(r"## Write one\n\n```python\n(.*?)```", text, re.DOTALL)
     assert code is not None
     return code[1].replace("localhost:9092", brokers).replace("postgresql://localhost/shop", store)
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+    with zipfile.ZipFile(_wheel(tmp_path)) as files:
+        held = {Path(name) for name in files.namelist() if ".dist-info/" not in name}
+    source = REPOSITORY / "src"
+    there = {path.relative_to(source) for path in (source / "tallymark").rglob("*") if path.is_file()}
+    assert held == {path for path in there if "__pycache__" not in path.parts}
+    assert {path.name for path in held if path.suffix != ".py"} == {
+        *("py.typed", "jars.lock", "log4j2.properties", "commit.lua")
+    }
