@@ -47,7 +47,7 @@ class Environment:
         kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
         environment = {**kept, "TALLYMARK_CACHE": str(self.cache), "COLUMNS": "200", **variables}
         ran = subprocess.run(
-            command, env=environment, cwd=self.home, capture_output=True, text=True, timeout=600, check=False
+            command, env=environment, cwd=self.home, capture_output=True, text=True, timeout=900, check=False
         )
         assert ran.returncode == code, ran.stdout + ran.stderr
         assert "Traceback" not in ran.stderr, ran.stderr
@@ -80,7 +80,7 @@ def environment(tmp_path: Path) -> Iterator[Environment]:
         made.tallymark("sandbox", "down")
 
 
-@pytest.mark.timeout(900)  # most of it is the installation of Spark
+@pytest.mark.timeout(1500)  # most of it is the installation of Spark, which pip builds the first time
 @pytest.mark.parametrize("lowest", [False, pytest.param(True, marks=pytest.mark.faults)], ids=["newest", "lowest"])
 def test_what_the_readme_shows_runs_for_a_new_user(environment: Environment, tmp_path: Path, lowest: bool) -> None:
     wheel = _wheel(tmp_path)

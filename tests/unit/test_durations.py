@@ -82,7 +82,7 @@ def test_examples(text: str, meant: timedelta) -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        *("", "P", "PT", "P1M", "P1Y", "-2h", "1h ago", "5 m", "30m1h", "1h30", "1e3", ".5s", "5min", "٣s"),
+        *("", "P", "PT", "P1M", "P1Y", "-2h", "1h ago", "5 m", "30m1h", "1s1m", "1h30", "1e3", ".5s", "5min", "٣s"),
         *(-1, math.nan, True, None, timedelta(seconds=-1)),
     ],
 )
