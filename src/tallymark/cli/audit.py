@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tallymark.cli.load import load, setup_of
-from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, Target, target, target_of
-from tallymark.cli.tables import plain_table, print_table
+from tallymark.cli.output import plain_table, print_table
+from tallymark.cli.target import AsJson, BrokersOption, FileOption, StoreUrl, Target, target, target_of
 from tallymark.errors import BadInput
 from tallymark.kafka.brokers import Brokers
 from tallymark.operate.audit.compare import BAD, GOOD, Compared

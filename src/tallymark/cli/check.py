@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tallymark.cli.load import load
-from tallymark.cli.options import AsJson
-from tallymark.cli.tables import plain_table, print_table
+from tallymark.cli.output import plain_table, print_table
+from tallymark.cli.target import AsJson
 from tallymark.cli.values import printable
 from tallymark.operate.check import Sampled, Trial, try_pipeline, try_setup
 from tallymark.operate.survey import up_to_date

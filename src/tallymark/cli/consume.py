@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from tallymark.cli.options import BrokersOption, needed_cluster
+from tallymark.cli.target import BrokersOption, needed_cluster
 from tallymark.cli.values import member, printable
 from tallymark.operate.tail import FORMS, Look
 from tallymark.service.batch import Record

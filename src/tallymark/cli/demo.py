@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn, TimeElapsedColumn
 
-from tallymark.cli.tables import plain_table, print_table
+from tallymark.cli.output import plain_table, print_table
 from tallymark.core.spans import OUTCOMES, Tally
 from tallymark.errors import BadInput
 from tallymark.operate.demo.play import KILLS, Play

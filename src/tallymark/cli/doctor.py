@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.text import Text
 
 from tallymark.cli.load import load_setup
-from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl
-from tallymark.cli.tables import plain_table, print_table
+from tallymark.cli.output import plain_table, print_table
+from tallymark.cli.target import AsJson, BrokersOption, FileOption, StoreUrl
 from tallymark.errors import BadInput
 from tallymark.kafka.cluster import Cluster
 from tallymark.kafka.membership import Group

@@ -13,8 +13,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
-from tallymark.cli.tables import FittedTable, whole_lines
+from tallymark.cli.output import FittedTable, whole_lines
+from tallymark.cli.target import AsJson, BrokersOption, FileOption, StoreUrl, target
 from tallymark.cli.values import printable
 from tallymark.core.spans import GroupState
 from tallymark.errors import BadInput

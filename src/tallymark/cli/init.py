@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tallymark.cli.options import AsJson, BrokersOption
+from tallymark.cli.target import AsJson, BrokersOption
 from tallymark.cli.toml.starter import Answers, starter
 from tallymark.errors import BadInput, TallymarkError
 from tallymark.kafka.cluster import Cluster

@@ -12,18 +12,17 @@ from rich.console import Console
 from rich.markup import escape
 
 from tallymark.cli import (
-    adopt,
     audit,
     check,
     consume,
+    dead_letters,
+    delete_group,
     demo,
     doctor,
-    forget,
     groups,
+    import_,
     init,
     journal,
-    ledger,
-    letters,
     members,
     produce,
     reset,
@@ -64,10 +63,10 @@ app.command("reset", epilog="Example: tallymark reset orders-to-shop --topic ord
     reset.reset
 )
 app.command("import", epilog="Example: tallymark import orders-to-shop --from-kafka-group loader --file orders.py")(
-    adopt.import_
+    import_.import_
 )
 app.command("delete-group", epilog="Example: tallymark delete-group orders-to-shop --store sqlite:///shop.db")(
-    forget.delete_group
+    delete_group.delete_group
 )
 app.command("audit", epilog="Example: tallymark audit --deep --file orders.py")(audit.audit)
 app.command("consume", epilog="Example: tallymark consume orders --from -5 --brokers localhost:9092")(consume.consume)
@@ -78,7 +77,7 @@ app.command("produce", epilog="Example: tallymark produce orders --file orders.j
 app.command("demo", epilog="Example: tallymark demo --store postgresql://localhost/demo --json")(demo.demo)
 app.command("losses", epilog="Example: tallymark losses orders-to-shop --store sqlite:///shop.db")(journal.losses)
 app.command("journal", epilog="Example: tallymark journal orders-to-shop --store sqlite:///shop.db")(journal.journal)
-app.add_typer(letters.app, name="dead-letters")
+app.add_typer(dead_letters.app, name="dead-letters")
 app.add_typer(journal.skips, name="skips")
 app.add_typer(ledger.app, name="ledger")
 app.add_typer(sandbox.app, name="sandbox")

@@ -11,8 +11,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
-from tallymark.cli.tables import plain_table, print_table
+from tallymark.cli.output import plain_table, print_table
+from tallymark.cli.target import AsJson, BrokersOption, FileOption, StoreUrl, target
 from tallymark.cli.values import printable
 from tallymark.core.claims import Rebalance
 from tallymark.core.spans import Partition

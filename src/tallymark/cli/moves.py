@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tallymark.cli.options import Target, target
+from tallymark.cli.target import Target, target
 from tallymark.core.spans import Log, Partition, Position
 from tallymark.errors import BadInput, UnknownPartition
 from tallymark.kafka.brokers import Brokers

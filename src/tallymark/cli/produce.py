@@ -18,7 +18,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tallymark.cli.options import BrokersOption, needed_cluster
+from tallymark.cli.target import BrokersOption, needed_cluster
 from tallymark.errors import BadInput, NotDelivered, TallymarkError
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import is_pattern

@@ -16,9 +16,9 @@ from rich.text import Text
 from tallymark.cli.choice import ErrorText, Execute, Kind, PartitionOption, Since, Table, Topic, Until, choice, kinds
 from tallymark.cli.groups import operator
 from tallymark.cli.load import load
-from tallymark.cli.options import AsJson, BrokersOption
+from tallymark.cli.output import plain_table, print_table
 from tallymark.cli.run import ALLOW, File, Overwrite, RunDisplay
-from tallymark.cli.tables import plain_table, print_table
+from tallymark.cli.target import AsJson, BrokersOption
 from tallymark.cli.values import printable
 from tallymark.core.journal import Letter, LetterQuery
 from tallymark.core.progress import OnStep

@@ -25,9 +25,8 @@ from tallymark.cli.moves import (
     said,
     say,
 )
-from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, Target
-from tallymark.cli.tables import plain_table, print_table
-from tallymark.core.durations import parse_duration
+from tallymark.cli.output import plain_table, print_table
+from tallymark.cli.target import AsJson, BrokersOption, FileOption, StoreUrl, Target
 from tallymark.core.spans import Partition, Position
 from tallymark.errors import BadInput
 from tallymark.kafka.brokers import Brokers

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tallymark.cli.tables import plain_table, print_table
+from tallymark.cli.output import plain_table, print_table
 from tallymark.errors import BadInput
 from tallymark.local.sandbox import control
 from tallymark.local.sandbox.state import SERVICES, State

@@ -13,8 +13,8 @@ import typer
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
-from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl, target
-from tallymark.cli.tables import FittedTable, whole_lines
+from tallymark.cli.output import FittedTable, whole_lines
+from tallymark.cli.target import AsJson, BrokersOption, FileOption, StoreUrl, target
 from tallymark.cli.values import printable
 from tallymark.cli.watch import watch
 from tallymark.core.durations import parse_duration

@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.segment import Segment
 from rich.text import Text
 
-from tallymark.cli.tables import whole_lines
+from tallymark.cli.output import whole_lines
 from tallymark.core.retry import Background
 from tallymark.errors import TallymarkError
 

@@ -26,8 +26,8 @@ from tallymark.cli.choice import (
     kinds,
 )
 from tallymark.cli.groups import operator
-from tallymark.cli.options import AsJson, FileOption, StoreUrl, target
-from tallymark.cli.tables import plain_table, print_table
+from tallymark.cli.output import plain_table, print_table
+from tallymark.cli.target import AsJson, FileOption, StoreUrl, target
 from tallymark.cli.values import member, pretty, printable
 from tallymark.core.journal import DEAD, DISCARDED, Letter, LetterQuery
 from tallymark.errors import BadInput, CommitRefused

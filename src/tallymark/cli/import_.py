@@ -13,8 +13,8 @@ from rich.text import Text
 
 from tallymark.cli.groups import operator
 from tallymark.cli.moves import counted, logs, needed_brokers, needed_target, only_one, opened, positions, say
-from tallymark.cli.options import AsJson, BrokersOption, FileOption, StoreUrl
-from tallymark.cli.tables import plain_table, print_table
+from tallymark.cli.output import plain_table, print_table
+from tallymark.cli.target import AsJson, BrokersOption, FileOption, StoreUrl
 from tallymark.core.spans import Log, Partition, Span
 from tallymark.errors import BadInput
 from tallymark.kafka.brokers import Brokers

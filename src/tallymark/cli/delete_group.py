@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from tallymark.cli.groups import Group, operator
-from tallymark.cli.options import AsJson, FileOption, StoreUrl, target
+from tallymark.cli.target import AsJson, FileOption, StoreUrl, target
 from tallymark.core.journal import DEAD, Run, owners_alive
 from tallymark.core.spans import Partition, Position, Tally
 from tallymark.errors import BadInput, PositionMoved, TallymarkError
