@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from tallymark.run.until import repeating_interrupts
+from tallymark.run.interrupts import repeating_interrupts
 
 
 class Thing:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import logging
 import shlex
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 from tallymark.core.plan import caught_up, lowered
 from tallymark.core.retry import retrying
@@ -100,10 +98,6 @@ def _paused(group: str, state: GroupState) -> GroupPaused:
     )
 
 
-REPEATED_AFTER = 0.05
-"""Seconds after which an interrupt that was dropped is raised again."""
-
-
 @contextmanager
 def leaving_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """The first signal calls ``stop``, the second kills the process. Does nothing outside the main thread."""
@@ -127,33 +121,3 @@ def leaving_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def repeating_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt again after ``REPEATED_AFTER`` seconds if Python has dropped it.
-
-    Python drops exceptions raised in the callback of a weak reference. py4j has such a callback for every Java object,
-    and SQLAlchemy for every engine.
-    """
-
-    def unraisable(dropped: Any) -> None:
-        if isinstance(dropped.exc_value, KeyboardInterrupt):
-            # Delayed, because this hook runs inside the callback.
-            again = threading.Timer(REPEATED_AFTER, _interrupt_main_thread)
-            again.daemon = True
-            again.start()
-        else:
-            before(dropped)
-
-    before = sys.unraisablehook
-    sys.unraisablehook = unraisable
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-
-
-def _interrupt_main_thread() -> None:
-    """Sends a real signal, because that also interrupts a system call."""
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)

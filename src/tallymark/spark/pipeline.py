@@ -24,7 +24,8 @@ from tallymark.run.loop import Loop, Until
 from tallymark.run.observe import observed
 from tallymark.run.setup import Job, Setup, new_owner
 from tallymark.run.skips import backfill, check_order
-from tallymark.run.until import leaving_on_signals, repeating_interrupts
+from tallymark.run.interrupts import repeating_interrupts
+from tallymark.run.until import leaving_on_signals
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
