@@ -3,42 +3,45 @@
 Offsets live in the destination database and commit in the same transaction as the rows.
 """
 
-from tallymark.core.budget import Budget
-from tallymark.core.journal import LetterQuery
-from tallymark.core.plan import Limits
-from tallymark.core.retention import Retention
-from tallymark.core.skip_ahead import SkipAhead
-from tallymark.core.spans import Tally
-from tallymark.core.start import Start
-from tallymark.errors import (
-    AccessDenied,
-    BadInput,
-    BufferFull,
-    CommitRefused,
-    CommitUnknown,
-    Fenced,
-    LogTruncated,
-    ProducerStopped,
-    RecordsLost,
-    RecordTooLarge,
-    Retry,
-    TallymarkError,
-    UnknownPartition,
-    Unreachable,
-)
-from tallymark.formats.value import Bytes, Json
-from tallymark.kafka.cluster import Sasl, Tls
-from tallymark.kafka.membership import Group, Standalone
-from tallymark.kafka.source import Kafka
-from tallymark.produce.delivery import Metadata
-from tallymark.produce.producer import Producer
-from tallymark.service.app import App
-from tallymark.service.batch import Batch, Record, Records
-from tallymark.service.consumer import Consumer
-from tallymark.service.progress import PartitionProgress
-from tallymark.spark.pipeline import Pipeline
-from tallymark.spark.sink import Sink
-from tallymark.stores.transaction import Transaction
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tallymark.core.budget import Budget
+    from tallymark.core.journal import LetterQuery
+    from tallymark.core.plan import Limits
+    from tallymark.core.skip_ahead import SkipAhead
+    from tallymark.core.spans import Tally
+    from tallymark.core.start import Start
+    from tallymark.errors import (
+        AccessDenied,
+        BadInput,
+        BufferFull,
+        CommitRefused,
+        CommitUnknown,
+        Fenced,
+        LogTruncated,
+        ProducerStopped,
+        RecordsLost,
+        RecordTooLarge,
+        Retry,
+        TallymarkError,
+        UnknownPartition,
+        Unreachable,
+    )
+    from tallymark.formats.value import Bytes, Json
+    from tallymark.kafka.cluster import Sasl, Tls
+    from tallymark.kafka.membership import Group, Standalone
+    from tallymark.kafka.source import Kafka
+    from tallymark.produce.delivery import Metadata
+    from tallymark.produce.producer import Producer
+    from tallymark.service.app import App
+    from tallymark.service.batch import Batch, Record, Records
+    from tallymark.service.consumer import Consumer
+    from tallymark.service.progress import PartitionProgress
+    from tallymark.spark.pipeline import Pipeline
+    from tallymark.spark.sink import Sink
+    from tallymark.stores.transaction import Transaction
 
 __all__ = [
     "AccessDenied",
@@ -81,3 +84,45 @@ __all__ = [
     "UnknownPartition",
     "Unreachable",
 ]
+
+_ELSEWHERE = {
+    "App": "service.app",
+    "Batch": "service.batch",
+    "Budget": "core.budget",
+    "Bytes": "formats.value",
+    "Consumer": "service.consumer",
+    "Group": "kafka.membership",
+    "Json": "formats.value",
+    "Kafka": "kafka.source",
+    "LetterQuery": "core.journal",
+    "Limits": "core.plan",
+    "Metadata": "produce.delivery",
+    "Pipeline": "spark.pipeline",
+    "PartitionProgress": "service.places",
+    "Producer": "produce.producer",
+    "Record": "service.batch",
+    "Records": "service.batch",
+    "Sasl": "kafka.cluster",
+    "Sink": "spark.sink",
+    "SkipAhead": "core.skip_ahead",
+    "Standalone": "kafka.membership",
+    "Start": "core.start",
+    "Tally": "core.spans",
+    "Tls": "kafka.cluster",
+    "Transaction": "stores.transaction",
+}
+"""The module of every public name that is not an error. It is imported when the name is first used."""
+
+
+if not TYPE_CHECKING:  # A type checker would take any name for defined.
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_ELSEWHERE.get(name, 'errors')}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

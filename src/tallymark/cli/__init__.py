@@ -1,4 +1,4 @@
-"""The command line. ``main`` turns every error of ours into one sentence and exit code 1."""
+"""The command line: a module for each command, and the options, the output and the loading that they share."""
 
 from tallymark.cli.main import main
 

@@ -1,4 +1,4 @@
-"""``tallymark consume``: look at what is in a topic."""
+"""``tallymark consume``: print the records of a topic."""
 
 from __future__ import annotations
 
@@ -11,54 +11,56 @@ from itertools import islice
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from tallymark.cli.target import BrokersOption, needed_cluster
+from tallymark.cli.output import note
+from tallymark.cli.target import PartitionOption, Target, targeted
 from tallymark.cli.values import member, printable
 from tallymark.operate.tail import FORMS, Look
 from tallymark.service.batch import Record
 
-Topic = Annotated[str, typer.Argument(help="The topic to look at.")]
+Topic = Annotated[str, typer.Argument(help="The topic to read.")]
 From = Annotated[str, typer.Option("--from", help=f"Where to start: {FORMS}.")]
-Count = Annotated[int | None, typer.Option("--count", min=0, help="How many records; 0: all. 10 without --follow.")]
-PartitionOption = Annotated[int | None, typer.Option("--partition", help="Only this partition.")]
+Limit = Annotated[
+    int | None, typer.Option("--limit", min=0, help="Print at most so many; 0: all. 10 without --follow.")
+]
 Follow = Annotated[bool, typer.Option("--follow", help="Wait for more at the end, until Ctrl-C.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for each record.")]
 FIRST = 10
 
 
+@targeted(None, store=False)
 def consume(
+    target: Target,
     topic: Topic,
     start: From = "earliest",
-    count: Count = None,
+    limit: Limit = None,
     partition: PartitionOption = None,
     follow: Follow = False,
-    brokers: BrokersOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look at records. Joins no group and saves nothing: no pipeline notices."""
-    look = Look(needed_cluster(brokers, "consume"), topic, start, partition)
-    most = count if count is not None else 0 if follow else FIRST
+    """Print records. It joins no group and saves nothing, so that pipelines are not affected."""
+    look = Look(target.cluster, topic, start, partition)
+    most = limit if limit is not None else 0 if follow else FIRST
     shown = 0
-    with _until_nobody_looks():
+    with _until_nobody_reads():
         for record in islice(look.records(follow=follow), most or None):
             print(json.dumps(_as_json(record), ensure_ascii=False) if as_json else _line(record), flush=follow)
             shown += 1
     left = look.offsets - shown
     if not follow and left > 0 and shown == most and not as_json:
-        Console(stderr=True).print(f"there are up to {left:,} more: --count 0 shows all", style="dim", highlight=False)
+        note(f"there are up to {left:,} more: --limit 0 shows all", "dim")
 
 
 @contextmanager
-def _until_nobody_looks() -> Iterator[None]:
-    """Ctrl-C, or the end of what reads our output, is the end of looking and no error."""
+def _until_nobody_reads() -> Iterator[None]:
+    """End without an error on Ctrl-C, or when the reader of the output has ended."""
     try:
         yield
         sys.stdout.flush()
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:
-        # Python flushes once more when it ends, and would complain.
+        # Python flushes once more at its end, and would report the error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -1,60 +1,67 @@
-"""``tallymark dead-letters``: records that could not be applied, and what becomes of them."""
+"""``tallymark dead-letters``: list, show, replay and discard records that could not be applied."""
 
 from __future__ import annotations
 
-import json
+import time
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from tallymark.cli import replay
-from tallymark.cli.choice import (
-    ErrorText,
+from tallymark.cli.load import setups_of
+from tallymark.cli.output import Rows, note, say, show, show_json
+from tallymark.cli.progress import Bars, RunBar
+from tallymark.cli.run import ALLOW, Overwrite
+from tallymark.cli.target import (
+    AsJson,
     Execute,
-    Kind,
+    Limit,
     PartitionOption,
-    Since,
-    State,
-    Table,
-    Topic,
-    Until,
-    choice,
-    kinds,
+    Reason,
+    Target,
+    TopicOption,
+    operator,
+    targeted,
 )
-from tallymark.cli.groups import operator
-from tallymark.cli.output import plain_table, print_table
-from tallymark.cli.target import AsJson, FileOption, StoreUrl, target
 from tallymark.cli.values import member, pretty, printable
-from tallymark.core.journal import DEAD, DISCARDED, Letter, LetterQuery
-from tallymark.errors import BadInput, CommitRefused
+from tallymark.core.journal import DEAD, LETTER_STATES, Letter, LetterQuery
+from tallymark.errors import BadInput
 from tallymark.operate.health import moment
-from tallymark.operate.survey import ledger
-from tallymark.run.letters import MOST
-from tallymark.stores.contract import Store
+from tallymark.operate.letters import Kind, Outcome, Replay, check_named, discard, kinds
+from tallymark.operate.reset import before_now, parse_duration, parse_moment
+from tallymark.run.setup import Setup
+from tallymark.spark.pipeline import Pipeline
 
-Group = Annotated[str | None, typer.Argument(help="Only this group.")]
-GroupOption = Annotated[str | None, typer.Option("--group", help="Only of this group.")]
+ErrorText = Annotated[str | None, typer.Option("--error", help="Only those whose error contains this text.")]
+Table = Annotated[str | None, typer.Option("--table", help="Only those that this table refused.")]
+Since = Annotated[str | None, typer.Option("--since", help="Only those that died since: a time, or 2h for ago.")]
+Until = Annotated[str | None, typer.Option("--until", help="Only those that died before: a time, or 2h for ago.")]
+State = Annotated[str, typer.Option("--state", help=f"{', '.join(LETTER_STATES)}, or all.")]
 Id = Annotated[str, typer.Argument(help="As dead-letters list shows it.")]
 Ids = Annotated[list[str] | None, typer.Argument(help="As dead-letters list shows them.")]
-Limit = Annotated[int, typer.Option("--limit", min=1, help="Show so many.")]
+FileAndIds = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[FILE] [ID]...", help="The pipeline or the app, unless --file names it; only these ids."),
+]
 Summary = Annotated[bool, typer.Option("--summary", help="Count all by their errors instead.")]
-All = Annotated[bool, typer.Option("--all", help="All that are open, or all that the filters leave.")]
-Reason = Annotated[str | None, typer.Option("--reason", help="Why; kept with the name of who says so.")]
-NEEDS_STORE = "dead-letters needs --store (or TALLYMARK_STORE), or --file with a pipeline or an app"
-COLUMNS = ("ID", "GROUP", "TOPIC", "PARTITION", "OFFSET", "TIME", "TABLE", "STATE", "ERROR")
-CHANGED_BY = 255
+All = Annotated[bool, typer.Option("--all", help="All open letters, or all that the filters leave.")]
+ToTopic = Annotated[
+    str | None, typer.Option("--to-topic", help="Send them there instead, at least once: a crash can send some again.")
+]
+COLUMNS = ("ID", "GROUP", "TOPIC", "PARTITION", "OFFSET", "TIME:died_at", "TABLE", "STATE", "ERROR")
+FILES = (".py", ".toml")
 
-app = typer.Typer(help="Records that could not be applied: see them, try them again, or give them up.")
+app = typer.Typer(help="List, show, replay or discard records that could not be applied.")
 
 
 @app.command("list", epilog="Example: tallymark dead-letters list orders-to-shop --since 2h --store sqlite:///shop.db")
+@targeted(brokers=False)
 def list_(
-    group: Group = None,
-    topic: Topic = None,
+    target: Target,
+    topic: TopicOption = None,
     partition: PartitionOption = None,
     error: ErrorText = None,
     table: Table = None,
@@ -63,44 +70,48 @@ def list_(
     state: State = DEAD,
     limit: Limit = 100,
     summary: Summary = False,
-    store: StoreUrl = None,
-    file: FileOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """List dead letters, the oldest first: those that are open, unless --state says otherwise."""
-    of = target(file, group, store)
-    query = choice(of.group, topic, partition, error, table, since, until, state=state)
-    most = None if summary else limit + 1
-    found = _letters(of.store, query, most)
+    """List dead letters, the oldest first: the open ones, unless --state says otherwise."""
+    query = _query(topic, partition, error, table, since, until, state=state)
+    found = _letters(target, replace(query, most=None if summary else limit + 1))
     if summary:
-        show_kinds(kinds(found), as_json=as_json)
+        _show_kinds(kinds(found), as_json=as_json)
     elif as_json:
-        print(json.dumps([_as_json(letter) for letter in found[:limit]], indent=2))
+        show_json([_row(letter) for letter in found[:limit]])
+    elif not found:
+        say("no dead letters")
     else:
-        _print(found, limit)
+        show(Rows(COLUMNS, [_row(letter) for letter in found[:limit]]))
+        if len(found) > limit:
+            note("there are more: --limit shows them, --summary counts all by error, and show ID has all of one", "dim")
 
 
-@app.command(epilog="Example: tallymark dead-letters show 17 --store sqlite:///shop.db")
-def show(
-    letter: Id, group: GroupOption = None, store: StoreUrl = None, file: FileOption = None, as_json: AsJson = False
-) -> None:
-    """Show a dead letter whole: its record with key, headers and value, why it died, and what became of it."""
-    of = target(file, group, store)
-    found = _letters(of.store, LetterQuery(of.group, states=None, ids=[letter]))
+@app.command("show", epilog="Example: tallymark dead-letters show 17 --store sqlite:///shop.db")
+@targeted("option", brokers=False)
+def show_(target: Target, letter: Id, as_json: AsJson = False) -> None:
+    """Show a dead letter: its record with key, headers and value, its error, and its state."""
+    found = _letters(target, LetterQuery(states=None, ids=[letter]))
     if not found:
         raise BadInput(f"there is no dead letter {letter}; tallymark dead-letters list shows those there are")
     if as_json:
-        print(json.dumps(_as_json(found[0]) | _record(found[0]), indent=2))
+        record = found[0].record
+        headers = [{"name": name, **member("value", value)} for name, value in record.headers]
+        content = {**member("key", record.key), **member("value", record.value), "headers": headers}
+        show_json(_row(found[0]) | content)
     else:
-        Console(soft_wrap=True, highlight=False, markup=False).print("\n".join(_lines(found[0])))
+        say("\n".join(_lines(found[0])))
 
 
-@app.command(epilog="Example: tallymark dead-letters discard 17 18 --reason test-data --execute --file orders.py")
-def discard(
+@app.command(
+    "discard", epilog="Example: tallymark dead-letters discard 17 18 --reason test-data --execute --file orders.py"
+)
+@targeted("option", brokers=False)
+def discard_(
+    target: Target,
     ids: Ids = None,
     all_: All = False,
-    group: GroupOption = None,
-    topic: Topic = None,
+    topic: TopicOption = None,
     partition: PartitionOption = None,
     error: ErrorText = None,
     table: Table = None,
@@ -108,89 +119,110 @@ def discard(
     until: Until = None,
     reason: Reason = None,
     execute: Execute = False,
-    store: StoreUrl = None,
-    file: FileOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give dead letters up: they are no longer open, stay in the ledger, and count as dead for good.
+    """Show which dead letters would be discarded; with --execute, discard them.
 
-    Shows which these would be; --execute does it.
+    They are no longer open, stay in the ledger, and count as dead.
     """
     if bool(ids) == all_:
         raise BadInput("name the dead letters, or write --all, with or without filters")
-    of = target(file, group, store)
-    query = choice(of.group, topic, partition, error, table, since, until, ids)
-    if of.store is None:
-        raise BadInput(NEEDS_STORE)
-    with ledger(of.store, of.group) as opened:
-        found = opened.journal().letters(query)
-        _check_named(opened, ids or (), found)
+    query = _query(topic, partition, error, table, since, until, ids)
+    with target.ledger() as store:
+        found = store.journal().letters(_of_group(target, query))
+        check_named(store, ids or (), found)
         if execute:
-            _discard(opened, found, f"{operator()}: {reason}" if reason else operator())
+            discard(store, found, f"{operator()}: {reason}" if reason else operator())
     if as_json:
-        said = {"letters": len(found), "discarded": len(found) if execute else 0}
-        print(json.dumps(said | {"errors": [kind.as_json() for kind in kinds(found)]}, indent=2))
+        counts = {"letters": len(found), "discarded": len(found) if execute else 0}
+        show_json(counts | {"errors": kinds(found)})
     else:
-        replay.preview(found, "discarded" if execute else "would be discarded", done=execute)
+        _preview(found, "discarded" if execute else "would be discarded", done=execute)
 
 
-app.command("replay", epilog="Example: tallymark dead-letters replay orders.py --error schema --execute")(replay.replay)
+@app.command("replay", epilog="Example: tallymark dead-letters replay orders.py --error schema --execute")
+@targeted("option", store=False)
+def replay(
+    target: Target,
+    arguments: FileAndIds = None,
+    topic: TopicOption = None,
+    partition: PartitionOption = None,
+    error: ErrorText = None,
+    table: Table = None,
+    since: Since = None,
+    until: Until = None,
+    overwrite: Overwrite = False,
+    to_topic: ToTopic = None,
+    execute: Execute = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which dead letters would be replayed; with --execute, apply the present code of FILE to them, exactly once.
 
-
-def _letters(store_url: str | None, query: LetterQuery, most: int | None = None) -> list[Letter]:
-    if store_url is None:
-        raise BadInput(NEEDS_STORE)
-    with ledger(store_url, query.group) as store:
-        return store.journal().letters(LetterQuery(**{**vars(query), "most": most}))
-
-
-def _check_named(store: Store, ids: Sequence[str], found: Sequence[Letter]) -> None:
-    """Those that are named must be there, and open."""
-    missing = set(ids) - {letter.id for letter in found}
-    if missing:
-        others = {one.id: one.state for one in store.journal().letters(LetterQuery(states=None, ids=list(missing)))}
-        first = min(missing)
-        words = f"dead letter {first} is {others.get(first, 'unknown')}"
-        words += ", and the filters leave it out" if others.get(first) == DEAD else ""
-        raise BadInput(f"{words}; nothing was changed: tallymark dead-letters list")
-
-
-def _discard(store: Store, letters: Sequence[Letter], by: str) -> None:
-    for at in range(0, len(letters), MOST):
-        try:
-            store.journal().settle(letters[at : at + MOST], DISCARDED, by[:CHANGED_BY], datetime.now(timezone.utc))
-        except CommitRefused as error:
-            raise type(error)(f"{error}; {at} of {len(letters)} were discarded before: look again") from error
-
-
-def show_kinds(found: Sequence[Kind], *, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps([kind.as_json() for kind in found], indent=2))
-    else:
-        replay.print_kinds(found)
-
-
-def _print(found: Sequence[Letter], limit: int) -> None:
-    if not found:
-        Console().print("no dead letters")
+    Without ids and filters: all open letters. The group may run meanwhile. A letter is settled in the transaction that
+    writes its rows; one that dies again stays dead, with its new error. --to-topic sends the records to a topic of the
+    file's cluster, or of --brokers, with headers that name their origin.
+    """
+    ids = list(arguments or ())
+    if ids and ids[0].endswith(FILES):
+        target = target.at(Path(ids.pop(0)))
+    query = _query(topic, partition, error, table, since, until, ids)
+    found, cluster = target.loaded, target.named_cluster
+    replaying = Replay(found, _setups(target), query, overwrite=overwrite, allow=ALLOW)
+    if not execute or not replaying.letters:
+        refused = replaying.refusal(to_topic, cluster) if replaying.letters else None
+        _show_preview(replaying.letters, to_topic, refused, as_json)
         return
-    table = plain_table(*COLUMNS, left=len(COLUMNS))
-    for letter in found[:limit]:
-        table.add_row(*(Text(printable(cell)) for cell in _cells(letter)))
-    print_table(table)
-    if len(found) > limit:
-        more = "there are more: --limit shows them, --summary counts all by error, and show ID has all of one"
-        Console(stderr=True).print(more, style="dim", highlight=False)
+    began = time.monotonic()
+    if to_topic is not None:
+        outcome = replaying.send(to_topic, cluster, operator())
+    else:
+        with Bars(quiet=as_json) as bars:
+            starting = "starting Spark" if isinstance(found, Pipeline) else "starting"
+            outcome = replaying.run(RunBar("dead letters", bars, starting))
+    _show_outcome(outcome, to_topic, time.monotonic() - began, as_json)
 
 
-def _cells(letter: Letter) -> list[str]:
-    record = letter.record
-    place = [record.partition.topic, str(record.partition.number), str(record.offset)]
-    rest = [moment(letter.recorded_at), record.table or "-", letter.state, record.error]
-    return [letter.id, letter.group, *place, *rest]
+def _query(
+    topic: str | None,
+    partition: int | None,
+    error: str | None,
+    table: str | None,
+    since: str | None,
+    until: str | None,
+    ids: Sequence[str] | None = None,
+    state: str = DEAD,
+) -> LetterQuery:
+    if state not in (*LETTER_STATES, "all"):
+        raise BadInput(f"--state {state} is not known; write {', '.join(LETTER_STATES)} or all")
+    states = None if state == "all" else (state,)
+    times = _time(since), _time(until)
+    return LetterQuery(None, topic, partition, states, error, table, *times, list(ids) if ids else None)
 
 
-def _as_json(letter: Letter) -> dict[str, Any]:
+def _time(text: str | None) -> datetime | None:
+    if text is None:
+        return None
+    try:
+        return before_now(parse_duration(text))
+    except BadInput:
+        return parse_moment(text)
+
+
+def _of_group(target: Target, query: LetterQuery) -> LetterQuery:
+    return replace(query, group=target.group if target.groups is not None else None)
+
+
+def _letters(target: Target, query: LetterQuery) -> list[Letter]:
+    with target.ledger() as store:
+        return store.journal().letters(_of_group(target, query))
+
+
+def _setups(target: Target) -> list[Setup]:
+    groups = target.groups or ()
+    return [setup for setup in setups_of(target.loaded) if setup.group in groups]
+
+
+def _row(letter: Letter) -> dict[str, Any]:
     record = letter.record
     return {
         "id": letter.id,
@@ -198,21 +230,15 @@ def _as_json(letter: Letter) -> dict[str, Any]:
         "topic": record.partition.topic,
         "partition": record.partition.number,
         "offset": record.offset,
-        "timestamp": _time(record.record_time),
-        "died_at": _time(letter.recorded_at),
+        "timestamp": record.record_time,
+        "died_at": letter.recorded_at,
         "batch": letter.batch,
         "table": record.table,
         "error": record.error,
         "state": letter.state,
-        "changed_at": _time(letter.changed_at),
+        "changed_at": letter.changed_at,
         "changed_by": letter.changed_by,
     }
-
-
-def _record(letter: Letter) -> dict[str, Any]:
-    record = letter.record
-    headers = [{"name": name, **member("value", value)} for name, value in record.headers]
-    return {**member("key", record.key), **member("value", record.value), "headers": headers}
 
 
 def _lines(letter: Letter) -> list[str]:
@@ -232,9 +258,42 @@ def _lines(letter: Letter) -> list[str]:
 
 
 def _change(letter: Letter) -> str:
-    words = "tried again, and died again" if letter.state == DEAD else letter.state
-    return f"{words} by {printable(letter.changed_by or 'nobody knows whom')}"
+    words = "replayed, and died again" if letter.state == DEAD else letter.state
+    return f"{words} by {printable(letter.changed_by or 'an unknown user')}"
 
 
-def _time(time: datetime | None) -> str | None:
-    return time.isoformat() if time else None
+def _show_kinds(found: Sequence[Kind], *, as_json: bool = False) -> None:
+    if as_json:
+        show_json(found)
+    else:
+        show(Rows(("COUNT", "FIRST", "LAST", "ERROR"), [vars(kind) for kind in found]))
+
+
+def _show_preview(letters: Sequence[Letter], to_topic: str | None, refused: str | None, as_json: bool) -> None:
+    if as_json:
+        facts = {"chosen": len(letters), "errors": kinds(letters), "to_topic": to_topic}
+        show_json(facts | {"executed": False, "refused": refused})
+    else:
+        words = f"would be sent to {to_topic}" if to_topic else "would be replayed"
+        _preview(letters, words, done=False, refused=refused)
+
+
+def _preview(letters: Sequence[Letter], words: str, *, done: bool, refused: str | None = None) -> None:
+    if not letters:
+        say("no open dead letter matches")
+        return
+    _show_kinds(kinds(letters))
+    groups = ", ".join(sorted({letter.group for letter in letters}))
+    then = "" if done else "; --execute would be refused" if refused else "; --execute does it"
+    say(f"{len(letters):,} dead letters of {groups} {words}{then}" + (f": {refused}" if refused else ""))
+
+
+def _show_outcome(done: Outcome, to_topic: str | None, seconds: float, as_json: bool) -> None:
+    if as_json:
+        facts = {"to_topic": to_topic, "executed": True, "seconds": round(seconds, 3)}
+        show_json({**vars(done), **facts}, indent=None)
+        return
+    words = [f"{done.applied:,} {f'sent to {to_topic}' if to_topic else 'applied'}"]
+    for count, outcome in ((done.dead, "dead still"), (done.settled, "settled by others"), (done.left, "not tried")):
+        words += [f"{count:,} {outcome}"] if count else []
+    say(f"of {done.chosen:,} dead letters: {', '.join(words)}, in {seconds:.1f} s")

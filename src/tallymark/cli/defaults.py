@@ -1,4 +1,4 @@
-"""``tallymark.toml``: what the commands assume when neither an option nor the environment says it."""
+"""Defaults of the commands from ``tallymark.toml``, for what neither an option nor the environment sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WAYS_IN = ("TALLYMARK_SASL_", "TALLYMARK_TLS")
 
 
 def assume(context: typer.Context) -> None:
-    """Give every command below this one its defaults, for as long as the context lives."""
+    """Set the defaults of the command that is about to run, while the context lives."""
     path = _file()
     if path is None:
         return
@@ -35,10 +35,12 @@ def assume(context: typer.Context) -> None:
         store = said.store.full_url() if said.store else None
     if said.brokers is not None:
         with document.blamed("brokers"):
-            # Without the environment: how to get in may be said below.
+            # Without the environment's credentials, because the file may have its own.
             Cluster(said.brokers, tls=False)
     given = {"TALLYMARK_STORE": store, "TALLYMARK_BROKERS": said.brokers}
-    context.default_map = _by_command(context.command, {name: value for name, value in given.items() if value})
+    context.default_map = _by_command(
+        getattr(context.command, "loaded", {}), {name: value for name, value in given.items() if value}
+    )
     if not any(name.startswith(WAYS_IN) for name in os.environ):
         _enter(context, {**_sasl(said.security), **_tls(said.tls)})
 
@@ -51,19 +53,19 @@ def _file() -> Path | None:
     return path if path.is_file() else None
 
 
-def _by_command(command: Any, given: Mapping[str, str]) -> dict[str, Any]:
-    """As click has it: for every command the values of those options that the environment could give, too."""
+def _by_command(commands: Mapping[str, Any], given: Mapping[str, str]) -> dict[str, Any]:
+    """The format of click: for every command, the values of those options that also have a variable."""
     found: dict[str, Any] = {}
-    for name, one in command.commands.items():
-        if hasattr(one, "commands"):
-            found[name] = _by_command(one, given)
+    for name, command in commands.items():
+        if hasattr(command, "commands"):
+            found[name] = _by_command(command.commands, given)
         else:
-            found[name] = {option.name: given[option.envvar] for option in one.params if option.envvar in given}
+            found[name] = {option.name: given[option.envvar] for option in command.params if option.envvar in given}
     return found
 
 
 def _enter(context: typer.Context, variables: Mapping[str, str]) -> None:
-    """Clients look for a way into the cluster among the variables; the environment itself would go to every child."""
+    """Clients read credentials from these variables. Child processes would inherit the environment itself."""
     assumed.update(variables)
     context.call_on_close(assumed.clear)
 

@@ -1,82 +1,59 @@
-"""``tallymark doctor``: would this cluster and this database keep what they are given?"""
+"""``tallymark doctor``: check the cluster, the store and this machine for what would lose or delay records."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from tallymark.cli.load import load_setup
-from tallymark.cli.output import plain_table, print_table
-from tallymark.cli.target import AsJson, BrokersOption, FileOption, StoreUrl
+from tallymark.cli.audit import FINDINGS, STYLES, rows_of
+from tallymark.cli.output import FOUND, Rows, say, show, show_json
+from tallymark.cli.progress import Bars
+from tallymark.cli.target import OF_FILE, AsJson, Target, targeted
 from tallymark.errors import BadInput
-from tallymark.kafka.cluster import Cluster
 from tallymark.kafka.membership import Group
 from tallymark.operate.doctor.examine import Patient, examine
-from tallymark.operate.findings import Finding
 
-STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
-
-Topics = Annotated[list[str] | None, typer.Option("--topic", "-t", help="A topic to look at; several are fine.")]
-GroupOption = Annotated[str | None, typer.Option("--group", "-g", help="The group whose unread records matter.")]
-Probe = Annotated[bool, typer.Option("--probe", help="Measure the brokers' clocks, by a topic made and deleted again.")]
+Topics = Annotated[list[str] | None, typer.Option("--topic", "-t", help="A topic to check. Repeat it for others.")]
+Probe = Annotated[bool, typer.Option("--probe", help="Measure the brokers' clocks, with a temporary topic.")]
 
 
-def doctor(
-    topic: Topics = None,
-    group: GroupOption = None,
-    store: StoreUrl = None,
-    brokers: BrokersOption = None,
-    file: FileOption = None,
-    probe: Probe = False,
-    as_json: AsJson = False,
-) -> None:
-    """Ask the cluster, the store and this machine what would lose or hold up records. Ends with 1 if anything fails."""
-    patient = _patient(file, topic or (), group, store, brokers, probe)
+@targeted("option")
+def doctor(target: Target, topic: Topics = None, probe: Probe = False, as_json: AsJson = False) -> None:
+    """Check the cluster, the store and this machine for what would lose or delay records.
+
+    Exits with 1 if a check fails.
+    """
+    patient = _patient(target, topic or (), probe)
     if patient.cluster is None and not patient.stores:
-        raise BadInput("doctor needs --brokers, --store (or TALLYMARK_BROKERS, TALLYMARK_STORE), or --file")
+        raise BadInput(f"doctor needs --brokers, --store (or TALLYMARK_BROKERS, TALLYMARK_STORE), {OF_FILE}")
+    with Bars(quiet=as_json) as bars:
+        found = examine(patient, bars.add("asking").say)
     if as_json:
-        found = examine(patient)
-        print(json.dumps([asdict(finding) for finding in found], indent=2))
+        show_json(found)
     else:
-        with Console(stderr=True).status("asking") as status:
-            found = examine(patient, lambda whom: status.update(Text(f"asking {whom}")))
-        _print(found)
+        checks = [row | {"check": f"{row['about']}: {row['check']}"} for row in rows_of(found)]
+        show(Rows(FINDINGS, checks))
+        counts = Counter[str](one.verdict for one in found)
+        say(", ".join(f"{counts[verdict]} {verdict}" for verdict in STYLES))
     if any(finding.verdict == "fail" for finding in found):
-        raise typer.Exit(1)
+        raise typer.Exit(FOUND)
 
 
-def _patient(
-    file: Path | None, topics: Sequence[str], group: str | None, store: str | None, brokers: str | None, probe: bool
-) -> Patient:
-    cluster = Cluster(brokers) if brokers else None
-    if file is None:
+def _patient(target: Target, topics: tuple[str, ...] | list[str], probe: bool) -> Patient:
+    cluster, store = target.optional_cluster, target.optional_store
+    if target.file is None:
+        group = next(iter(target.groups or ()), None)
         return Patient(cluster, (store,) if store else (), group, topics, probe=probe)
-    setup = load_setup(file, group)
-    source, member = setup.source, setup.membership
+    setup = target.setup
+    source, membership = setup.source, setup.membership
     return Patient(
-        cluster or source.cluster,
-        (store,) if store else (setup.ledger_url, setup.store),
+        cluster,
+        (store,) if store not in (None, setup.ledger_url) else (setup.ledger_url, setup.store),
         setup.group,
         topics or source.topic_names,
-        {**source.settings, **(member.settings() if isinstance(member, Group) else {})},
+        {**source.settings, **(membership.settings() if isinstance(membership, Group) else {})},
         probe,
         new_group=True,
     )
-
-
-def _print(found: Sequence[Finding]) -> None:
-    table = plain_table("CHECK", "FOUND", "WANTED", "VERDICT", "WHAT TO DO", left=5)
-    for one in found:
-        verdict = Text(one.verdict, STYLES[one.verdict])
-        table.add_row(*map(Text, (f"{one.about}: {one.check}", one.found, one.wanted)), verdict, Text(one.advice))
-    print_table(table)
-    counts = Counter[str](one.verdict for one in found)
-    Console().print(", ".join(f"{counts[verdict]} {verdict}" for verdict in STYLES), highlight=False)

@@ -1,15 +1,14 @@
-"""``tallymark init``: a pipeline to start from, with what is known filled in."""
+"""``tallymark init``: write a pipeline to start from."""
 
 from __future__ import annotations
 
-import json
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from tallymark.cli.output import say, show_json
 from tallymark.cli.target import AsJson, BrokersOption
 from tallymark.cli.toml.starter import Answers, starter
 from tallymark.errors import BadInput, TallymarkError
@@ -23,7 +22,7 @@ Store = Annotated[
     typer.Option("--store", envvar="TALLYMARK_STORE", help="Where rows and offsets go, such as sqlite:///shop.db."),
 ]
 GroupOption = Annotated[str | None, typer.Option("--group", "-g", help="The name of the group.")]
-Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it is there.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the file if it exists.")]
 LOOKED_AT = 100
 
 
@@ -36,9 +35,9 @@ def init(
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a commented TOML file that runs as it is. With --brokers and --topic, the schema is found in records."""
+    """Write a commented TOML file that can be run. With --brokers and --topic, the schema is inferred from records."""
     if path.exists() and not force:
-        raise BadInput(f"{path} is there already; name another file, or overwrite it with --force")
+        raise BadInput(f"{path} exists; name another file, or overwrite it with --force")
     values, failed = _values(brokers, topic)
     answers = Answers(str(path), brokers, topic, store, group, tuple(values))
     try:
@@ -46,18 +45,18 @@ def init(
     except OSError as error:
         raise BadInput(f"{path} can't be written: {error.strerror}; check the path") from None
     if as_json:
-        print(json.dumps({"file": str(path), "records": len(values), "schema": answers.schema, "warning": failed}))
+        facts = {"file": str(path), "records": len(values), "schema": answers.schema, "warning": failed}
+        show_json(facts, indent=None)
         return
-    out = Console(soft_wrap=True, highlight=False, markup=False)
     if failed:
-        out.print(f"the schema is an example, since no record was seen: {failed}", style="yellow")
+        say(f"the schema is an example, since no record was read: {failed}", "yellow")
     elif values:
-        out.print(f"looked at {len(values)} records of {topic}")
-    out.print(f"wrote {path}; try it with: tallymark check {path}")
+        say(f"looked at {len(values)} records of {topic}")
+    say(f"wrote {path}; try it with: tallymark check {path}")
 
 
 def _values(brokers: str | None, topic: str | None) -> tuple[list[bytes], str | None]:
-    """The last values of the topic, or why there are none."""
+    """The last values of the topic, or the reason why there are none."""
     if brokers is None or topic is None:
         return [], None
     try:

@@ -1,148 +1,97 @@
-"""``tallymark skips list``, ``losses`` and ``journal``: what is not in the tables, or is there again, and why."""
+"""``tallymark journal``, ``losses`` and ``skips list``: what is not in the tables, or was read again, and why."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any
+from collections.abc import Collection, Sequence
+from typing import Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from tallymark.cli.output import plain_table, print_table
-from tallymark.cli.target import AsJson, BrokersOption, FileOption, StoreUrl, target
-from tallymark.cli.values import printable
+from tallymark.cli.output import Row, Rows, say, show, show_json
+from tallymark.cli.target import AsJson, Target, targeted
 from tallymark.core.claims import BACK
-from tallymark.core.journal import NoteLine
-from tallymark.core.spans import Partition, Position, Span
-from tallymark.errors import BadInput
-from tallymark.kafka.brokers import Brokers
-from tallymark.operate.health import moment
-from tallymark.operate.survey import ledger
+from tallymark.core.spans import Partition, Span
 from tallymark.run.skips import held, held_logs
 from tallymark.stores.contract import Store
 
-Group = Annotated[str | None, typer.Argument(help="Only this group.")]
 KINDS = ("skip", "loss", *BACK, "backfill", "replay", "begin")
+LOSSES = ("GROUP", "TOPIC", "PARTITION", "START", "STOP", "OFFSETS", "TIME:at", "REASON")
+JOURNAL = (LOSSES[0], "KIND", *LOSSES[1:])
+SKIPS = (*LOSSES[:-1], "IN-KAFKA", "REASON")
 
-skips = typer.Typer()
+skips = typer.Typer(help="What was skipped and can be read later, by tallymark backfill.")
 
 
 @skips.callback()
-def _skips() -> None:
-    """What was skipped and can be filled in later: tallymark backfill does that."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """A note of a group. ``held`` is what Kafka still has of its span; None if nobody has asked."""
-
-    group: str
-    found: NoteLine
-    held: str | None = None
-
-    @property
-    def span(self) -> Span:
-        return self.found.note.span
-
-    def as_json(self) -> dict[str, Any]:
-        note = self.found.note
-        return {
-            "group": self.group,
-            "kind": note.kind,
-            "topic": self.span.partition.topic,
-            "partition": self.span.partition.number,
-            "start": self.span.start,
-            "stop": self.span.stop,
-            "offsets": len(self.span),
-            "reason": note.reason,
-            "at": self.found.recorded_at.isoformat(),
-            "batch": self.found.batch,
-        }
-
-    def cells(self) -> list[str]:
-        span, note = self.span, self.found.note
-        place = [span.partition.topic, str(span.partition.number), str(span.start), str(span.stop), str(len(span))]
-        return [self.group, note.kind, *place, moment(self.found.recorded_at), self.held or "-", note.reason]
-
-
-COLUMNS = ("GROUP", "KIND", "TOPIC", "PARTITION", "START", "STOP", "OFFSETS", "TIME", "IN-KAFKA", "REASON")
+def _group_of_commands() -> None:
+    """Makes ``list`` a command of its own: a Typer with one command would run it without its name."""
 
 
 @skips.command("list", epilog="Example: tallymark skips list orders-to-shop --file orders.py")
-def list_skips(
-    group: Group = None,
-    store: StoreUrl = None,
-    brokers: BrokersOption = None,
-    file: FileOption = None,
-    as_json: AsJson = False,
-) -> None:
-    """List what was skipped and is open: which offsets, why, since when, and whether Kafka still holds them."""
-    of = target(file, group, store, brokers)
-    with ledger(_needed(of.store, "skips list"), of.group) as opened:
-        lines = _notes(opened, of.group, ["skip"])
-        if of.cluster is not None:
-            asked, positions = Brokers(of.cluster), opened.positions(of.group)
-            lines = [one for name in positions for one in _with_logs(lines, name, positions[name], asked)]
-    if as_json:
-        print(json.dumps([line.as_json() | {"in_kafka": line.held} for line in lines], indent=2))
-    else:
-        _print(lines, "nothing is skipped", [one for one in COLUMNS if one != "KIND"], "skipped, and open")
+@targeted()
+def list_skips(target: Target, as_json: AsJson = False) -> None:
+    """List the open skips: which offsets, why, since when, and whether Kafka still holds them."""
+    with target.ledger() as store:
+        rows = _notes(store, target.groups, ["skip"], in_kafka=None)
+        if (brokers := target.optional_brokers) is not None:
+            positions = store.positions(None)
+            for group in positions:
+                mine = [row for row in rows if row["group"] == group]
+                logs = held_logs(positions[group], {_span(row).partition for row in mine}, brokers)
+                for row in mine:
+                    row["in_kafka"] = held(_span(row), logs.get(_span(row).partition))
+    _show(rows, SKIPS, as_json, "nothing is skipped", "skipped, and open")
 
 
-def losses(group: Group = None, store: StoreUrl = None, file: FileOption = None, as_json: AsJson = False) -> None:
-    """List what Kafka had deleted before it was read: which offsets, when that was noticed, and how many."""
-    of = target(file, group, store)
-    with ledger(_needed(of.store, "losses"), of.group) as opened:
-        lines = _notes(opened, of.group, ["loss"])
-    if as_json:
-        print(json.dumps([line.as_json() for line in lines], indent=2))
-    else:
-        _print(lines, "nothing is lost", [one for one in COLUMNS if one not in ("KIND", "IN-KAFKA")], "lost")
+@targeted(brokers=False)
+def losses(target: Target, as_json: AsJson = False) -> None:
+    """List what Kafka had deleted before it was read: which offsets, and when that was noticed."""
+    with target.ledger() as store:
+        rows = _notes(store, target.groups, ["loss"])
+    _show(rows, LOSSES, as_json, "nothing is lost", "lost")
 
 
-def journal(group: Group = None, store: StoreUrl = None, file: FileOption = None, as_json: AsJson = False) -> None:
-    """Show all that was noted of a group, in the order of time: open skips, losses, resets, backfills and more."""
-    of = target(file, group, store)
-    with ledger(_needed(of.store, "journal"), of.group) as opened:
-        lines = _notes(opened, of.group, KINDS)
-    if as_json:
-        print(json.dumps([line.as_json() for line in lines], indent=2))
-    else:
-        _print(lines, "nothing was noted", [one for one in COLUMNS if one != "IN-KAFKA"])
+@targeted(brokers=False)
+def journal(target: Target, as_json: AsJson = False) -> None:
+    """Show the notes of a group in order of time: open skips, losses, resets, backfills, replays and others."""
+    with target.ledger() as store:
+        rows = _notes(store, target.groups, KINDS)
+    _show(rows, JOURNAL, as_json, "nothing was noted")
 
 
-def _needed(store: str | None, command: str) -> str:
-    if store is None:
-        raise BadInput(f"{command} needs --store (or TALLYMARK_STORE), or --file with a pipeline or an app")
-    return store
-
-
-def _notes(store: Store, group: str | None, kinds: Collection[str]) -> list[Line]:
+def _notes(store: Store, groups: Collection[str] | None, kinds: Collection[str], **more: Any) -> list[dict[str, Any]]:
     journal = store.journal()
-    groups = journal.groups()
-    return [Line(name, note) for name in groups if group in (None, name) for note in journal.notes(name, kinds)]
+    return [
+        {
+            "group": group,
+            "kind": found.note.kind,
+            "topic": found.note.span.partition.topic,
+            "partition": found.note.span.partition.number,
+            "start": found.note.span.start,
+            "stop": found.note.span.stop,
+            "offsets": len(found.note.span),
+            "reason": found.note.reason,
+            "at": found.recorded_at,
+            "batch": found.batch,
+            **more,
+        }
+        for group in journal.groups()
+        if groups is None or group in groups
+        for found in journal.notes(group, kinds)
+    ]
 
 
-def _with_logs(lines: Sequence[Line], group: str, positions: Sequence[Position], brokers: Brokers) -> list[Line]:
-    mine = [line for line in lines if line.group == group]
-    logs = held_logs(positions, {line.span.partition for line in mine}, brokers)
-    return [Line(group, line.found, held(line.span, logs.get(line.span.partition))) for line in mine]
+def _span(row: Row) -> Span:
+    return Span(Partition(row["topic"], row["partition"]), row["start"], row["stop"])
 
 
-def _print(lines: Sequence[Line], nothing: str, heads: Sequence[str], sum_of: str | None = None) -> None:
-    out = Console(highlight=False, markup=False)
-    if not lines:
-        out.print(nothing)
-        return
-    table = plain_table(*heads, left=len(heads))
-    for line in lines:
-        cells: Mapping[str, str] = dict(zip(COLUMNS, line.cells(), strict=True))
-        table.add_row(*(Text(printable(cells[head])) for head in heads))
-    print_table(table)
-    if sum_of is not None:
-        partitions: set[tuple[str, Partition]] = {(line.group, line.span.partition) for line in lines}
-        total = sum(len(line.span) for line in lines)
-        out.print(f"{total:,} offsets of {len(partitions)} partitions {sum_of}")
+def _show(rows: Sequence[Row], heads: Sequence[str], as_json: bool, nothing: str, total: str | None = None) -> None:
+    if as_json:
+        show_json(rows)
+    elif not rows:
+        say(nothing)
+    else:
+        show(Rows(heads, rows))
+        if total is not None:
+            partitions = {(row["group"], row["topic"], row["partition"]) for row in rows}
+            say(f"{sum(row['offsets'] for row in rows):,} offsets of {len(partitions)} partitions {total}")

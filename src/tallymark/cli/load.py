@@ -1,4 +1,4 @@
-"""Finding the pipeline or the app in a user's file, Python or TOML."""
+"""Loads the pipeline or the app of a file, Python or TOML."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXTRAS = {
     "prometheus_client": "metrics",
     "opentelemetry": "tracing",
 }
-"""The extra that brings a package."""
+"""The extra that installs a package."""
 
 
 def missing_module(error: ModuleNotFoundError) -> str:
@@ -34,12 +34,12 @@ def missing_module(error: ModuleNotFoundError) -> str:
 def load(path: Path) -> Pipeline | App:
     """The pipeline that a TOML file describes, or the one Pipeline or App that a Python file defines.
 
-    The Python file is run, but for what is below ``if __name__``.
+    The Python file is executed under a name other than ``__main__``.
     """
     if not path.is_file():
         raise BadInput(f"{path}: there is no such file")
     if path.suffix.lower() == ".toml":
-        # Here, since most commands read no TOML: pydantic takes a while to import.
+        # Imported here because pydantic is slow to import, and most commands read no TOML.
         from tallymark.cli.toml.build import load_pipeline
 
         return load_pipeline(path)
@@ -59,17 +59,17 @@ def load(path: Path) -> Pipeline | App:
     return next(iter(found.values()))
 
 
-def load_setup(path: Path, group: str | None = None, *, any_group: bool = False) -> Setup:
-    """The settings of the one group that the file is about, or of the group that is named.
-
-    Several listeners of a group count as one, with the topics of all. ``any_group``: only the place matters.
-    """
-    return setup_of(load(path), path, group, any_group=any_group)
+def setups_of(found: Pipeline | App) -> list[Setup]:
+    """The settings of the pipeline, or of every listener of the app."""
+    return [found.setup] if isinstance(found, Pipeline) else [listener.setup for listener in found.listeners]
 
 
 def setup_of(found: Pipeline | App, path: Path, group: str | None, *, any_group: bool = False) -> Setup:
-    """The same of what was loaded."""
-    setups = [found.setup] if isinstance(found, Pipeline) else [listener.setup for listener in found.listeners]
+    """The settings of the one group of the file, or of the named group.
+
+    Several listeners of a group count as one, with the topics of all. ``any_group``: only store and cluster matter.
+    """
+    setups = setups_of(found)
     chosen = [setup for setup in setups if group in (None, setup.group)]
     if not chosen or (not any_group and len({setup.group for setup in chosen}) > 1):
         known = ", ".join(sorted({setup.group for setup in setups})) or "none"

@@ -23,7 +23,7 @@ _NAME = re.compile(r"([A-Za-z_]\w*)=$")
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object for each line of the log, with the facts that its message names as fields of their own."""
+    """A JSON object for each line of the log. What the message has as ``name=value`` is a field, too."""
 
     def format(self, record: logging.LogRecord) -> str:
         when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
@@ -34,7 +34,7 @@ class JsonLines(logging.Formatter):
             "message": record.getMessage(),
         }
         for name, value in facts(record).items():
-            # What every line has keeps its meaning.
+            # The fields of every line keep their meaning.
             fields.setdefault(name, value)
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
@@ -42,7 +42,7 @@ class JsonLines(logging.Formatter):
 
 
 def facts(record: logging.LogRecord) -> dict[str, Any]:
-    """The values that stand behind ``name=`` in the message, as they were given: numbers stay numbers."""
+    """The values after ``name=`` in the message. Numbers stay numbers."""
     if not isinstance(record.msg, str) or not isinstance(record.args, tuple):
         return {}
     found, values = {}, iter(record.args)
@@ -56,7 +56,7 @@ def facts(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _plain(value: object) -> Any:
-    """As JSON has it: numbers as numbers, also those of a tally or by name, and all else in words."""
+    """A value for JSON: numbers as numbers, also in mappings and tallies, and everything else as text."""
     if is_dataclass(value) and not isinstance(value, type):
         counts = {one.name: getattr(value, one.name) for one in fields(value)}
         return counts if counts and all(isinstance(count, int) for count in counts.values()) else str(value)
@@ -77,17 +77,17 @@ def configure(verbose: int, form: Format = "text") -> None:
     handler.setFormatter(JsonLines() if form == "json" else logging.Formatter(TEXT))
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
     logging.getLogger("tallymark").setLevel(level)
-    # py4j reports every broken connection of a Spark that is shutting down, some of them in the name of the root.
+    # py4j logs every connection that breaks while Spark shuts down, some of them to the root logger.
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     handler.addFilter(lambda record: record.name != "root" or record.module != "java_gateway")
 
 
 def is_json() -> bool:
-    """Whether lines of JSON were asked for."""
+    """Whether the log is JSON."""
     return any(isinstance(handler.formatter, JsonLines) for handler in logging.getLogger().handlers)
 
 
-def say(level: int, template: str, *values: object) -> None:
-    """A line of JSON for what a command says on stderr by itself, whatever the level of the log."""
+def write_line(level: int, template: str, *values: object) -> None:
+    """Write a line of JSON to stderr, whatever the level of the log."""
     record = logging.LogRecord("tallymark", level, "", 0, template, values, None)
     print(JsonLines().format(record), file=sys.stderr)

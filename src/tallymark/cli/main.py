@@ -1,86 +1,140 @@
-"""``tallymark``: run pipelines, see how they are doing, try it all without a cluster."""
+"""``tallymark``: the list of its commands, the options of all of them, and its exit codes."""
 
 from __future__ import annotations
 
 import gc
-import logging
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 
-from tallymark.cli import (
-    audit,
-    check,
-    consume,
-    dead_letters,
-    delete_group,
-    demo,
-    doctor,
-    groups,
-    import_,
-    init,
-    journal,
-    members,
-    produce,
-    reset,
-    run,
-    sandbox,
-    status,
-)
 from tallymark.cli.defaults import assume
+from tallymark.cli.lazy import Command, LazyGroup
 from tallymark.cli.logs import Format as LogFormat
-from tallymark.cli.logs import configure, is_json, say
-from tallymark.cli.values import printable
+from tallymark.cli.logs import configure
+from tallymark.cli.output import FAILED, INTERRUPTED, report
 from tallymark.errors import TallymarkError
-from tallymark.run.until import repeating_interrupts
+from tallymark.run.interrupts import repeating_interrupts
 
-INTERRUPTED = 130
-"""The exit code after Ctrl-C, where it does not ask for the end of a batch."""
+BUILD, LOOK, ACT, TOPICS = "Build and run", "Look", "Act", "Topics and servers"
+
+
+class Commands(LazyGroup):
+    listed = {  # noqa: RUF012
+        "init": Command(
+            "init:init",
+            BUILD,
+            "Write a pipeline to start from, as a TOML file.",
+            "tallymark init shop.toml --brokers localhost:9092 --topic orders",
+        ),
+        "check": Command(
+            "check:check", BUILD, "Try a pipeline on real records and write nothing.", "tallymark check shop.toml"
+        ),
+        "run": Command("run:run", BUILD, "Run a pipeline or an app.", "tallymark run orders.py --until caught-up"),
+        "backfill": Command(
+            "run:backfill", BUILD, "Read what was skipped, exactly once.", "tallymark backfill orders.py --topic orders"
+        ),
+        "demo": Command(
+            "demo:demo",
+            BUILD,
+            "Kill a pipeline three times, and count every record.",
+            "tallymark demo --store postgresql://localhost/demo --json",
+        ),
+        "status": Command(
+            "status:status",
+            LOOK,
+            "Show the state of groups, their lag and their tallies.",
+            "tallymark status --store sqlite:///shop.db --brokers localhost:9092",
+        ),
+        "groups": Command(
+            "groups:groups", LOOK, "List the groups of a store.", "tallymark groups --store sqlite:///shop.db"
+        ),
+        "members": Command(
+            "members:members",
+            LOOK,
+            "Show the members of a group and its last rebalances.",
+            "tallymark members orders-to-shop --brokers localhost:9092",
+        ),
+        "journal": Command(
+            "journal:journal",
+            LOOK,
+            "Show skips, losses, resets, backfills and replays of a group.",
+            "tallymark journal orders-to-shop --store sqlite:///shop.db",
+        ),
+        "skips": Command("journal:skips", LOOK, "List what was skipped and can still be read."),
+        "losses": Command(
+            "journal:losses",
+            LOOK,
+            "List what Kafka had deleted before it was read.",
+            "tallymark losses orders-to-shop --store sqlite:///shop.db",
+        ),
+        "audit": Command(
+            "audit:audit",
+            LOOK,
+            "Check that the ledger adds up, and with --deep the tables.",
+            "tallymark audit --deep --file orders.py",
+        ),
+        "doctor": Command(
+            "doctor:doctor",
+            LOOK,
+            "Check the cluster, the store and this machine for what would lose records.",
+            "tallymark doctor --file orders.py",
+        ),
+        "pause": Command(
+            "pause:pause",
+            ACT,
+            "Pause a group.",
+            'tallymark pause orders-to-shop --reason "maintenance" --store sqlite:///shop.db',
+        ),
+        "resume": Command(
+            "pause:resume", ACT, "Resume a paused group.", "tallymark resume orders-to-shop --store sqlite:///shop.db"
+        ),
+        "dead-letters": Command(
+            "dead_letters:app", ACT, "List, show, replay or discard records that could not be applied."
+        ),
+        "reset": Command(
+            "reset:reset",
+            ACT,
+            "Move the positions of a group.",
+            "tallymark reset orders-to-shop --topic orders --by-duration 2h --file orders.py",
+        ),
+        "import": Command(
+            "import_:import_",
+            ACT,
+            "Take over the offsets of a Kafka group or of a streaming query.",
+            "tallymark import orders-to-shop --from-kafka-group loader --file orders.py",
+        ),
+        "delete-group": Command(
+            "delete_group:delete_group",
+            ACT,
+            "Delete all that the ledger holds of a group.",
+            "tallymark delete-group orders-to-shop --store sqlite:///shop.db",
+        ),
+        "consume": Command(
+            "consume:consume",
+            TOPICS,
+            "Print the records of a topic.",
+            "tallymark consume orders --from -5 --brokers localhost:9092",
+        ),
+        "produce": Command(
+            "produce:produce",
+            TOPICS,
+            "Write lines to a topic.",
+            "tallymark produce orders orders.txt --brokers localhost:9092",
+        ),
+        "sandbox": Command("sandbox:app", TOPICS, "Run Kafka and databases on this machine."),
+    }
+
 
 app = typer.Typer(
+    cls=Commands,
     help="Exactly-once Kafka to database: pipelines on PySpark, and services.",
+    epilog="Exit codes: 0 done; 1 it looked and found something wrong; 2 it could not look, or was used wrongly.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
-app.command("run", epilog="Example: tallymark run orders.py --until caught-up")(run.run)
-app.command("init", epilog="Example: tallymark init shop.toml --brokers localhost:9092 --topic orders")(init.init)
-app.command("check", epilog="Example: tallymark check shop.toml")(check.check)
-app.command("backfill", epilog="Example: tallymark backfill orders.py --topic orders")(run.backfill)
-app.command("status", epilog="Example: tallymark status --store sqlite:///shop.db --brokers localhost:9092")(
-    status.status
-)
-app.command("groups", epilog="Example: tallymark groups --store sqlite:///shop.db")(groups.groups)
-app.command("members", epilog="Example: tallymark members orders-to-shop --brokers localhost:9092")(members.members)
-app.command("pause", epilog='Example: tallymark pause orders-to-shop --reason "maintenance" --store sqlite:///shop.db')(
-    groups.pause
-)
-app.command("resume", epilog="Example: tallymark resume orders-to-shop --store sqlite:///shop.db")(groups.resume)
-app.command("reset", epilog="Example: tallymark reset orders-to-shop --topic orders --by-duration 2h --file orders.py")(
-    reset.reset
-)
-app.command("import", epilog="Example: tallymark import orders-to-shop --from-kafka-group loader --file orders.py")(
-    import_.import_
-)
-app.command("delete-group", epilog="Example: tallymark delete-group orders-to-shop --store sqlite:///shop.db")(
-    delete_group.delete_group
-)
-app.command("audit", epilog="Example: tallymark audit --deep --file orders.py")(audit.audit)
-app.command("consume", epilog="Example: tallymark consume orders --from -5 --brokers localhost:9092")(consume.consume)
-app.command("doctor", epilog="Example: tallymark doctor --file orders.py")(doctor.doctor)
-app.command("produce", epilog="Example: tallymark produce orders --file orders.jsonl --brokers localhost:9092")(
-    produce.produce
-)
-app.command("demo", epilog="Example: tallymark demo --store postgresql://localhost/demo --json")(demo.demo)
-app.command("losses", epilog="Example: tallymark losses orders-to-shop --store sqlite:///shop.db")(journal.losses)
-app.command("journal", epilog="Example: tallymark journal orders-to-shop --store sqlite:///shop.db")(journal.journal)
-app.add_typer(dead_letters.app, name="dead-letters")
-app.add_typer(journal.skips, name="skips")
-app.add_typer(ledger.app, name="ledger")
-app.add_typer(sandbox.app, name="sandbox")
 
 
 def _version(wanted: bool) -> None:
@@ -95,14 +149,12 @@ def _version(wanted: bool) -> None:
 def options(
     context: typer.Context,
     verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Say more: -v facts, -vv everything.")
+        int, typer.Option("--verbose", "-v", count=True, help="Log more: -v facts, -vv everything.")
     ] = 0,
     log_format: Annotated[
         LogFormat,
         typer.Option(
-            "--log-format",
-            envvar="TALLYMARK_LOG_FORMAT",
-            help="How logs and errors are written to stderr: text or json.",
+            "--log-format", envvar="TALLYMARK_LOG_FORMAT", help="The format of logs and errors on stderr: text or json."
         ),
     ] = "text",
     _: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
@@ -111,11 +163,11 @@ def options(
     assume(context)
 
 
-def main() -> None:
-    """The console script."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The console script. Exits with one of the codes of ``output``."""
     try:
         with repeating_interrupts():
-            app()
+            app(None if arguments is None else list(arguments), prog_name="tallymark")
     except TallymarkError as error:
         said = str(error)
     except SystemExit as left:
@@ -124,11 +176,7 @@ def main() -> None:
         raise
     else:
         return
-    # With the error go the clients of Kafka that it held: one that outlives the interpreter can crash it.
+    # The error holds Kafka clients, and a client that outlives the interpreter can crash it.
     gc.collect()
-    if is_json():
-        say(logging.ERROR, "%s", said)
-    else:
-        shown = "\n".join(map(printable, said.split("\n")))
-        Console(stderr=True, soft_wrap=True).print(f"[red]error:[/red] {escape(shown)}", highlight=False)
-    sys.exit(1)
+    report(said)
+    sys.exit(FAILED)

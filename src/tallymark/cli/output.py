@@ -1,85 +1,144 @@
-"""Tables on the terminal."""
+"""Prints results as tables or as JSON, and everything else that a command says."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from datetime import date, datetime
+from typing import Any
 
-from rich.console import Console, ConsoleOptions
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
+
+from tallymark.cli.logs import is_json, write_line
+from tallymark.cli.values import printable
+
+FOUND, FAILED, INTERRUPTED = 1, 2, 130
+"""Exit codes: what it looked at is wrong; it could not do its work; Ctrl-C, unless that ends a run after its batch."""
 
 GAP = 2
 SHORTEST = 5
 WIDE = 10_000
 
-
-def plain_table(*heads: str, left: int = 0) -> Table:
-    """A table of aligned columns and nothing else, the first ``left`` of them text, the others numbers."""
-    table = Table(*heads, box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
-    for column in table.columns[left:]:
-        column.justify = "right"
-    return table
-
-
-def print_table(table: Table) -> None:
-    """Print it in full: a cell that was cut to fit the window would be worse than a long line."""
-    out = Console()
-    needed = Measurement.get(out, out.options.update(max_width=WIDE), table).maximum
-    Console(width=max(needed, out.width)).print(table, no_wrap=True, overflow="ignore", crop=False)
-
-
-def whole_lines() -> Console:
-    """What is not for a terminal has lines as long as they have to be."""
-    out = Console()
-    return out if out.is_terminal else Console(width=WIDE, soft_wrap=True)
+Row = Mapping[str, Any]
+"""A line of a table. The column CURRENT-OFFSET shows the value of ``current_offset``, and TIME:at that of ``at``."""
 
 
 @dataclass(frozen=True)
-class FittedTable:
-    """A table that leaves out whole columns where the terminal is narrow, those of ``dispensable`` in that order.
+class Rows:
+    """A table. Columns of numbers are aligned to the right.
 
-    Numbers are never cut; of the first column, a text, the end may go where it takes more than a third of the width.
-    What is not for a terminal is whole.
+    A narrow terminal shows fewer columns: those of ``dispensable`` are left out, in that order. Numbers are never cut;
+    the first column is cut if it takes more than a third of the width. Without ``dispensable``, and where the output is
+    not a terminal, the table is complete.
     """
 
     heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    dispensable: Sequence[str]
-    styles: Sequence[str]
+    rows: Sequence[Row]
+    dispensable: Sequence[str] = ()
+    styles: Sequence[str] | None = None
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table | Text]:
-        heads = self.fitting(options.max_width) if console.is_terminal else list(self.heads)
-        numbers = [self.heads.index(head) for head in heads]
-        room = options.max_width - self._needed(heads[1:]) - GAP
-        table = plain_table(*heads, left=1)
-        for row, style in zip(self.rows, self.styles, strict=True):
-            first = _shortened(row[0], room) if console.is_terminal else row[0]
-            table.add_row(*(Text(first if n == 0 else row[n]) for n in numbers), style=style)
-        yield table
-        if len(heads) < len(self.heads):
-            left_out = (
-                f"{len(self.heads) - len(heads)} columns left out: {self._needed(self.heads)} characters show all"
-            )
-            yield Text(left_out, style="dim")
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        columns = [Column(*_named(head), self.rows) for head in self.heads]
+        shown = self._fitting(columns, options.max_width) if self.dispensable and console.is_terminal else columns
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
+        for column in shown:
+            table.add_column(column.head, justify="right" if column.is_number else "left", no_wrap=True)
+        for number, cells in enumerate(zip(*(column.cells for column in shown), strict=True)):
+            table.add_row(*cells, style=self.styles[number] if self.styles else None)
+        needed = Measurement.get(console, options.update(max_width=WIDE), table).maximum
+        yield from console.render(table, options.update(max_width=max(needed, options.max_width)))
+        if len(shown) < len(columns):
+            hidden = len(columns) - len(shown)
+            yield Text(f"{hidden} columns left out: {_width(columns)} characters show all", style="dim")
 
-    def fitting(self, width: int) -> list[str]:
-        """The columns for a terminal of this width."""
-        heads, dispensable = list(self.heads), list(self.dispensable)
-        first = min(self._width(heads[0]), width // 3)
-        while dispensable and first + GAP + self._needed(heads[1:]) > width:
-            heads.remove(dispensable.pop(0))
-        return heads
-
-    def _needed(self, heads: Sequence[str]) -> int:
-        return sum(map(self._width, heads)) + GAP * (len(heads) - 1)
-
-    def _width(self, head: str) -> int:
-        number = self.heads.index(head)
-        return max(len(head), *(len(row[number]) for row in self.rows))
+    def _fitting(self, columns: Sequence[Column], width: int) -> list[Column]:
+        shown, dispensable = list(columns), list(self.dispensable)
+        first = min(columns[0].width, width // 3)
+        while dispensable and first + GAP + _width(shown[1:]) > width:
+            shown = [column for column in shown if column.head != dispensable[0]]
+            dispensable.pop(0)
+        room = max(SHORTEST, width - _width(shown[1:]) - GAP)
+        shown[0].cells = [one if len(one) <= room else one[: room - 1] + "…" for one in shown[0].cells]
+        return shown
 
 
-def _shortened(text: str, room: int) -> str:
-    room = max(room, SHORTEST)
-    return text if len(text) <= room else f"{text[: room - 1]}…"
+class Column:
+    def __init__(self, head: str, key: str, rows: Sequence[Row]) -> None:
+        values = [row[key] for row in rows]
+        self.head, self.cells = head, [cell(value) for value in values]
+        self.is_number = any(one is not None for one in values) and all(
+            isinstance(one, int | float | None) for one in values
+        )
+
+    @property
+    def width(self) -> int:
+        return max([len(self.head), *map(len, self.cells)])
+
+
+def _named(head: str) -> tuple[str, str]:
+    name, _, key = head.partition(":")
+    return name, key or name.lower().replace("-", "_")
+
+
+def _width(columns: Sequence[Column]) -> int:
+    return sum(column.width for column in columns) + GAP * (len(columns) - 1)
+
+
+def cell(value: Any) -> Text:
+    """A value as it is shown in a table."""
+    match value:
+        case Text():
+            return value
+        case None:
+            return Text("-")
+        case datetime():
+            return Text(f"{value:%Y-%m-%d %H:%M:%S} UTC")
+        case float():
+            return Text(f"{value:.1f}")
+    return Text(printable(str(value)))
+
+
+def show(*parts: RenderableType) -> None:
+    """Print to stdout. Lines are as long as they have to be."""
+    out = Console()
+    if not out.is_terminal:
+        out = Console(width=WIDE)
+    for part in parts:
+        out.print(part, crop=False, soft_wrap=isinstance(part, str), highlight=False, markup=False)
+
+
+def show_json(value: Any, *, indent: int | None = 2) -> None:
+    print(json.dumps(value, indent=indent, default=plain))
+
+
+def plain(value: Any) -> Any:
+    """A value for JSON: times as ISO 8601, bytes as hexadecimal digits, dataclasses as objects, and others as text."""
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, datetime | date):
+        return value.isoformat()
+    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else str(value)
+
+
+def say(words: str, style: str | None = None) -> None:
+    """Print a line to stdout that is never wrapped."""
+    Console(soft_wrap=True).print(words, style=style, highlight=False, markup=False)
+
+
+def note(words: str, style: str | None = None) -> None:
+    """Print a line to stderr that is never wrapped."""
+    Console(stderr=True, soft_wrap=True).print(words, style=style, highlight=False, markup=False)
+
+
+def report(words: str) -> None:
+    """Write an error to stderr, in the format of the log."""
+    if is_json():
+        write_line(logging.ERROR, "%s", words)
+    else:
+        shown = "\n".join(map(printable, words.split("\n")))
+        Console(stderr=True, soft_wrap=True).print(Text.assemble(("error:", "red"), f" {shown}"), highlight=False)

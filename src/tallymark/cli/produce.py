@@ -1,4 +1,4 @@
-"""``tallymark produce``: lines of a file, or of what is typed, become records."""
+"""``tallymark produce``: write the lines of a file or of standard input to a topic."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 import typer
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from tallymark.cli.target import BrokersOption, needed_cluster
+from tallymark.cli.output import INTERRUPTED, note, say, show_json
+from tallymark.cli.progress import Bars
+from tallymark.cli.target import PartitionOption, Target, targeted
 from tallymark.errors import BadInput, NotDelivered, TallymarkError
-from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import is_pattern
 from tallymark.produce.producer import Producer
 
 Topic = Annotated[str, typer.Argument(help="The topic to write to.")]
-FileOption = Annotated[Path | None, typer.Option("--file", help="Read this file instead of standard input.")]
-Delimiter = Annotated[str | None, typer.Option("--key-delimiter", help="What stands between key and value of a line.")]
+Source = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The file to read; standard input without it.")]
+FromFile = Annotated[Path | None, typer.Option("--from-file", help="The same as FILE.")]
+Delimiter = Annotated[str | None, typer.Option("--key-delimiter", help="What separates key and value of a line.")]
 HeaderOption = Annotated[
     list[str] | None, typer.Option("--header", "-H", help="A header for every record, as name=value. Repeat it.")
 ]
 Form = Annotated[
-    str, typer.Option("--format", help="lines: a value each; json: records as tallymark consume --json prints them.")
+    Literal["lines", "json"],
+    typer.Option("--format", help="lines: a value each; json: records as tallymark consume --json prints them."),
 ]
 Create = Annotated[
-    int | None, typer.Option("--create", min=1, help="Make the topic with so many partitions, if it does not exist.")
+    int | None, typer.Option("--create", min=1, help="Create the topic with so many partitions, if it does not exist.")
 ]
-PartitionOption = Annotated[int | None, typer.Option("--partition", help="Only to this partition.")]
 ProfileOption = Annotated[str, typer.Option("--profile", help="no-loss or fast.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and no progress.")]
 SHOWN_EVERY = 1_000
@@ -44,7 +44,7 @@ WAIT_SECONDS, AT_ONCE = 0.1, 1 << 16
 
 
 class Line(NamedTuple):
-    """What a line says about its record."""
+    """The record of a line."""
 
     value: bytes | None
     key: bytes | None = None
@@ -52,42 +52,46 @@ class Line(NamedTuple):
     timestamp: datetime | None = None
 
 
+@targeted(None, store=False)
 def produce(
+    target: Target,
     topic: Topic,
-    file: FileOption = None,
+    source: Source = None,
+    from_file: FromFile = None,
     key_delimiter: Delimiter = None,
     header: HeaderOption = None,
     form: Form = "lines",
     create: Create = None,
     partition: PartitionOption = None,
     profile: ProfileOption = "no-loss",
-    brokers: BrokersOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write records, one for each line, and wait until all are acknowledged. Ctrl-C stops reading."""
+    """Write a record for each line, and wait until all are acknowledged. Ctrl-C stops reading."""
     headers = [_header(one) for one in header or ()]
-    if form not in ("lines", "json") or (form == "json" and key_delimiter):
-        raise BadInput(f"--format {form} is not known; write lines or json, the latter without --key-delimiter")
+    if form == "json" and key_delimiter:
+        raise BadInput("--format json has the keys in its records; leave out --key-delimiter")
     if is_pattern(topic) or key_delimiter == "":
         raise BadInput("produce writes to one topic, by its name, and a key delimiter has at least one character")
-    cluster = needed_cluster(brokers, "produce")
-    asked = Brokers(cluster)
-    if create and not asked.topics([topic], existing_only=True):
-        asked.create(topic, create)
-    partitions = asked.find([topic])[topic].partitions
+    if source is not None and from_file is not None:
+        raise BadInput(f"{source} and --from-file {from_file} are both given; name one file")
+    cluster, brokers = target.cluster, target.brokers
+    if create and not brokers.topics([topic], existing_only=True):
+        brokers.create(topic, create)
+    partitions = brokers.find([topic])[topic].partitions
     if partition is not None and partition not in range(len(partitions)):
         raise BadInput(f"topic {topic} has no partition {partition}; it has {len(partitions)}, counted from 0")
     began, interrupted = time.monotonic(), False
-    with _opened(file) as source, _progress(topic, quiet=as_json) as tell:
-        lines = _from_json(source) if form == "json" else _from_lines(source, key_delimiter)
+    with _opened(source or from_file) as content, Bars(quiet=as_json or sys.stdin.isatty()) as bars:
+        lines = _from_json(content) if form == "json" else _from_lines(content, key_delimiter)
+        bar = bars.add(topic)
         with Producer(cluster.brokers, security=cluster.security, tls=cluster.tls, profile=profile) as producer:
             try:
-                for number, line in enumerate(lines, 1):
-                    given = [*line.headers, *headers]
-                    at = line.timestamp
-                    producer.send(topic, line.value, key=line.key, headers=given, partition=partition, timestamp=at)
+                for number, one in enumerate(lines, 1):
+                    given, at = [*one.headers, *headers], one.timestamp
+                    producer.send(topic, one.value, key=one.key, headers=given, partition=partition, timestamp=at)
                     if number % SHOWN_EVERY == 0:
-                        tell(number)
+                        rate = number / max(0.001, time.monotonic() - began)
+                        bar(number, words=f"{number:,} records, {rate:,.0f}/s")
             except KeyboardInterrupt:
                 interrupted = True
             except TallymarkError as error:
@@ -96,15 +100,16 @@ def produce(
             sent = producer.statistics().delivered
     seconds = time.monotonic() - began
     if as_json:
-        print(json.dumps({"topic": topic, "records": sent, "seconds": round(seconds, 3), "interrupted": interrupted}))
+        facts = {"topic": topic, "records": sent, "seconds": round(seconds, 3), "interrupted": interrupted}
+        show_json(facts, indent=None)
     else:
-        Console().print(f"{topic}: {sent:,} records acknowledged in {seconds:.1f} s", highlight=False, markup=False)
+        say(f"{topic}: {sent:,} records acknowledged in {seconds:.1f} s")
     if interrupted:
-        raise typer.Exit(130)
+        raise typer.Exit(INTERRUPTED)
 
 
 def _after(error: TallymarkError, producer: Producer) -> TallymarkError:
-    """The error, with what had been sent before it."""
+    """The error, with the number of records that were acknowledged before it."""
     with suppress(NotDelivered):
         producer.flush()
     return type(error)(f"{error}; {producer.statistics().delivered:,} records before it were acknowledged")
@@ -130,7 +135,7 @@ def _from_json(lines: Iterable[bytes]) -> Iterator[Line]:
             when = datetime.fromisoformat(record["timestamp"]) if record.get("timestamp") else None
             yield Line(_bytes(record, "value"), _bytes(record, "key"), headers, when)
         except (ValueError, TypeError, KeyError, AttributeError):
-            raise BadInput(f"line {number} is no record as tallymark consume --json prints them") from None
+            raise BadInput(f"line {number} is not a record as tallymark consume --json prints them") from None
 
 
 def _bytes(record: Any, name: str) -> bytes | None:
@@ -143,7 +148,7 @@ def _bytes(record: Any, name: str) -> bytes | None:
 def _header(text: str) -> tuple[str, bytes]:
     name, found, value = text.partition("=")
     if not found or not name:
-        raise BadInput(f"-H {text} is no header; write it as name=value")
+        raise BadInput(f"-H {text} is not a header; write it as name=value")
     return name, value.encode()
 
 
@@ -151,7 +156,7 @@ def _header(text: str) -> tuple[str, bytes]:
 def _opened(file: Path | None) -> Iterator[Iterable[bytes]]:
     if file is None:
         if sys.stdin.isatty():
-            Console(stderr=True).print("a record for each line; Ctrl-D ends", style="dim")
+            note("a record for each line; Ctrl-D ends", "dim")
         yield _as_they_come(sys.stdin.buffer)
         return
     try:
@@ -163,7 +168,7 @@ def _opened(file: Path | None) -> Iterator[Iterable[bytes]]:
 
 
 def _as_they_come(source: BinaryIO) -> Iterator[bytes]:
-    """Lines, waited for in short steps: a signal that goes to another thread does not end a read."""
+    """Lines as they arrive. It waits in short steps, because a signal to another thread does not interrupt a read."""
     try:
         number = source.fileno()
     except OSError:
@@ -180,23 +185,3 @@ def _as_they_come(source: BinaryIO) -> Iterator[bytes]:
             break
     if rest:
         yield rest
-
-
-@contextmanager
-def _progress(topic: str, *, quiet: bool) -> Iterator[Any]:
-    console = Console(stderr=True, quiet=quiet)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        TextColumn("{task.fields[said]}"),
-        TimeElapsedColumn(),
-    )
-    shown = console.is_terminal and not sys.stdin.isatty()
-    with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
-        task, began = progress.add_task(topic, total=None, said=""), time.monotonic()
-
-        def tell(number: int) -> None:
-            rate = number / max(0.001, time.monotonic() - began)
-            progress.update(task, said=f"{number:,} records, {rate:,.0f}/s")
-
-        yield tell

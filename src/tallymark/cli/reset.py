@@ -1,72 +1,48 @@
-"""``tallymark reset``: send a group's positions somewhere else, after a look at what that means."""
+"""``tallymark reset``: show where positions would move and what that repeats or skips, and move them."""
 
 from __future__ import annotations
 
 import csv
-import json
 import sys
-from collections.abc import Sequence
-from datetime import datetime, timezone
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
-from tallymark.cli.groups import operator
-from tallymark.cli.moves import (
-    counted,
-    logs,
-    needed_brokers,
-    needed_target,
-    only_one,
-    opened,
-    positions,
-    said,
-    say,
-)
-from tallymark.cli.output import plain_table, print_table
-from tallymark.cli.target import AsJson, BrokersOption, FileOption, StoreUrl, Target
-from tallymark.core.spans import Partition, Position
+from tallymark.cli.output import Rows, note, say, show, show_json
+from tallymark.cli.target import AsJson, Execute, Reason, TakeOver, Target, operator, targeted
+from tallymark.core.spans import Partition
 from tallymark.errors import BadInput
-from tallymark.kafka.brokers import Brokers
-from tallymark.operate.reset import (
-    Aim,
-    Planned,
-    Reset,
-    before_now,
-    busy,
-    parse_moment,
-    parse_scope,
-    within,
-)
+from tallymark.operate.positions import Resetting, positions_of
+from tallymark.operate.reset import Aim, Planned, before_now, parse_duration, parse_moment, parse_scope, within
 from tallymark.operate.takeover import read_offsets, write_offsets
-from tallymark.stores.contract import Store
 
 STDOUT = "-"
-WAYS = "--to-earliest, --to-latest, --to-offset, --to-datetime, --by-duration, --shift-by, --to-current, --from-file"
+COLUMNS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET", "MEANING")
 
-Group = Annotated[str | None, typer.Argument(help="The group; not needed with --file.")]
-Topics = Annotated[list[str] | None, typer.Option("--topic", help="A topic, or partitions of it: orders:0,3.")]
-AllTopics = Annotated[bool, typer.Option("--all-topics", help="All that the group has a position of.")]
-Earliest = Annotated[bool, typer.Option("--to-earliest", help="To where the log begins.")]
+Topics = Annotated[list[str] | None, typer.Option("--topic", "-t", help="A topic, or partitions of it: orders:0,3.")]
+AllTopics = Annotated[bool, typer.Option("--all-topics", help="All partitions that the group has a position of.")]
+Earliest = Annotated[bool, typer.Option("--to-earliest", help="To the start of the log.")]
 Latest = Annotated[bool, typer.Option("--to-latest", help="To the end of what can be read now.")]
 Offset = Annotated[int | None, typer.Option("--to-offset", help="To this offset.")]
 Moment = Annotated[
     str | None, typer.Option("--to-datetime", help="To the first record of this time or later; UTC without a zone.")
 ]
-Duration = Annotated[str | None, typer.Option("--by-duration", help="To the first of the last 1h30m, 15m, 2d.")]
-Shift = Annotated[int | None, typer.Option("--shift-by", help="By so many offsets; back if negative.")]
-Current = Annotated[bool, typer.Option("--to-current", help="To where it is, or the nearest that the log holds.")]
-FromFile = Annotated[Path | None, typer.Option("--from-file", help="To the offsets in this CSV; - is stdin.")]
-Export = Annotated[str | None, typer.Option("--export", help="Write where it would go, or is, as CSV; - is stdout.")]
-Execute = Annotated[bool, typer.Option("--execute", help="Do it. Without this it is only shown.")]
-TakeOver = Annotated[bool, typer.Option("--take-over", help="Even while a run is alive: it is fenced.")]
-Reason = Annotated[str | None, typer.Option("--reason", help="Why; kept in the journal.")]
+Duration = Annotated[
+    str | None, typer.Option("--by-duration", help="To the first record of the last PT1H30M, P2D, 90m or 2h.")
+]
+Shift = Annotated[int | None, typer.Option("--shift-by", help="By this number of offsets; back if negative.")]
+Current = Annotated[bool, typer.Option("--to-current", help="To the position, or the nearest offset of the log.")]
+FromFile = Annotated[Path | None, typer.Option("--from-file", help="To the offsets in this CSV file; - is stdin.")]
+Export = Annotated[
+    str | None, typer.Option("--export", help="Write the new or else the present offsets as CSV; - is stdout.")
+]
 
 
+@targeted()
 def reset(
-    group: Group = None,
+    target: Target,
     topic: Topics = None,
     all_topics: AllTopics = False,
     to_earliest: Earliest = False,
@@ -81,18 +57,15 @@ def reset(
     execute: Execute = False,
     take_over: TakeOver = False,
     reason: Reason = None,
-    store: StoreUrl = None,
-    brokers: BrokersOption = None,
-    file: FileOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send positions somewhere else: show what that repeats or skips, and with --execute do it.
+    """Show where positions would move and what that repeats or skips; with --execute, move them.
 
-    What is skipped can be filled in later by backfill. What is repeated is written again: upserts stay as they are,
-    appended rows are there twice. All partitions move in one transaction, or none does.
+    Skipped records can be read later, by tallymark backfill. Repeated records are written again: upserts do not change,
+    appended rows are there twice. All partitions move in one transaction.
     """
-    of = needed_target(file, group, store, brokers)
-    given = {
+    group, topics = target.group, topic or []
+    aims = {
         "--to-earliest": to_earliest,
         "--to-latest": to_latest,
         "--to-offset": to_offset,
@@ -102,43 +75,50 @@ def reset(
         "--to-current": to_current,
         "--from-file": from_file,
     }
-    if export is not None and not said(given):
-        _export_positions(of, topic or [], export)
+    given = {option: value for option, value in aims.items() if value is not None and value is not False}
+    if export is not None and not given:
+        _export_positions(target, topics, export)
         return
-    option = only_one("reset", given, WAYS)
-    aim = _aim(option, given[option], of.group or "")
-    with opened(of) as opened_store:
-        resetting = _Resetting(of, opened_store, aim, topic or [], all_topics)
-        plan = resetting.execute(take_over, reason) if execute else resetting.preview
-        _show(plan, resetting, executed=execute, export=export, as_json=as_json)
+    option, value = only_one("reset", given, aims)
+    aim = _aim(option, value, group)
+    with target.ledger() as store:
+        resetting = Resetting(store, group, target.brokers, aim, topics, all_topics=all_topics)
+        by = operator()
+        plan = resetting.execute(by, reason, take_over=take_over) if execute else resetting.preview
+        held = [] if execute else resetting.busy
+    if export is not None:
+        _write({one.partition: one.new for one in plan if one.new is not None}, export)
+    warn = note if export == STDOUT or as_json else say
+    for one in plan:
+        if one.warning:
+            warn(f"warning: {one.warning}", "yellow")
+    rows = [_row(one) for one in plan]
+    if as_json and export != STDOUT:
+        owners = sorted({str(one.owner) for one in held})
+        facts = {"group": group, "option": aim.said, "by": by, "executed": execute, "held_by": owners}
+        show_json({**facts, "partitions": rows})
+    elif export != STDOUT:
+        meanings = [{"group": group, "meaning": one.words} for one in plan]
+        show(Rows(COLUMNS, [row | more for row, more in zip(rows, meanings, strict=True)]))
+        for position in held[:1]:
+            words = f"{position.partition} is held by {position.owner}, which may be at work: stop it, or --take-over"
+            say(words, "yellow")
+        show_result(sum(one.changes for one in plan), f"of {len(plan)} partitions moved", executed=execute)
 
 
-class _Resetting:
-    """One reset, from what the ledger and the brokers say now."""
+def only_one(command: str, given: Mapping[str, Any], options: Sequence[str] | Mapping[str, Any]) -> tuple[str, Any]:
+    """The one option that was given."""
+    if len(given) != 1:
+        what = f"{' and '.join(given)} exclude each other" if given else "nothing says where to"
+        raise BadInput(f"{command}: {what}; give one of {', '.join(options)}")
+    return next(iter(given.items()))
 
-    def __init__(self, of: Target, store: Store, aim: Aim, topics: Sequence[str], all_topics: bool) -> None:
-        self.group, self.store, self.aim = of.group or "", store, aim
-        found = _known_positions(store, self.group)
-        brokers = needed_brokers(of, "reset")
-        there = logs(brokers, _scope(aim, found, brokers, topics, all_topics))
-        self.now, self.by = datetime.now(timezone.utc), operator()
-        self.reset = Reset(aim, there, brokers.offsets_at(there, aim.moment) if aim.moment else {})
-        self.preview = self.reset.plan(found)
 
-    @property
-    def in_the_way(self) -> list[Position]:
-        return busy(self.preview, self.store.journal().runs(self.group), self.now)
-
-    def execute(self, take_over: bool, reason: str | None) -> list[Planned]:
-        words = f"{self.aim.said} by {self.by}" + (f": {reason}" if reason else "")
-        plan = list(self.preview)
-
-        def done(planned: Sequence[Planned]) -> None:
-            plan[:] = planned
-
-        decide = self.reset.decide(self.preview, self.now, words, done, take_over=take_over)
-        self.store.journal().move(self.group, self.reset.logs, decide, self.by, self.now)
-        return plan
+def show_result(changed: int, done: str, *, executed: bool) -> None:
+    if executed:
+        say(f"{changed} {done}" if changed else "there was nothing to change", "green")
+    else:
+        say("nothing was changed: --execute does it" if changed else "there is nothing to change", "dim")
 
 
 def _aim(option: str, value: Any, group: str) -> Aim:
@@ -157,7 +137,7 @@ def _aim(option: str, value: Any, group: str) -> Aim:
             moment = parse_moment(value)
             return Aim("time", f"{option} {moment.isoformat()}", moment=moment)
         case "--by-duration":
-            return Aim("time", f"{option} {value}", moment=before_now(parse_duration(value, option)))
+            return Aim("time", f"{option} {value}", moment=before_now(parse_duration(value)))
     return Aim("file", f"{option} {value}", offsets=_read(value, group))
 
 
@@ -171,31 +151,9 @@ def _read(path: Path, group: str) -> dict[Partition, int]:
         raise BadInput(f"--from-file {path} can't be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _known_positions(store: Store, group: str) -> dict[Partition, Position]:
-    if not store.has_ledger() or store.state(group) is None:
-        raise BadInput(f"{store.name} knows no group {group}; tallymark groups lists those it knows")
-    return positions(store, group)
-
-
-def _scope(
-    aim: Aim, found: dict[Partition, Position], brokers: Brokers, topics: Sequence[str], all_topics: bool
-) -> list[Partition]:
-    """Which partitions: those of the options, and else those of the file."""
-    if (topics and all_topics) or not (topics or all_topics or aim.offsets):
-        raise BadInput("reset: give --topic (several are fine) or --all-topics, and not both")
-    chosen = sorted(aim.offsets)
-    if topics:
-        scope = parse_scope(topics)
-        there = {one for topic in brokers.topics(sorted(scope)).values() for one in topic.partitions}
-        chosen = within(scope, there)
-    elif all_topics:
-        chosen = sorted(found)
-    return [one for one in chosen if not aim.offsets or one in aim.offsets]
-
-
-def _export_positions(of: Target, topics: Sequence[str], to: str) -> None:
-    with opened(of) as store:
-        found = _known_positions(store, of.group or "")
+def _export_positions(target: Target, topics: Sequence[str], to: str) -> None:
+    with target.ledger() as store:
+        found = positions_of(store, target.group)
     chosen = within(parse_scope(topics), found) if topics else sorted(found)
     _write({one: found[one].next_offset for one in chosen}, to)
 
@@ -211,31 +169,7 @@ def _write(offsets: dict[Partition, int], to: str) -> None:
         raise BadInput(f"--export {to} can't be written: {error.strerror}") from None
 
 
-def _show(plan: Sequence[Planned], resetting: _Resetting, *, executed: bool, export: str | None, as_json: bool) -> None:
-    if export is not None:
-        _write({one.partition: one.new for one in plan if one.new is not None}, export)
-    aside = export == STDOUT or as_json
-    for one in plan:
-        if one.warning:
-            say(f"warning: {one.warning}", "yellow", aside=aside)
-    if as_json and export != STDOUT:
-        print(json.dumps(_as_json(plan, resetting, executed), indent=2))
-    elif not aside:
-        _print(plan, resetting, executed)
-
-
-def _as_json(plan: Sequence[Planned], resetting: _Resetting, executed: bool) -> dict[str, Any]:
-    return {
-        "group": resetting.group,
-        "option": resetting.aim.said,
-        "by": resetting.by,
-        "executed": executed,
-        "held_by": [] if executed else sorted({str(one.owner) for one in resetting.in_the_way}),
-        "partitions": [_line(one) for one in plan],
-    }
-
-
-def _line(planned: Planned) -> dict[str, Any]:
+def _row(planned: Planned) -> dict[str, Any]:
     return {
         "topic": planned.partition.topic,
         "partition": planned.partition.number,
@@ -248,21 +182,3 @@ def _line(planned: Planned) -> dict[str, Any]:
         "skips": planned.skips,
         "skips_gone": planned.gone,
     }
-
-
-def _print(plan: Sequence[Planned], resetting: _Resetting, executed: bool) -> None:
-    table = plain_table("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET", "MEANING", left=2)
-    table.columns[-1].justify = "left"
-    for one in plan:
-        offsets = counted(one.current), counted(one.new)
-        table.add_row(Text(resetting.group), one.partition.topic, str(one.partition.number), *offsets, one.words)
-    print_table(table)
-    moving = sum(one.changes for one in plan)
-    if executed:
-        say(f"{moving} of {len(plan)} partitions moved" if moving else "there was nothing to change", "green")
-        return
-    for position in resetting.in_the_way[:1]:
-        say(
-            f"{position.partition} is held by {position.owner}, which may be at work: stop it, or --take-over", "yellow"
-        )
-    say("nothing was changed: --execute does it" if moving else "there is nothing to change", "dim")

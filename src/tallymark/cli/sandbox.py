@@ -1,17 +1,17 @@
-"""``tallymark sandbox``: real servers for a first try, with one command and without root."""
+"""``tallymark sandbox``: real servers on this machine, without root."""
 
 from __future__ import annotations
 
-import json
 import shlex
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
-from tallymark.cli.output import plain_table, print_table
+from tallymark.cli.output import Rows, say, show, show_json
+from tallymark.cli.progress import Bars
+from tallymark.cli.target import AsJson
 from tallymark.errors import BadInput
 from tallymark.local.sandbox import control
 from tallymark.local.sandbox.state import SERVICES, State
@@ -32,76 +32,72 @@ With = Annotated[
     ),
 ]
 Secure = Annotated[bool, typer.Option("--secure", help="Kafka behind TLS, with users, passwords and permissions.")]
-Brokers = Annotated[
-    int | None, typer.Option("--brokers", help="Nodes of Kafka: 1, 3 or 5; records are on three of them.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+Nodes = Annotated[int | None, typer.Option("--nodes", help="Nodes of Kafka: 1, 3 or 5; records are on three of them.")]
 Service = Annotated[str, typer.Argument(help="As status shows it: kafka, kafka-2, postgresql, ...")]
 KeepData = Annotated[bool, typer.Option("--keep-data", help="Keep the servers' data for the next up.")]
 
 
 @app.command(epilog="Example: tallymark sandbox up --with postgresql --with valkey")
-def up(with_: With = None, secure: Secure = False, brokers: Brokers = None, as_json: AsJson = False) -> None:
-    """Start Kafka, and the servers asked for, in the background; a second up adds what is missing or has ended."""
+def up(with_: With = None, secure: Secure = False, nodes: Nodes = None, as_json: AsJson = False) -> None:
+    """Start Kafka and other servers in the background. A second up starts what is missing or has ended."""
     names = list(dict.fromkeys([*_names(with_ or []), *control.unwell()]))
-    kafka = {**({"secure": True} if secure else {}), **({} if brokers is None else {"brokers": brokers})}
+    kafka = {**({"secure": True} if secure else {}), **({} if nodes is None else {"brokers": nodes})}
     control.kafka_options(kafka)
     known, unwell = control.look().services, control.unwell()
     missing = [name for name in names if name not in known or name in unwell]
     state = _bring_up(missing, kafka) if missing else control.look()
     if as_json:
-        _print_json({"up": True, "started": missing, **state.as_json()})
+        show_json({"up": True, "started": missing, **state.as_json()})
         return
-    out = Console()
     if not missing:
-        out.print(f"already up: {', '.join(names)}")
-    _print_table(state)
-    _print_next(state)
+        say(f"already up: {', '.join(names)}")
+    _show(state)
+    _show_next(state)
 
 
 @app.command(epilog="Example: tallymark sandbox down --keep-data")
 def down(keep_data: KeepData = False, as_json: AsJson = False) -> None:
     """Stop all servers and remove their data."""
     stopped = list(control.take_down(keep_data=keep_data).services)
+    data = "kept" if keep_data else "removed"
     if as_json:
-        _print_json({"up": False, "stopped": stopped, "data": "kept" if keep_data else "removed"})
-    elif stopped:
-        Console().print(f"stopped {', '.join(stopped)}; data {'kept' if keep_data else 'removed'}")
+        show_json({"up": False, "stopped": stopped, "data": data})
     else:
-        Console().print(NOTHING_UP)
+        say(f"stopped {', '.join(stopped)}; data {data}" if stopped else NOTHING_UP)
 
 
 @app.command(epilog="Example: tallymark sandbox stop postgresql")
 def stop(service: Service, as_json: AsJson = False) -> None:
-    """Stop one server, as an outage would, and leave the others; its data and its address stay."""
-    _ordered("stop", service, as_json)
+    """Stop one server, as an outage would. It keeps its data and its address."""
+    _order("stop", service, as_json)
 
 
 @app.command(epilog="Example: tallymark sandbox start postgresql")
 def start(service: Service, as_json: AsJson = False) -> None:
     """Start a server that was stopped or has ended, with its data, at its address."""
-    _ordered("start", service, as_json)
+    _order("start", service, as_json)
 
 
-def _ordered(word: str, service: str, as_json: bool) -> None:
-    with Console(stderr=True, quiet=as_json).status(f"{word} {service}"):
+def _order(word: str, service: str, as_json: bool) -> None:
+    with Bars(quiet=as_json) as bars:
+        bars.add(f"{word} {service}")
         state = control.order(word, service, lambda _: None)
     if as_json:
-        _print_json({"up": True, **state.as_json()})
+        show_json({"up": True, **state.as_json()})
     else:
-        _print_table(state)
+        _show(state)
 
 
 @app.command(epilog="Example: tallymark sandbox status --json")
 def status(as_json: AsJson = False) -> None:
-    """Show what runs, where, and since when."""
+    """Show which servers run, their addresses, and since when."""
     state = control.look()
     if as_json:
-        _print_json({"up": bool(state.services), **state.as_json()})
+        show_json({"up": bool(state.services), **state.as_json()})
     elif state.services:
-        _print_table(state)
+        _show(state)
     else:
-        Console().print(NOTHING_UP)
+        say(NOTHING_UP)
 
 
 def _names(asked: list[str]) -> list[str]:
@@ -114,47 +110,34 @@ def _names(asked: list[str]) -> list[str]:
 
 
 def _bring_up(names: list[str], kafka: dict[str, Any]) -> State:
-    """Download here, where the user sees it move, then have the keeper start the servers."""
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    """Download in this process, which can show the progress, then let the keeper start the servers."""
+    with Bars() as bars:
         for name in names:
-            _download(name, progress)
-        task = progress.add_task("starting", total=None)
-        return control.bring_up(names, kafka, lambda what: progress.update(task, description=what))
+            bar = bars.add(f"fetching {name}")
+            control.download(name, bar)
+            bar.remove()
+        return control.bring_up(names, kafka, bars.add("starting").say)
 
 
-def _download(name: str, progress: Progress) -> None:
-    task = progress.add_task(f"fetching {name}", total=None)
-    control.download(name, lambda here, total: progress.update(task, completed=here, total=total))
-    progress.remove_task(task)
+def _show(state: State) -> None:
+    rows = [
+        {
+            "service": process.name,
+            "state": Text(process.state, STATE_STYLES[process.state]),
+            "pid": process.pid or None,
+            "since": datetime.fromisoformat(service.since).astimezone().strftime("%d %b %H:%M"),
+            "address": process.url,
+        }
+        for service in state.services.values()
+        for process in service.nodes or (service,)
+    ]
+    show(Rows(("service", "state", "pid", "since", "address"), rows))
 
 
-def _print_table(state: State) -> None:
-    table = plain_table("service", "state", "pid", "since", "address", left=5)
-    for service in state.services.values():
-        since = datetime.fromisoformat(service.since).astimezone().strftime("%d %b %H:%M")
-        for process in service.nodes or (service,):
-            style = STATE_STYLES[process.state]
-            shown = f"[{style}]{process.state}[/{style}]"
-            table.add_row(process.name, shown, str(process.pid or "-"), since, process.url or "-")
-    print_table(table)
-
-
-def _print_next(state: State) -> None:
+def _show_next(state: State) -> None:
     if len(state.environment) == 1:
-        address = state.services["kafka"].url
-        Console().print(f"next: use brokers [bold]{address}[/bold]; end with: tallymark sandbox down", soft_wrap=True)
+        say(f"next: use brokers {state.services['kafka'].url}; end with: tallymark sandbox down")
         return
-    typer.echo("next: set these, and end with: tallymark sandbox down")
+    say("next: set these, and end with: tallymark sandbox down")
     for name, value in state.environment.items():
-        typer.echo(f"export {name}={shlex.quote(value)}")
-
-
-def _print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2))
+        say(f"export {name}={shlex.quote(value)}")

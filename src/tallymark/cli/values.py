@@ -1,4 +1,4 @@
-"""Keys and values of records for people and for programs: text where it is text, and nothing a terminal would obey."""
+"""Keys and values of records as text, as JSON, or as a hex dump; never with control characters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ HEX_BYTES = 16
 
 
 def printable(data: bytes | str | None) -> str:
-    """Text as it is, without anything that a terminal would obey."""
+    """The text with its control characters escaped."""
     if data is None:
         return "null"
     text = data if isinstance(data, str) else data.decode(errors="backslashreplace")
@@ -18,7 +18,7 @@ def printable(data: bytes | str | None) -> str:
 
 
 def member(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Text under its name; what is no text as base64, under a name that says so."""
+    """Text under its name; other bytes as base64, under ``<name>_base64``."""
     try:
         return {name: None if data is None else data.decode()}
     except UnicodeDecodeError:
@@ -26,13 +26,13 @@ def member(name: str, data: bytes | None) -> dict[str, str | None]:
 
 
 def pretty(data: bytes | None) -> list[str]:
-    """Lines that show it best: JSON with indents, text, or a hex dump."""
+    """Lines of indented JSON, of text, or of a hex dump."""
     try:
         text = "null" if data is None else data.decode()
     except UnicodeDecodeError:
         return _dump(data or b"")
     with suppress(ValueError, RecursionError):
-        # A number or a string alone is best seen as it came.
+        # A number or a string alone is shown as it is.
         text = json.dumps(json.loads(text), indent=2, ensure_ascii=False) if text.lstrip()[:1] in ("{", "[") else text
     return [printable(line) for line in text.split("\n")]
 

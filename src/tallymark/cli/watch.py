@@ -1,4 +1,4 @@
-"""Looking again and again, until somebody has seen enough."""
+"""Repeats a look at regular intervals, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.segment import Segment
 from rich.text import Text
 
-from tallymark.cli.output import whole_lines
+from tallymark.cli.output import note, show
 from tallymark.core.retry import Background
 from tallymark.errors import TallymarkError
 
@@ -26,14 +26,14 @@ T = TypeVar("T")
 Put = Callable[[RenderableType, str | None], None]
 
 LAST_WAIT = 1.0
-"""Seconds that a look under way may hold up who leaves."""
+"""Seconds that Ctrl-C waits for a look that is under way."""
 
 
 def watch(look: Callable[[], T], show: Callable[[T], RenderableType], every: float, *, in_place: bool = True) -> None:
-    """Show what ``look`` finds every so many seconds, until Ctrl-C or SIGTERM. Of a look that fails it is told why.
+    """Show what ``look`` returns every so many seconds, until Ctrl-C or SIGTERM. A look that fails is reported.
 
-    On a terminal it fills the screen; elsewhere, or not ``in_place``, one look is printed after the other. Looking is
-    left to another thread, so that a store which does not answer keeps nobody from leaving.
+    On a terminal it fills the screen; elsewhere, or not ``in_place``, the looks are printed one after another. Another
+    thread does the looking, so that a store that does not answer does not delay Ctrl-C.
     """
     background = Background("tallymark-watch")
     pending: Future[T] = Future()
@@ -52,7 +52,7 @@ def watch(look: Callable[[], T], show: Callable[[T], RenderableType], every: flo
                 time.sleep(every)
     except KeyboardInterrupt:
         if wait([pending], LAST_WAIT).not_done:
-            # The thread may hold a client of Kafka: one that outlives the interpreter can crash it.
+            # The thread may hold a Kafka client, and a client that outlives the interpreter can crash it.
             sys.stdout.flush()
             os._exit(0)
 
@@ -78,10 +78,10 @@ def _output(every: float, in_place: bool) -> Iterator[Put]:
 
 def _print(shown: RenderableType, trouble: str | None) -> None:
     if trouble is None:
-        whole_lines().print(shown, soft_wrap=True)
+        show(shown)
         sys.stdout.flush()
     else:
-        Console(stderr=True, soft_wrap=True).print(f"error: {trouble}", highlight=False, markup=False)
+        note(f"error: {trouble}")
 
 
 def _page(shown: RenderableType, trouble: str | None, every: float) -> Page:
@@ -93,7 +93,7 @@ def _page(shown: RenderableType, trouble: str | None, every: float) -> Page:
 
 @dataclass(frozen=True)
 class Page:
-    """As much as the screen is high, and how much there would be."""
+    """As many lines as the screen has, and the number of hidden lines."""
 
     head: RenderableType
     body: RenderableType

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import (
     OFFSET_INVALID,
+    ConsumerGroupState,
     IsolationLevel,
     KafkaError,
     KafkaException,
@@ -121,10 +122,7 @@ class Brokers:
 
     def members(self, group: str) -> list[GroupMember]:
         """Return the current members of a group. A group that does not exist has no members."""
-        try:
-            found = self._wait(self._admin.describe_consumer_groups([group], request_timeout=TIMEOUT)[group])
-        except _UnknownGroup:
-            return []
+        found = self._describe_group(group)
         return [
             GroupMember(
                 member.member_id,
@@ -133,8 +131,20 @@ class Brokers:
                 tuple(sorted(Partition(one.topic, one.partition) for one in member.assignment.topic_partitions)),
                 member.group_instance_id,
             )
-            for member in found.members
+            for member in (found.members if found else ())
         ]
+
+    def has_group(self, group: str) -> bool:
+        """Return whether the brokers know a group, with or without members."""
+        return self._describe_group(group) is not None
+
+    def _describe_group(self, group: str) -> Any:
+        """Return the description of a group; None if it does not exist, which older brokers call a dead group."""
+        try:
+            found = self._wait(self._admin.describe_consumer_groups([group], request_timeout=TIMEOUT)[group])
+        except _UnknownGroup:
+            return None
+        return None if found.state == ConsumerGroupState.DEAD else found
 
     def cluster_id(self, topic: str = ANY_TOPIC) -> str:
         """Return the id of the cluster. With a topic that the client may describe, brokers log no denied request."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta, timezone
@@ -46,7 +46,7 @@ class Pace:
             "log_end_offset": log.end if log else None,
             "lag": lag.records if lag and log else None,
             "lag_seconds": lag.seconds if lag and log else None,
-            "unread_since": _time(lag.unread if lag else None),
+            "unread_since": lag.unread if lag else None,
             "expires_seconds": _seconds(lag.expires if lag else None),
             "rate_in": self.rate_in,
             "rate_applied": self.rate_applied,
@@ -55,10 +55,10 @@ class Pace:
             **asdict(position.tally),
             "first_offset": position.first_offset,
             "balanced": position.balanced,
-            "record_time": _time(position.record_time),
-            "updated_at": _time(position.updated_at),
+            "record_time": position.record_time,
+            "updated_at": position.updated_at,
             "epoch": position.epoch,
-            "owner": {"run": owner.run, "host": owner.host, "since": _time(owner.since)} if owner else None,
+            "owner": {"run": owner.run, "host": owner.host, "since": owner.since} if owner else None,
         }
 
 
@@ -102,12 +102,11 @@ class Survey:
             "reason": self.verdict.reason,
             "desired_state": state.desired,
             "changed_by": state.by,
-            "changed_at": _time(state.since),
+            "changed_at": state.since,
             "runs": [
-                {"run": run.name, "host": run.host, "since": _time(run.started), "seen": _time(run.seen)}
-                for run in facts.alive
+                {"run": run.name, "host": run.host, "since": run.started, "seen": run.seen} for run in facts.alive
             ],
-            "last_commit": _time(facts.last_commit),
+            "last_commit": facts.last_commit,
             "lag": facts.unread,
             "lag_seconds": facts.waited,
             "trouble": self.trouble,
@@ -135,15 +134,17 @@ class Sight:
 
 
 @contextmanager
-def ledger(url: str, group: str | None = None) -> Iterator[Store]:
-    """Open the store of a URL. Raises if it has no ledger, or if the ledger does not know the group."""
+def ledger(url: str, *groups: str) -> Iterator[Store]:
+    """Open the store of a URL. Raises if it has no ledger, or if the ledger knows none of the groups."""
     store = open_existing(url)
     try:
         with up_to_date(store.name):
             if not store.has_ledger():
                 raise BadInput(f"{store.name} has no ledger: no pipeline has run into it yet")
-            if group is not None and store.state(group) is None:
-                raise BadInput(f"{store.name} knows no group {group}; tallymark groups lists those it knows")
+            if groups and all(store.state(group) is None for group in groups):
+                raise BadInput(
+                    f"{store.name} knows no group {', '.join(groups)}; tallymark groups lists those it knows"
+                )
             yield store
     finally:
         store.close()
@@ -160,15 +161,15 @@ def up_to_date(name: str) -> Iterator[None]:
         ) from None
 
 
-def look(store: Store, group: str | None, brokers: Brokers | None) -> Sight:
-    """Return the present status. If Kafka does not answer, the status holds what the ledger knows."""
-    found = _from_ledger(store, group)
+def look(store: Store, groups: Collection[str] | None, brokers: Brokers | None) -> Sight:
+    """Return the present status of these groups, or of all. If Kafka does not answer, it is what the ledger knows."""
+    found = _from_ledger(store, groups)
     return Sight(store.name, found if brokers is None else _with_lags(found, brokers))
 
 
-def _from_ledger(store: Store, group: str | None) -> list[Survey]:
-    journal, positions = store.journal(), store.positions(group)
-    states = {name: state for name, state in journal.groups().items() if group in (None, name)}
+def _from_ledger(store: Store, groups: Collection[str] | None) -> list[Survey]:
+    journal, positions = store.journal(), store.positions(next(iter(groups)) if groups and len(groups) == 1 else None)
+    states = {name: state for name, state in journal.groups().items() if groups is None or name in groups}
     return [_survey(journal, name, state, positions.get(name, [])) for name, state in states.items()]
 
 
@@ -197,10 +198,6 @@ def _measured(facts: Facts, brokers: Brokers) -> Facts:
     lags = measure(brokers, facts.positions)
     logs = {one: lag.log for one, lag in lags.items() if lag.log is not None}
     return replace(facts, lags=lags, rates_in=rates_in(brokers, logs))
-
-
-def _time(time: datetime | None) -> str | None:
-    return time.isoformat() if time else None
 
 
 def _seconds(time: timedelta | None) -> float | None:

@@ -19,12 +19,12 @@ from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import Kafka
 from tallymark.run.commit import Destination
 from tallymark.run.heartbeat import Heartbeat, words
+from tallymark.run.interrupts import repeating_interrupts
 from tallymark.run.letters import OpenLetters, check_delivery, replay
 from tallymark.run.loop import Loop, Until
 from tallymark.run.observe import observed
 from tallymark.run.setup import Job, Setup, new_owner
 from tallymark.run.skips import backfill, check_order
-from tallymark.run.interrupts import repeating_interrupts
 from tallymark.run.until import leaving_on_signals
 
 if TYPE_CHECKING:

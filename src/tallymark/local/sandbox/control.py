@@ -123,7 +123,7 @@ def look() -> State:
 
 
 def _kind(kafka: Mapping[str, Any]) -> str:
-    return f"{'a secured' if kafka['secure'] else 'an open'} Kafka with --brokers {kafka['brokers']}"
+    return f"{'a secured' if kafka['secure'] else 'an open'} Kafka with --nodes {kafka['brokers']}"
 
 
 def _begin(wanted: Wanted, said: Said) -> State:
