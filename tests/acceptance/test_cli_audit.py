@@ -15,7 +15,7 @@ from tallymark.core.spans import Partition, Tally
 from tallymark.kafka.brokers import Brokers
 from tallymark.stores.opening import open_store
 from tests.support import databases
-from tests.support.command import in_process, tallymark
+from tests.support.command import in_process
 from tests.support.commits import SINCE, moving, owner
 from tests.support.kafka import Topics
 
@@ -70,7 +70,7 @@ def test_an_audit_says_what_adds_up_and_what_does_not(
     committed(url, group, topic, brokers)
     where = ("--store", url, "--brokers", brokers)
 
-    well = tallymark("audit", group, *where)
+    well = in_process("audit", group, *where)
     assert (well.returncode, well.stderr) == (0, "")
     assert well.stdout.splitlines()[-1] == f"{group}: all 6 checks hold"
     lines = [line.split() for line in well.stdout.splitlines()]
@@ -104,10 +104,10 @@ def test_an_audit_needs_a_group_that_is_there(group: str, database: Callable[[st
         ((group, "--deep", "--store", url), "name its file with --file"),
     ):
         found = in_process("audit", *arguments)
-        assert (found.returncode, words in found.stderr) == (1, True), found.stderr
+        assert (found.returncode, words in found.stderr) == (2, True), found.stderr
     open_store(url).create_ledger()
     found = in_process("audit", group, "--store", url)
-    assert (found.returncode, f"knows no group {group}" in found.stderr) == (1, True)
+    assert (found.returncode, f"knows no group {group}" in found.stderr) == (2, True)
 
 
 @pytest.mark.usefixtures("spark")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import started, tallymark, wait_until
+from tests.support.command import in_process, started, wait_until
 from tests.support.databases import execute, query
 from tests.support.kafka import Topics
 
@@ -47,14 +47,14 @@ def test_two_services_share_a_group_and_leave_at_once(
     try:
 
         def shared() -> bool:
-            said = tallymark("members", "--file", file, "--json")
+            said = in_process("members", "--file", file, "--json")
             held = [one["partitions"] for one in json.loads(said.stdout or "{}").get("members") or []]
             return sorted(map(len, held)) == [1, 1]
 
         wait_until(shared, "both have a partition")
         topics.send(topic, ({"id": n} for n in range(100)), partitions=2)
         wait_until(lambda: len(query(store, "SELECT id FROM seen")) == 100, "all is there")
-        shown = tallymark("members", group, "--file", file)
+        shown = in_process("members", group, "--file", file)
         assert shown.returncode == 0
         assert f"{topic}[0]" in shown.stdout
         assert "assigned" in shown.stdout
@@ -77,7 +77,7 @@ def test_a_run_counts_its_dead_and_its_exit_code_can_tell(
     execute(store, "CREATE TABLE seen (id BIGINT, part INT)")
     topics.send(topic, [{"id": 1}, {"id": "x"}, {"id": 2}], partitions=1)
     file = service(topic, store)
-    said = tallymark("run", file, "--until", "caught-up", "--fail-on-dead")
+    said = in_process("run", file, "--until", "caught-up", "--fail-on-dead")
     assert said.returncode == 1
     assert f"{group}: 2 applied, 1 dead in " in said.stdout
     assert f"dead letters of this run: 1; why: tallymark dead-letters list --summary --file {file}" in said.stderr
@@ -90,29 +90,29 @@ def test_what_a_service_has_skipped_is_filled_in_later(
     store, topic = database("postgresql"), topics.create(2)
     topics.send(topic, ({"id": n} for n in range(1000)), partitions=2)
     file = service(topic, store, "tm.SkipAhead(when_behind=100, keep=10)")
-    run = tallymark("run", file, "--until", "caught-up", "--json")
+    run = in_process("run", file, "--until", "caught-up", "--json")
     assert {name: json.loads(run.stdout)[name] for name in ("applied", "skipped")} == {"applied": 20, "skipped": 980}
     assert "skipped" in run.stderr
     assert len(query(store, "SELECT * FROM tallymark_exceptions WHERE kind = 'skip'")) == 2
-    fill = tallymark("backfill", file, "--json")
+    fill = in_process("backfill", file, "--json")
     assert json.loads(fill.stdout)["applied"] == 980, fill.stderr
     assert sorted(int(str(found)) for (found,) in query(store, "SELECT id FROM seen")) == list(range(1000))
     assert query(store, "SELECT sum(skipped), sum(applied) FROM tallymark_positions") == [(0, 1000)]
-    again = tallymark("backfill", file, "--json")
+    again = in_process("backfill", file, "--json")
     assert json.loads(again.stdout)["applied"] == 0
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["members", "g"], "name the group and --brokers, --store or both"),
+        (["members", "g"], "members needs --brokers, --store or both"),
         (["members", "g", "--store", "sqlite:///empty.db"], "has no ledger"),
         (["backfill", "nothing.py"], "there is no such file"),
     ],
 )
 def test_mistakes_get_one_sentence(arguments: list[str], words: str, tmp_path: Path) -> None:
     arguments = [one.replace("empty.db", f"/{tmp_path}/empty.db") for one in arguments]
-    done = tallymark(*arguments)
-    assert done.returncode == 1
+    done = in_process(*arguments)
+    assert done.returncode == 2
     assert "Traceback" not in done.stderr
     assert words in done.stderr

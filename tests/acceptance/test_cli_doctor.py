@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support.command import tallymark
+from tests.support.command import in_process
 from tests.support.databases import execute
 from tests.support.kafka import Topics
 
@@ -26,7 +26,7 @@ def test_the_doctor_prints_a_table_and_ends_well_on_a_sandbox(
 ) -> None:
     topic, store = topics.create(1), database("sqlite")
     execute(store, "CREATE TABLE orders (id BIGINT)")
-    done = tallymark("doctor", "--topic", topic, "--brokers", brokers, "--store", store)
+    done = in_process("doctor", "--topic", topic, "--brokers", brokers, "--store", store)
     assert done.returncode == 0, done.stderr
     head, *lines, last = done.stdout.splitlines()
     assert head.split() == ["CHECK", "FOUND", "WANTED", "VERDICT", "WHAT", "TO", "DO"]
@@ -44,7 +44,7 @@ def test_what_fails_is_in_the_json_and_in_the_exit_code(
     store = f"sqlite:///{tmp_path / 'shop.db'}"
     execute(store, "CREATE TABLE orders (id BIGINT)")
     file.write_text(FILE.format(brokers=brokers, store=store, topic=topic, group=group))
-    done = tallymark("doctor", "--file", file, "--json")
+    done = in_process("doctor", "--file", file, "--json")
     assert (done.returncode, done.stderr) == (1, "")
     (failed,) = [one for one in json.loads(done.stdout) if one["verdict"] == "fail"]
     assert failed == {

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.support.command import in_process, started, tallymark, wait_until
+from tests.support.command import in_process, started, wait_until
 from tests.support.kafka import Topics
 from tests.support.metrics import Scrape
 
@@ -52,9 +52,9 @@ def _has_read(url: str, group: str) -> bool:
 
 
 def test_the_error_of_a_command_is_a_line_of_json(tmp_path: Path) -> None:
-    failed = tallymark("run", tmp_path / "none.py", TALLYMARK_LOG_FORMAT="json")
+    failed = in_process("run", tmp_path / "none.py", TALLYMARK_LOG_FORMAT="json")
     found = json.loads(failed.stderr)
-    assert (failed.returncode, found["level"]) == (1, "error")
+    assert (failed.returncode, found["level"]) == (2, "error")
     assert found["message"] == f"{tmp_path}/none.py: there is no such file"
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.command import in_process, tallymark
+from tests.support.command import in_process
 from tests.support.kafka import Topics
 from tests.support.kafka_tools import consumer_groups, described
 from tests.support.standing import Service, journal, make_table, numbers, offsets, seen, stand, standing
@@ -61,7 +61,7 @@ def test_a_preview_says_what_it_means_and_changes_nothing(
     brokers: str, store: str, group: str, topic: str, place: tuple[str, ...]
 ) -> None:
     stand(brokers, store, group, topic, {0: 80, 1: 30})
-    shown = tallymark("reset", group, "--topic", topic, "--to-offset", "40", *place)
+    shown = in_process("reset", group, "--topic", topic, "--to-offset", "40", *place)
     assert shown.returncode == 0, shown.stderr
     header, zero, one, *rest = shown.stdout.splitlines()
     assert header.split() == ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET", "MEANING"]
@@ -78,7 +78,7 @@ def test_what_is_executed_is_repeated_and_stands_in_the_journal(
 ) -> None:
     make_table(store)
     stand(brokers, store, group, topic, {0: 100, 1: 100})
-    done = tallymark(
+    done = in_process(
         *("reset", group, "--topic", f"{topic}:1", "--shift-by", "-30", "--reason", "bad rows", "--execute"), *place
     )
     assert done.returncode == 0, done.stderr
@@ -192,7 +192,7 @@ def test_mistakes_get_one_sentence(
     stand(brokers, store, group, topic, {0: 60})
     said = [one.replace("GROUP", group).replace("TOPIC", topic) for one in arguments]
     done = in_process("reset", *said, *place, "--execute")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert words in done.stderr
     assert offsets(store, group) == {0: 60}
 
@@ -203,7 +203,7 @@ def test_a_topic_that_was_made_again_names_the_way_out(
     stand(brokers, store, group, topic, {0: 60})
     topics.recreate(topic)
     done = in_process("reset", group, "--all-topics", "--to-earliest", *place)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "was deleted and created again" in done.stderr
     assert "or forget this one: tallymark delete-group" in done.stderr
 

@@ -23,7 +23,7 @@ from tallymark.kafka.brokers import Brokers
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tests.support import databases
-from tests.support.command import in_process, started, tallymark, wait_until
+from tests.support.command import in_process, started, wait_until
 from tests.support.commits import take
 from tests.support.kafka import Topics
 from tests.support.standing import stand
@@ -76,7 +76,7 @@ def test_the_state_follows_from_runs_in_every_ledger(url: str, group: str) -> No
         assert [run["host"] for run in found["runs"]] == ["worker-7"]
         ran(store, group, "first", seen=before)
         assert seen(url)["reason"].startswith("run first on worker-7 vanished without a word, last seen")
-        assert in_process("status", "--store", url, "--fail").returncode == 3
+        assert in_process("status", "--store", url, "--fail").returncode == 1
         ran(store, group, "first", ended=before)
         assert seen(url)["state"] == "stopped"
         assert in_process("status", "--store", url, "--fail").returncode == 0
@@ -96,7 +96,7 @@ def test_lag_is_exact_and_known_while_nothing_runs(
     hour_ago = int((time.time() - 3600) * 1000)
     topics.send_to(topic, 0, ["a"], timestamp=hour_ago)
     topics.send_to(topic, 0, ["b", "c"])
-    done = tallymark("status", group, "--json", TALLYMARK_STORE=url, TALLYMARK_BROKERS=brokers)
+    done = in_process("status", group, "--json", TALLYMARK_STORE=url, TALLYMARK_BROKERS=brokers)
     assert (done.returncode, done.stderr) == (0, "")
     (found,) = json.loads(done.stdout)["groups"]
     assert (found["state"], found["lag"], found["applied"], found["runs"]) == ("stopped", 3, 20, [])
@@ -107,7 +107,7 @@ def test_lag_is_exact_and_known_while_nothing_runs(
     assert (second["lag"], second["lag_seconds"], second["expires_seconds"]) == (0, 0.0, None)
     assert second["rate_in"] == second["rate_applied"] == pytest.approx(10 / 300)
     assert first["drain_seconds"] is None, "nobody drains it"
-    table = tallymark("status", TALLYMARK_STORE=url, TALLYMARK_BROKERS=brokers).stdout
+    table = in_process("status", TALLYMARK_STORE=url, TALLYMARK_BROKERS=brokers).stdout
     assert "\x1b" not in table
     lines = table.splitlines()
     assert lines[0].startswith(f"{group} is stopped: run ")
@@ -136,7 +136,7 @@ def test_brokers_that_do_not_answer_are_named_and_the_rest_is_shown(
         take(store, group, "first", [ZERO])
         closed.bind(("127.0.0.1", 0))
         done = in_process("status", "--store", url, "--brokers", f"127.0.0.1:{closed.getsockname()[1]}")
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"{group} is unknown" in done.stdout
     assert done.stderr.startswith("lag is not known: ")
     assert done.stderr.count("\n") == 1
@@ -165,7 +165,7 @@ def test_what_may_not_be_looked_at_hides_no_other_group(
     monkeypatch.setattr(Brokers, "topics", refuse)
     done = in_process("status", "--store", url, "--brokers", brokers, "--json")
     found = json.loads(done.stdout)
-    assert (done.returncode, done.stderr) == (1, f"lag is not known: topic {secret}: not for you\n")
+    assert (done.returncode, done.stderr) == (2, f"lag is not known: topic {secret}: not for you\n")
     assert [one["lag"] for one in found["groups"]] == [None, 2, None]
     words = f"topic {secret}: not for you"
     assert [found["trouble"], *(one["trouble"] for one in found["groups"])] == [words, words, None, None]
@@ -186,8 +186,8 @@ def test_names_and_errors_are_shown_as_they_are_and_obeyed_by_nobody(database: D
         assert "ValueError: \\x1b[2Jgone\\nand more" in done.stdout
     assert in_process("pause", name, "--store", url).stdout == f"{name}: running -> paused\n"
     assert f"no rebalance of group {name}" in in_process("members", name, "--store", url).stdout
-    refused = tallymark("status", "g[/x] \x1b[2J", "--store", url)
-    assert (refused.returncode, refused.stdout) == (1, "")
+    refused = in_process("status", "g[/x] \x1b[2J", "--store", url)
+    assert (refused.returncode, refused.stdout) == (2, "")
     assert "knows no group g[/x] \\x1b[2J; " in refused.stderr
 
 

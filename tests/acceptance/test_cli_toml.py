@@ -19,7 +19,7 @@ from tallymark.cli.toml.build import load_pipeline
 from tallymark.core import credentials as secrets
 from tallymark.errors import BadInput
 from tallymark.stores.opening import open_store
-from tests.support.command import BINARY, in_process, tallymark
+from tests.support.command import BINARY, in_process
 from tests.support.databases import execute, query
 from tests.support.kafka import Topics
 from tests.support.pipelines import tables
@@ -30,7 +30,7 @@ ORDERS = [{"id": n, "customer": f"c{n}", "amount": 1.5, "at": "2026-01-31T10:00:
 
 
 def said(done: subprocess.CompletedProcess[str]) -> str:
-    assert done.returncode == 1, done.stderr
+    assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert done.stderr.startswith("error: ")
     return done.stderr
@@ -47,12 +47,12 @@ def test_what_init_writes_is_checked_and_runs_as_it_is(topics: Topics, brokers: 
     topic = topics.create(2)
     topics.send(topic, [*ORDERS, b"broken"], partitions=2)
 
-    made = tallymark("init", "--brokers", brokers, "--topic", topic)
+    made = in_process("init", "--brokers", brokers, "--topic", topic)
     assert (made.returncode, made.stderr) == (0, "")
     assert "looked at 21 records" in made.stdout
     assert "id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP" in Path("shop.toml").read_text()
 
-    checked = tallymark("check", "shop.toml")
+    checked = in_process("check", "shop.toml")
     assert (checked.returncode, checked.stderr) == (0, "")
     assert "would be created with id BIGINT, customer TEXT" in checked.stdout
     assert "not JSON" in checked.stdout
@@ -139,7 +139,7 @@ def test_check_shows_what_a_run_would_do_and_does_nothing(topics: Topics, shop: 
     assert "would get the columns customer TEXT" in in_process("check", shop(topic)).stdout
 
     in_process("run", shop(topic), "--until", "caught-up")
-    after = json.loads(in_process("check", shop(topic), "--rows", "1", "--json").stdout)
+    after = json.loads(in_process("check", shop(topic), "--limit", "1", "--json").stdout)
     assert (after["partitions"][0]["start_offset"], after["partitions"][0]["saved"]) == (32, True)
     assert [len(table["rows"]) for table in after["tables"]] == [1]
 
@@ -174,8 +174,8 @@ def test_tallymark_toml_says_where_store_and_brokers_are(
 ) -> None:
     monkeypatch.setenv("PLACE", "there.db")
     (here / "tallymark.toml").write_text('store = "sqlite:///${PLACE}"\nbrokers = "' + brokers + '"\n')
-    assert "sqlite:///there.db has no ledger" in said(tallymark("status"))
-    assert "sqlite:///env.db has no ledger" in said(tallymark("status", TALLYMARK_STORE="sqlite:///env.db"))
+    assert "sqlite:///there.db has no ledger" in said(in_process("status"))
+    assert "sqlite:///env.db has no ledger" in said(in_process("status", TALLYMARK_STORE="sqlite:///env.db"))
     assert "sqlite:///option.db has no ledger" in said(in_process("status", "--store", "sqlite:///option.db"))
     topic = topics.create(1)
     topics.send_to(topic, 0, [b"hello"])
@@ -306,7 +306,7 @@ def test_tallymark_toml_says_how_to_get_in_and_nothing_stays_behind(
 @processes
 def test_mistakes_in_tallymark_toml_have_their_line() -> None:
     Path("tallymark.toml").write_text('store = "sqlite:///x.db"\nbroker = "localhost:9092"\n')
-    sentence = said(tallymark("status"))
+    sentence = said(in_process("status"))
     assert sentence == "error: tallymark.toml line 2: broker is not known; did you mean brokers?\n"
     Path("tallymark.toml").write_text('brokers = "${HOME}:x"\n')
     assert "tallymark.toml line 1: '${HOME}:x' is no address" in said(in_process("consume", "x"))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tallymark.kafka.brokers import Brokers
-from tests.support.command import BINARY, in_process, started, tallymark, wait_until
+from tests.support.command import BINARY, in_process, started, wait_until
 from tests.support.kafka import Topics
 
 
@@ -33,17 +33,17 @@ def topic(topics: Topics) -> str:
 
 
 def test_consume_shows_ten_records_and_says_how_to_see_more(topic: str, brokers: str) -> None:
-    done = tallymark("consume", topic, "--brokers", brokers)
+    done = in_process("consume", topic, "--brokers", brokers)
     assert done.returncode == 0
     assert len(done.stdout.splitlines()) == 10
     first = done.stdout.splitlines()[0]
     assert first.startswith(f"{topic}[")
     assert first.endswith('Z {"n": 0}')
-    assert "more: --count 0 shows all" in done.stderr
+    assert "more: --limit 0 shows all" in done.stderr
 
 
 def test_consume_ends_where_the_topic_ends(topic: str, brokers: str) -> None:
-    found = lines(topic, "--count", "0", brokers=brokers)
+    found = lines(topic, "--limit", "0", brokers=brokers)
     assert sorted((one["partition"], one["offset"]) for one in found) == [(p, o) for p in range(2) for o in range(10)]
     assert all(json.loads(one["value"]) == {"n": one["offset"]} for one in found)
 
@@ -52,8 +52,8 @@ def test_consume_ends_where_the_topic_ends(topic: str, brokers: str) -> None:
     ("start", "offsets"), [("-3", [9]), ("9", [9]), ("latest", []), ("500", []), ("1999-01-01", range(10))]
 )
 def test_consume_starts_where_it_is_told(topic: str, brokers: str, start: str, offsets: Any) -> None:
-    """The last three offsets of partition 0 are a record, an aborted record, and its marker."""
-    found = lines(topic, "--from", start, "--partition", "0", "--count", "0", brokers=brokers)
+    """The last three offsets of partition 0 are a record, one that was taken back, and the marker of that."""
+    found = lines(topic, "--from", start, "--partition", "0", "--limit", "0", brokers=brokers)
     assert [one["offset"] for one in found] == list(offsets)
 
 
@@ -64,7 +64,7 @@ def test_consume_shows_bytes_headers_and_tombstones_and_nothing_that_a_terminal_
     when = int(datetime(2026, 1, 31, 12, tzinfo=timezone.utc).timestamp() * 1000)
     topics.send_to(name, 0, [b"\xff\x1b[31mred"], key=b"k\x07", headers=[("tra\x1bce", b"\x00")], timestamp=when)
     topics.send_to(name, 0, [None], key=b"gone", timestamp=when)
-    shown = tallymark("consume", name, "--brokers", brokers).stdout.splitlines()
+    shown = in_process("consume", name, "--brokers", brokers).stdout.splitlines()
     assert shown[0] == f"{name}[0] 0 2026-01-31T12:00:00.000Z key=k\\x07 tra\\x1bce:\\x00 \\xff\\x1b[31mred"
     assert shown[1].endswith("key=gone null")
     record, tombstone = lines(name, brokers=brokers)
@@ -89,7 +89,7 @@ def test_consume_follows_until_ctrl_c(topics: Topics, brokers: str) -> None:
 def test_consume_ends_quietly_with_whoever_reads_it(topics: Topics, brokers: str) -> None:
     name = topics.create(1)
     topics.send(name, [b"x" * 1000] * 500, partitions=1)
-    command = f"{BINARY} consume {name} --count 0 --brokers {brokers} | head -1"
+    command = f"{BINARY} consume {name} --limit 0 --brokers {brokers} | head -1"
     done = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -108,7 +108,7 @@ def test_consume_says_in_one_sentence_what_it_can_t_do(
 ) -> None:
     topic = topics.create(2)
     done = in_process("consume", *(one.format(topic=topic) for one in arguments), "--brokers", brokers)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
@@ -133,7 +133,7 @@ def test_what_consume_prints_can_be_produced_again(topics: Topics, brokers: str,
     topics.send_to(first, 0, [b"\xff\x00", b"text\n", None], key=b"\xfe", headers=[("h", b"\xfd"), ("n", None)])
     file = tmp_path / "records.jsonl"
     file.write_text("".join(json.dumps(one) + "\n" for one in lines(first, brokers=brokers)))
-    done = in_process("produce", second, "--format", "json", "--file", file, "--json", "--brokers", brokers)
+    done = in_process("produce", second, file, "--format", "json", "--json", "--brokers", brokers)
     assert json.loads(done.stdout)["records"] == 3
     copied = lines(second, brokers=brokers)
     names = ("key_base64", "value", "value_base64", "headers", "timestamp")
@@ -150,7 +150,7 @@ def test_what_consume_prints_can_be_produced_again(topics: Topics, brokers: str,
         (["--partition", "7"], "a\n", "has no partition 7; it has 1, counted from 0"),
         (["--key-delimiter", ""], "a\n", "a key delimiter has at least one character"),
         (["-H", "nothing"], "", "-H nothing is no header; write it as name=value"),
-        (["--file", "/no/such/file"], "", "/no/such/file can't be read: No such file or directory"),
+        (["--from-file", "/no/such/file"], "", "/no/such/file can't be read: No such file or directory"),
         (["--profile", "reckless"], "", "reckless"),
     ],
 )
@@ -158,7 +158,7 @@ def test_produce_says_in_one_sentence_what_it_can_t_do(
     topics: Topics, brokers: str, arguments: list[str], given: str, said: str
 ) -> None:
     done = in_process("produce", topics.create(1), *arguments, "--brokers", brokers, given=given)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert said in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
 
@@ -166,7 +166,7 @@ def test_produce_says_in_one_sentence_what_it_can_t_do(
 def test_produce_does_not_make_a_topic_of_a_wrong_name(topics: Topics, brokers: str) -> None:
     name = topics.create(1)
     done = produced(name[:-1], given="a\n", brokers=brokers)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert f"topic {name[:-1]} does not exist on {brokers}; did you mean {name}" in done.stderr
 
 

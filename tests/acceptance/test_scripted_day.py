@@ -84,7 +84,7 @@ def test_after_a_day_of_everything_each_record_is_accounted_for(day: Day, spark:
     assert day.run()["dead"] == 2
     day.ask("pause", "--reason", "maintenance")
     day.send(20)
-    day.do("run", day.file, "--until", "caught-up", expect=1)
+    day.do("run", day.file, "--until", "caught-up", expect=2)
     day.ask("resume")
     assert day.run()["applied"] == 20
     day.audit()

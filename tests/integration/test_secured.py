@@ -17,7 +17,7 @@ from tallymark.errors import AccessDenied, TallymarkError, Unreachable
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.cluster import Cluster, Sasl, Tls
 from tests.support import databases
-from tests.support.command import tallymark
+from tests.support.command import in_process
 from tests.support.pipelines import ORDERS, copied
 from tests.support.secure import LIMITED, allow, as_client, other_ca
 from tests.support.tokens import CLIENT, SECRET, Issuer, TokenKafka
@@ -180,11 +180,11 @@ def test_who_lacks_a_permission_is_told_which(kafka: TokenKafka, tmp_path: Path,
 
 
 def test_commands_get_in_by_the_environment(kafka: TokenKafka) -> None:
-    shown = tallymark("consume", "orders", "--count", "0", **kafka.variables)
+    shown = in_process("consume", "orders", "--limit", "0", **kafka.variables)
     assert (shown.returncode, len(shown.stdout.splitlines())) == (0, RECORDS), shown.stderr
     wrong = {**kafka.variables, "TALLYMARK_SASL_PASSWORD_FILE": "", "TALLYMARK_SASL_PASSWORD": "canary"}
-    denied = tallymark("-vv", "consume", "orders", **wrong)
-    assert denied.returncode == 1
+    denied = in_process("-vv", "consume", "orders", **wrong)
+    assert denied.returncode == 2
     assert "check user and password" in denied.stderr
     assert "canary" not in denied.stderr + denied.stdout
 

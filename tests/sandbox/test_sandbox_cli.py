@@ -22,7 +22,7 @@ from tallymark.local.java import java as real_java
 
 from .processes import eventually, is_alive
 
-CLI = [sys.executable, "-c", "from tallymark.cli.sandbox import app; app(prog_name='tallymark sandbox')"]
+CLI = [sys.executable, "-c", "import sys; from tallymark.cli import main; main(['sandbox', *sys.argv[1:]])"]
 
 JAVA_WITHOUT_KAFKA = """\
 #!/bin/sh
@@ -158,7 +158,7 @@ def test_a_secured_kafka_tells_how_to_get_in_and_no_secret(run: Run, environment
     assert json.loads(told[2])["environment"] == variables
     assert all(f"export {name}={value}" in told[0].splitlines() for name, value in variables.items())
     login(variables)
-    assert "has a secured Kafka with --brokers 1, not" in refused(environment, "up", "--brokers", "3")
+    assert "has a secured Kafka with --nodes 1, not" in refused(environment, "up", "--nodes", "3")
     kept = [path.read_text() for path in Path(environment["TALLYMARK_CACHE"], "sandbox").iterdir() if path.is_file()]
     secret = Path(variables["TALLYMARK_SASL_PASSWORD_FILE"]).read_text()
     assert not any(secret in text for text in (*told, *kept))
@@ -172,7 +172,7 @@ def test_kept_data_keep_who_may_get_in(run: Run, environment: dict[str, str]) ->
     paths = [Path(before[f"TALLYMARK_{name}"]) for name in ("SASL_PASSWORD_FILE", "TLS_CA")]
     contents = [path.read_bytes() for path in paths]
     run("down", "--keep-data")
-    assert "run tallymark sandbox down first" in refused(environment, "up", "--brokers", "3")
+    assert "run tallymark sandbox down first" in refused(environment, "up", "--nodes", "3")
     after = json.loads(run("up", "--json"))["environment"]
     assert [path.read_bytes() for path in paths] == contents
     assert "kept" in login(after).list_topics(timeout=15).topics
@@ -180,13 +180,13 @@ def test_kept_data_keep_who_may_get_in(run: Run, environment: dict[str, str]) ->
 
 @pytest.mark.faults
 def test_three_brokers_are_one_service_of_three_nodes(run: Run, environment: dict[str, str]) -> None:
-    kafka = services(run("up", "--brokers", "3", "--json"))["kafka"]
+    kafka = services(run("up", "--nodes", "3", "--json"))["kafka"]
     assert kafka["url"] == ",".join(node["url"] for node in kafka["nodes"])
     os.kill(kafka["nodes"][0]["pid"], signal.SIGKILL)
     assert eventually(lambda: "ended" in run("status"))
     shown = {line.split()[0]: line.split()[1] for line in run("status").splitlines()[1:]}
     assert shown == {"kafka-1": "ended", "kafka-2": "running", "kafka-3": "running"}
-    assert "not a secured Kafka with --brokers 3" in refused(environment, "up", "--secure")
+    assert "not a secured Kafka with --nodes 3" in refused(environment, "up", "--secure")
     assert services(run("start", "kafka-1", "--json"))["kafka"]["nodes"][0]["state"] == "running"
     assert [one["state"] for one in services(run("stop", "kafka-3", "--json"))["kafka"]["nodes"]][2] == "ended"
     again = services(run("up", "--json"))["kafka"]
@@ -201,7 +201,7 @@ def test_an_unknown_server_is_refused_with_the_known_ones(environment: dict[str,
 
 
 def test_two_brokers_are_refused(environment: dict[str, str]) -> None:
-    assert "choose 1, 3 or 5" in refused(environment, "up", "--brokers", "2")
+    assert "choose 1, 3 or 5" in refused(environment, "up", "--nodes", "2")
 
 
 @pytest.mark.parametrize("command", ["up", "down", "stop", "start", "status"])

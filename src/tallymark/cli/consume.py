@@ -18,7 +18,7 @@ from tallymark.cli.values import member, printable
 from tallymark.operate.tail import FORMS, Look
 from tallymark.service.batch import Record
 
-Topic = Annotated[str, typer.Argument(help="The topic to read.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")]
 From = Annotated[str, typer.Option("--from", help=f"Where to start: {FORMS}.")]
 Limit = Annotated[
     int | None, typer.Option("--limit", min=0, help="Print at most so many; 0: all. 10 without --follow.")

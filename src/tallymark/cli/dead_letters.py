@@ -40,11 +40,13 @@ Table = Annotated[str | None, typer.Option("--table", help="Only those that this
 Since = Annotated[str | None, typer.Option("--since", help="Only those that died since: a time, or 2h for ago.")]
 Until = Annotated[str | None, typer.Option("--until", help="Only those that died before: a time, or 2h for ago.")]
 State = Annotated[str, typer.Option("--state", help=f"{', '.join(LETTER_STATES)}, or all.")]
-Id = Annotated[str, typer.Argument(help="As dead-letters list shows it.")]
-Ids = Annotated[list[str] | None, typer.Argument(help="As dead-letters list shows them.")]
+Id = Annotated[str, typer.Argument(metavar="ID", help="As dead-letters list shows it.")]
+Ids = Annotated[list[str] | None, typer.Argument(metavar="ID", help="As dead-letters list shows them.")]
 FileAndIds = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[FILE] [ID]...", help="The pipeline or the app, unless --file names it; only these ids."),
+    typer.Argument(
+        metavar="FILE|ID", help="The pipeline or the app, unless --file names it; and ids, for only these letters."
+    ),
 ]
 Summary = Annotated[bool, typer.Option("--summary", help="Count all by their errors instead.")]
 All = Annotated[bool, typer.Option("--all", help="All open letters, or all that the filters leave.")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -32,7 +33,7 @@ class Command:
         epilog = f"Example: {self.example}" if self.example else None
         command = typer.main.get_command(found if isinstance(found, typer.Typer) else _app(found, epilog))
         command.name = name
-        _take_verbose(command)
+        _prepare(command)
         return command
 
 
@@ -59,10 +60,12 @@ def _app(function: Any, epilog: str | None) -> typer.Typer:
     return app
 
 
-def _take_verbose(command: Any) -> None:
-    """Let every command take ``-v``, too, in addition to the one before it."""
+def _prepare(command: Any) -> None:
+    """Let the terminal wrap the help, and let the command take ``-v`` in addition to the one before it."""
     for one in getattr(command, "commands", {}).values():
-        _take_verbose(one)
+        _prepare(one)
+    paragraphs = inspect.cleandoc(command.help or "").split("\n\n")
+    command.help = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     if not hasattr(command, "commands"):
         (option,) = typer.main.get_command(_app(_only_verbose, None)).params
         option.expose_value = False
@@ -78,7 +81,15 @@ def _more(context: typer.Context, value: int) -> int:
 
 def _only_verbose(
     verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Log more: -v facts, -vv everything.", callback=_more)
+        int,
+        typer.Option(
+            "--verbose",
+            "-v",
+            count=True,
+            show_default=False,
+            callback=_more,
+            help="Log more: -v facts, -vv everything.",
+        ),
     ] = 0,
 ) -> None:
     """Carries the option."""

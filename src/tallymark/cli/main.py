@@ -149,7 +149,8 @@ def _version(wanted: bool) -> None:
 def options(
     context: typer.Context,
     verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, help="Log more: -v facts, -vv everything.")
+        int,
+        typer.Option("--verbose", "-v", count=True, show_default=False, help="Log more: -v facts, -vv everything."),
     ] = 0,
     log_format: Annotated[
         LogFormat,

@@ -23,8 +23,8 @@ from tallymark.errors import BadInput, NotDelivered, TallymarkError
 from tallymark.kafka.source import is_pattern
 from tallymark.produce.producer import Producer
 
-Topic = Annotated[str, typer.Argument(help="The topic to write to.")]
-Source = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="The file to read; standard input without it.")]
+Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to write to.")]
+Source = Annotated[Path | None, typer.Argument(metavar="FILE", help="The file to read; standard input without it.")]
 FromFile = Annotated[Path | None, typer.Option("--from-file", help="The same as FILE.")]
 Delimiter = Annotated[str | None, typer.Option("--key-delimiter", help="What separates key and value of a line.")]
 HeaderOption = Annotated[

@@ -41,11 +41,13 @@ FileOption = Annotated[
 FileArgument = Annotated[
     Path | None,
     typer.Argument(
-        envvar=FILE, help="A TOML file (docs/toml.md), or a Python file that defines one tallymark.Pipeline or App."
+        metavar="FILE",
+        envvar=FILE,
+        help="A TOML file (docs/toml.md), or a Python file that defines one tallymark.Pipeline or App.",
     ),
 ]
 FileInstead = Annotated[Path | None, typer.Option("--file", "-f", help="The same as FILE.")]
-GroupArgument = Annotated[str | None, typer.Argument(help="The group; not needed with --file.")]
+GroupArgument = Annotated[str | None, typer.Argument(metavar="GROUP", help="The group; not needed with --file.")]
 GroupOption = Annotated[str | None, typer.Option("--group", "-g", help="The group; not needed with --file.")]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
