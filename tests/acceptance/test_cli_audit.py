@@ -99,7 +99,7 @@ def test_an_audit_says_what_adds_up_and_what_does_not(
 def test_an_audit_needs_a_group_that_is_there(group: str, database: Callable[[str], str], tmp_path: Path) -> None:
     url = database("sqlite")
     for arguments, words in (
-        ((group,), "audit needs a group and --store (or TALLYMARK_STORE), or --file with a pipeline"),
+        ((group,), "audit needs --store (or TALLYMARK_STORE), or --file with a pipeline"),
         ((group, "--store", url), "has no ledger: there is no such file"),
         ((group, "--deep", "--store", url), "name its file with --file"),
     ):

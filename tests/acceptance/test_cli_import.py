@@ -132,7 +132,7 @@ def test_offsets_that_are_gone_or_not_there_yet_are_told(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "nothing says where to; give one of --from-kafka-group or --from-checkpoint"),
+        ([], "nothing says where to; give one of --from-kafka-group, --from-checkpoint"),
         (["--from-kafka-group", "never-was"], "Kafka group never-was has no offsets to take over"),
         (["--from-checkpoint", "s3a://bucket/there"], "only a folder of this machine can be read"),
         (["--from-checkpoint", "/nowhere"], "/nowhere is no checkpoint of Structured Streaming"),

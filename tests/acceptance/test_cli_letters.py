@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from tallymark.cli import replay as cli_replay
 from tallymark.cli.load import load
 from tallymark.core.claims import Advance, FirstClaim, Note, PositionChanges
 from tallymark.core.journal import DISCARDED
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Partition, Span, Tally
 from tallymark.kafka.brokers import Brokers
+from tallymark.operate.letters import Outcome, Replay
 from tallymark.stores.opening import open_store
 from tests.support.command import in_process
 from tests.support.commits import SINCE, moving, owner, take
@@ -247,15 +247,15 @@ def test_letters_that_come_after_the_choice_are_left_alone(
     assert load(file).run("caught-up").dead == 4
     discarded = listed(store)[0]["id"]
 
-    def beside(*work: Any) -> Tally:
-        """The group continues after the selection: more records die, and a selected letter is discarded."""
+    def beside(*work: Any) -> Outcome:
+        """The group goes on after the choice: some die, and somebody gives up one that was chosen."""
         send([f"no JSON {n}" for n in range(7)])
         assert load(file).run("caught-up").dead == 7
         in_process("dead-letters", "discard", discarded, "--execute", "--store", store)
-        return watched(*work)
+        return run(*work)
 
-    watched = cli_replay._watched
-    monkeypatch.setattr(cli_replay, "_watched", beside)
+    run = Replay.run
+    monkeypatch.setattr(Replay, "run", beside)
     said = json.loads(in_process("dead-letters", "replay", file, "--execute", "--json").stdout)
     assert [said[name] for name in ("chosen", "applied", "dead", "settled", "left")] == [4, 0, 3, 1, 0]
 
