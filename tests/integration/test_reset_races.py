@@ -13,12 +13,14 @@ from typing import Any
 
 import pytest
 
-from tallymark.cli.reset import reset
 from tallymark.core.claims import Advance, Entry, PositionChanges
 from tallymark.core.spans import Log, Partition, Tally
 from tallymark.errors import CommitRefused, PositionMoved
 from tallymark.kafka.brokers import Brokers, Topic
 from tallymark.kafka.membership import Standalone
+from tallymark.operate.positions import Resetting
+from tallymark.operate.reset import Aim
+from tallymark.operate.survey import ledger
 from tallymark.run.setup import new_owner
 from tallymark.stores.opening import open_store
 from tests.support.kafka import Topics
@@ -72,6 +74,16 @@ def at_once(*jobs: Callable[[], Any]) -> list[BaseException | None]:
         return list(pool.map(run, jobs))
 
 
+def reset(store: str, brokers: str, group: str, topic: str, aim: Aim, *, take_over: bool = False) -> None:
+    with ledger(store, group) as opened:
+        resetting = Resetting(opened, group, Brokers(brokers), aim, [topic], all_topics=False)
+        resetting.execute("a test", None, take_over=take_over)
+
+
+def to_offset(number: int) -> Aim:
+    return Aim("offset", f"--to-offset {number}", number=number)
+
+
 def go_on(store_url: str, group: str, partition: Partition, stop: int) -> None:
     """A run claims the partition, commits up to this offset, and stays its owner."""
     store, owner = open_store(store_url), new_owner()
@@ -95,7 +107,7 @@ def test_a_reset_against_a_run_that_starts(brokers: str, store: str, groups: lis
     for group in groups:
         stand(brokers, store, group, topic, dict.fromkeys(range(PARTITIONS), 20))
         before = seen(store)
-        moving = partial(reset, group, [topic], to_offset=10, execute=True, store=store, brokers=brokers)
+        moving = partial(reset, store, brokers, group, topic, to_offset(10))
         refused, fenced = at_once(moving, Service(brokers, store, group, topic, membership=Standalone()).catch_up)
         moved = journal(store, group, "reset")
         # All partitions or none, and the loser got an error.
@@ -124,10 +136,10 @@ def test_a_takeover_whose_ends_are_out_of_date_repeats_nothing(
         return found
 
     monkeypatch.setattr(Brokers, "logs", ask_and_go_on)
-    moving = partial(reset, group, execute=True, take_over=True, store=store, brokers=brokers)
-    moving([f"{topic}:0"], to_current=True)
-    moving([f"{topic}:1"], to_latest=True)
-    moving([f"{topic}:2"], shift_by=5)
+    moving = partial(reset, store, brokers, group, take_over=True)
+    moving(f"{topic}:0", Aim("current", "--to-current"))
+    moving(f"{topic}:1", Aim("latest", "--to-latest"))
+    moving(f"{topic}:2", Aim("shift", "--shift-by 5", number=5))
     assert offsets(store, group) == dict.fromkeys(range(3), 60)
     assert journal(store, group, "reset") == []
     assert [position.tally.applied for position in standing(store, group).values()] == [30] * 3
@@ -137,8 +149,8 @@ def test_a_takeover_whose_ends_are_out_of_date_repeats_nothing(
 def test_resets_at_once_are_never_mixed(brokers: str, store: str, groups: list[str], topic: str) -> None:
     for group in groups:
         stand(brokers, store, group, topic, dict.fromkeys(range(PARTITIONS), 30))
-        moving = partial(reset, group, [topic], execute=True, store=store, brokers=brokers)
-        refused = at_once(*(partial(moving, to_offset=to) for to in AIMS))
+        moving = partial(reset, store, brokers, group, topic)
+        refused = at_once(*(partial(moving, to_offset(to)) for to in AIMS))
         assert all(isinstance(one, PositionMoved) for one in refused if one), refused
         won = {to for to, one in zip(AIMS, refused, strict=True) if one is None}
         (at,) = set(offsets(store, group).values())
