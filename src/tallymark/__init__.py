@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from tallymark.core.budget import Budget
     from tallymark.core.journal import LetterQuery
     from tallymark.core.plan import Limits
+    from tallymark.core.retention import Retention
     from tallymark.core.skip_ahead import SkipAhead
     from tallymark.core.spans import Tally
     from tallymark.core.start import Start
@@ -102,6 +103,7 @@ _ELSEWHERE = {
     "Producer": "produce.producer",
     "Record": "service.batch",
     "Records": "service.batch",
+    "Retention": "core.retention",
     "Sasl": "kafka.cluster",
     "Sink": "spark.sink",
     "SkipAhead": "core.skip_ahead",

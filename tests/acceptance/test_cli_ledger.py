@@ -23,7 +23,7 @@ from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tallymark.stores.sql.ledger.tables import VERSION
 from tests.support import databases
-from tests.support.command import in_process, tallymark
+from tests.support.command import in_process
 from tests.support.commits import SINCE, take, work
 from tests.support.kafka import Topics
 from tests.support.redis import client, key
@@ -118,7 +118,7 @@ def test_an_older_ledger_is_upgraded(url: str) -> None:
     create(url)
     age(url, 2)
     refused = in_process("ledger", "create", "--store", url)
-    assert refused.returncode == 1
+    assert refused.returncode == 2
     assert f"has version 2, this tallymark creates {VERSION}: use tallymark ledger upgrade" in refused.stderr
     done = in_process("ledger", "upgrade", "--store", url, "--json")
     assert {**json.loads(done.stdout), "store": ""} == {"store": "", "before": 2, "now": VERSION}
@@ -130,8 +130,8 @@ def test_what_can_not_be_created_or_upgraded_is_told_in_one_sentence(database: D
     url = database("postgresql")
     absent = in_process("ledger", "upgrade", "--store", url)
     assert absent.stderr.endswith("has no ledger: use tallymark ledger create\n")
-    missing = tallymark("ledger", "create")
-    assert (missing.returncode, missing.stdout) == (1, "")
+    missing = in_process("ledger", "create")
+    assert (missing.returncode, missing.stdout) == (2, "")
     assert missing.stderr == (
         "error: ledger create needs --store (or TALLYMARK_STORE), or --file with a pipeline or an app\n"
     )

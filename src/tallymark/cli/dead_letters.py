@@ -27,11 +27,12 @@ from tallymark.cli.target import (
     targeted,
 )
 from tallymark.cli.values import member, pretty, printable
+from tallymark.core.durations import parse_duration
 from tallymark.core.journal import DEAD, LETTER_STATES, Letter, LetterQuery
 from tallymark.errors import BadInput
 from tallymark.operate.health import moment
 from tallymark.operate.letters import Kind, Outcome, Replay, check_named, discard, kinds
-from tallymark.operate.reset import before_now, parse_duration, parse_moment
+from tallymark.operate.reset import before_now, parse_moment
 from tallymark.run.setup import Setup
 from tallymark.spark.pipeline import Pipeline
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
-from tallymark.cli.options import AsJson, FileOption, StoreUrl, target
-from tallymark.cli.tables import plain_table, print_table
-from tallymark.cli.values import printable
+from tallymark.cli.output import Rows, say, show, show_json
+from tallymark.cli.target import AsJson, Execute, Target, targeted
 from tallymark.core.retention import Retention, parse_age
 from tallymark.errors import BadInput
 from tallymark.operate import ledger
@@ -22,19 +19,23 @@ app = typer.Typer(help="Create, upgrade and prune the ledger, or print its SQL s
 
 
 @app.command(epilog="Example: tallymark ledger create --store postgresql://admin@localhost/shop")
-def create(store: StoreUrl = None, file: FileOption = None, as_json: AsJson = False) -> None:
+@targeted(None, brokers=False)
+def create(target: Target, as_json: AsJson = False) -> None:
     """Create the ledger, for applications that may not create tables. Changes nothing if there is one."""
-    _say(ledger.create(target(file, None, store, any_group=True).store or _missing("create")), as_json)
+    _show_change(ledger.create(target.store), as_json)
 
 
 @app.command(epilog="Example: tallymark ledger upgrade --store postgresql://admin@localhost/shop")
-def upgrade(store: StoreUrl = None, file: FileOption = None, as_json: AsJson = False) -> None:
+@targeted(None, brokers=False)
+def upgrade(target: Target, as_json: AsJson = False) -> None:
     """Upgrade the ledger of an older tallymark. Changes nothing if it has the present version."""
-    _say(ledger.upgrade(target(file, None, store, any_group=True).store or _missing("upgrade")), as_json)
+    _show_change(ledger.upgrade(target.store), as_json)
 
 
 @app.command(epilog="Example: tallymark ledger sql --dialect postgresql > ledger.sql")
+@targeted(None, brokers=False)
 def sql(
+    target: Target,
     dialect: Annotated[
         Literal["postgresql", "mysql", "sqlite"] | None,
         typer.Option("--dialect", help="The kind of database (MariaDB: mysql). Connects to nothing."),
@@ -43,61 +44,46 @@ def sql(
         int | None,
         typer.Option("--from", min=1, metavar="VERSION", help="With --dialect: upgrade a ledger of this version."),
     ] = None,
-    store: StoreUrl = None,
-    file: FileOption = None,
 ) -> None:
     """Print the statements that create or upgrade the ledger, for an administrator to run."""
-    if dialect is not None:
-        written = ledger.sql_for(dialect, since)
-    elif since is not None:
+    if dialect is None and since is not None:
         raise BadInput("--from needs --dialect; the ledger of --store says its version itself")
-    else:
-        written = ledger.sql(target(file, None, store, any_group=True).store or _missing("sql", "--dialect, or "))
-    print(written, end="")
+    if dialect is None and target.optional_store is None:
+        raise BadInput("ledger sql needs --dialect, --store (or TALLYMARK_STORE), or --file with a pipeline or an app")
+    print(ledger.sql_for(dialect, since) if dialect is not None else ledger.sql(target.store), end="")
 
 
 @app.command(epilog="Example: tallymark ledger prune --older-than 30d --store sqlite:///shop.db")
+@targeted(brokers=False)
 def prune(
-    group: Annotated[str | None, typer.Argument(help="Only this group.")] = None,
+    target: Target,
     older_than: Annotated[str, typer.Option("--older-than", help="The age of what is removed, at least 1h.")] = "30d",
-    execute: Annotated[bool, typer.Option("--execute", help="Remove it; without, it is only counted.")] = False,
-    store: StoreUrl = None,
-    file: FileOption = None,
+    execute: Execute = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove old commits, ended runs, rebalances and settled dead letters. Nothing that is open is removed."""
-    of = target(file, group, store)
+    group = target.group if target.groups is not None else None
     retention = Retention.of(parse_age("--older-than", older_than))
-    pruned = ledger.prune(of.store or _missing("prune"), of.group, retention, execute=execute)
+    pruned = ledger.prune(target.store, group, retention, execute=execute)
     if as_json:
-        print(json.dumps({"executed": execute, "removed": [asdict(one) for one in pruned]}, indent=2))
+        show_json({"executed": execute, "removed": pruned})
     else:
-        _print(pruned, execute)
+        _show_pruned(pruned, executed=execute)
 
 
-def _missing(command: str, other: str = "") -> str:
-    raise BadInput(f"ledger {command} needs {other}--store (or TALLYMARK_STORE), or --file with a pipeline or an app")
-
-
-def _say(change: Change, as_json: bool) -> None:
+def _show_change(change: Change, as_json: bool) -> None:
     if as_json:
-        print(json.dumps(asdict(change)))
-        return
-    if change.before is None:
-        said = f"created the ledger in {change.store}, version {change.now}"
+        show_json(change, indent=None)
+    elif change.before is None:
+        say(f"created the ledger in {change.store}, version {change.now}")
     elif change.before == change.now:
-        said = f"the ledger in {change.store} has version {change.now} already: nothing was changed"
+        say(f"the ledger in {change.store} has version {change.now} already: nothing was changed")
     else:
-        said = f"upgraded the ledger in {change.store} from version {change.before} to version {change.now}"
-    Console(soft_wrap=True, highlight=False, markup=False).print(said)
+        say(f"upgraded the ledger in {change.store} from version {change.before} to version {change.now}")
 
 
-def _print(pruned: list[Pruned], executed: bool) -> None:
-    total = sum(one.rows for one in pruned)
+def _show_pruned(pruned: Sequence[Pruned], *, executed: bool) -> None:
     if pruned:
-        table = plain_table("GROUP", "TABLE", "ROWS", left=2)
-        for one in pruned:
-            table.add_row(Text(printable(one.group)), Text(one.table), Text(str(one.rows)))
-        print_table(table)
-    said = f"removed {total:,} rows" if executed else f"nothing was changed: --execute removes {total:,} rows"
-    Console(soft_wrap=True, highlight=False, markup=False).print(said)
+        show(Rows(("GROUP", "TABLE", "ROWS"), [asdict(one) for one in pruned]))
+    total = sum(one.rows for one in pruned)
+    say(f"removed {total:,} rows" if executed else f"nothing was changed: --execute removes {total:,} rows")

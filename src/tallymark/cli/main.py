@@ -105,6 +105,7 @@ class Commands(LazyGroup):
             "Take over the offsets of a Kafka group or of a streaming query.",
             "tallymark import orders-to-shop --from-kafka-group loader --file orders.py",
         ),
+        "ledger": Command("ledger:app", ACT, "Create, upgrade or prune the ledger, or print its SQL statements."),
         "delete-group": Command(
             "delete_group:delete_group",
             ACT,

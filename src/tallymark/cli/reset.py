@@ -12,10 +12,11 @@ import typer
 
 from tallymark.cli.output import Rows, note, say, show, show_json
 from tallymark.cli.target import AsJson, Execute, Reason, TakeOver, Target, operator, targeted
+from tallymark.core.durations import parse_duration
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput
 from tallymark.operate.positions import Resetting, positions_of
-from tallymark.operate.reset import Aim, Planned, before_now, parse_duration, parse_moment, parse_scope, within
+from tallymark.operate.reset import Aim, Planned, before_now, parse_moment, parse_scope, within
 from tallymark.operate.takeover import read_offsets, write_offsets
 
 STDOUT = "-"

@@ -72,7 +72,7 @@ def sql_for(dialect: str, version: int | None) -> str:
 
 def prune(url: str, group: str | None, retention: Retention, *, execute: bool) -> list[Pruned]:
     """Return what the ledger holds beyond the retention; remove it if ``execute``."""
-    with ledger(url, group) as store:
+    with ledger(url, *([group] if group else [])) as store:
         cutoffs = retention.cutoffs(datetime.now(timezone.utc))
         groups = [group] if group is not None else list(store.journal().groups())
         counts = {name: store.prune(name, cutoffs, execute=execute) for name in groups}

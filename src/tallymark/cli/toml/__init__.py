@@ -1,1 +1,1 @@
-"""Pipelines without Python: a TOML file says what ``tm.Pipeline`` and ``@pipeline.table`` would be told."""
+"""Pipelines without Python: a TOML file has the settings of ``tm.Pipeline`` and ``@pipeline.table``."""

@@ -1,4 +1,4 @@
-"""From a TOML file to the pipeline that it describes."""
+"""Builds the pipeline that a TOML file describes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def load_pipeline(path: Path) -> Pipeline:
-    """The pipeline of a file; BadInput has a line for each thing that is wrong with it."""
+    """The pipeline of a file. ``BadInput`` has a line for each mistake in it."""
     document = read(path)
     said = validated(PipelineFile, document)
     source = _source(document, said.source)
@@ -79,7 +79,7 @@ def _format(said: Format) -> Json | Bytes:
     if said.json_schema is not None and said.name is None:
         return Json(said.json_schema)
     if said.name is None:
-        raise BadInput('source.format says nothing; write format = "bytes", or format = { json = "id BIGINT" }')
+        raise BadInput('source.format is empty; write format = "bytes", or format = { json = "id BIGINT" }')
     return Bytes()
 
 

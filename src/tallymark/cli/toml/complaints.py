@@ -1,4 +1,4 @@
-"""What pydantic has found, as sentences: file, line, key, what is wrong and what would be right."""
+"""Turns the errors of pydantic into sentences: file, line, key, what is wrong, and what is allowed."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ MISSING = ("missing", "missing_argument")
 
 
 def validated(model: type[M], document: Document) -> M:
-    """The values of the document as the model has them, or a sentence for each that can't be."""
+    """The document as the model. Raises ``BadInput`` with a sentence for each wrong value."""
     try:
-        # As JSON, since there pydantic's strict mode takes a table for a dataclass.
+        # Only for JSON, pydantic's strict mode accepts a table as a dataclass.
         return model.model_validate_json(json.dumps(document.values, default=str))
     except ValidationError as error:
         found = error.errors(include_url=False, include_input=False, include_context=True)
@@ -44,7 +44,7 @@ def _sentences(model: type[BaseModel], document: Document, found: Iterable[Any])
     for one in found:
         by_key.setdefault(_keys(document.written, one["loc"], one["type"]), []).append(one)
     meant = {(*keys[:-1], _meant(model, keys)) for keys, ones in by_key.items() if ones[0]["type"] in UNKNOWN}
-    # Of a value that may have several shapes, the complaint about the shape that it has says more.
+    # If a value may have several shapes, the error about the shape that it has says more.
     shown = [keys for keys in by_key if keys not in meant and not any(_inside(keys, other) for other in by_key)]
     shown.sort(key=document.line)
     return [
@@ -58,7 +58,7 @@ def _inside(keys: Keys, other: Keys) -> bool:
 
 
 def _keys(value: Any, location: Sequence[Any], kind: str) -> Keys:
-    """Where it is in the file: pydantic's location without the names of its own validators."""
+    """The keys in the file: pydantic's location without the names of its validators."""
     keys: list[str] = []
     for number, part in enumerate(location, start=1):
         last = number == len(location) and kind in MISSING
@@ -96,7 +96,7 @@ def known_names(model: type[BaseModel], table: Keys) -> list[str]:
 
 
 def _meant(model: type[BaseModel], keys: Keys) -> str:
-    """The known name that is most like the last of these keys, if any is."""
+    """The known name that is most similar to the last of these keys, if there is one."""
     return next(iter(difflib.get_close_matches(keys[-1], known_names(model, keys[:-1]), n=1)), "")
 
 

@@ -1,4 +1,4 @@
-"""A TOML file: its values with the environment filled in, and the line of every key, for messages.
+"""A TOML file: its values with variables replaced, and the line of every key, for error messages.
 
 A message never shows a value that came out of the environment: what it shows is what stands in the file.
 """
@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -32,24 +31,24 @@ OPAQUE = re.compile(
     r"|\#[^\n]*",
     re.DOTALL,
 )
-"""Strings and comments, in which nothing that looks like a key is one."""
+"""Strings and comments, which may contain what looks like a key."""
 
 
 @dataclass(frozen=True)
 class Document:
-    """What a file says."""
+    """The content of a file."""
 
     name: str
     written: dict[str, Any] = field(repr=False)
-    """As it stands in the file."""
+    """The values as written."""
     values: dict[str, Any] = field(repr=False)
-    """With the environment filled in."""
+    """The values with variables replaced."""
     lines: dict[Keys, int] = field(repr=False)
     hidden: dict[str, str] = field(default_factory=dict, repr=False)
-    """What came out of the environment, and what stands in the file for it."""
+    """The values of variables, and how the file refers to them."""
 
     def where(self, keys: Sequence[str] = ()) -> str:
-        """File and line of a key; of one that is not there, the line of the table it belongs to."""
+        """File and line of a key, or of its table if the key is missing."""
         line = self.line(keys)
         return f"{self.name} line {line}" if line else self.name
 
@@ -59,24 +58,24 @@ class Document:
 
     @contextmanager
     def blamed(self, *keys: str) -> Iterator[None]:
-        """Whatever is refused in the block is refused because of this key."""
+        """Name this key in every error that the block raises."""
         try:
             yield
         except BadInput as error:
-            # The same error, since another one would drag this one along, and what it shows.
+            # The same error: another one would have this one as its context, with the secrets in its message.
             error.args, error.__context__ = (f"{self.where(keys)}: {self.as_written(str(error))}",), None
             raise
 
     def as_written(self, said: str) -> str:
-        """The words with what stands in the file in place of what came out of the environment."""
+        """The words with the values of variables as the file refers to them."""
         written = {shown: text for one, text in self.hidden.items() for shown in (one, repr(one)[1:-1])}
-        # The longest first: one may be a part of another.
+        # The longest first, because one value may contain another.
         patterns = map(_pattern, sorted(written, key=len, reverse=True))
         return re.sub("|".join(patterns), lambda found: written[found[0]], said) if written else said
 
 
 def read(path: Path) -> Document:
-    """The file, if it is TOML and every variable that it names is set."""
+    """Read a file. Raises ``BadInput`` if it is not TOML, or if a variable is not set."""
     written, text = _parsed(path)
     document = Document(str(path), written, {}, find_lines(text))
     complaints: list[str] = []
@@ -96,20 +95,20 @@ def read(path: Path) -> Document:
 
 def _filled(value: Any, hidden: dict[str, str]) -> Any:
     if value != value:
-        raise BadInput("is nan, which is no number; write one")
+        raise BadInput("is nan; write a number")
     if not isinstance(value, str):
         return value
     found: dict[str, str] = {}
     text = filled(value, found)
     for one, written in found.items():
-        # Addresses are looked at one by one, and shown so.
+        # Addresses are checked and shown one by one.
         hidden.update({part.strip(): written for part in [one, *one.split(",")] if part.strip()})
     hidden.update({text: value} if found else {})
     return text
 
 
 def _pattern(value: str) -> str:
-    """What is very short may be part of any word."""
+    """Very short values match only whole words."""
     return re.escape(value) if len(value) > 3 else rf"\b{re.escape(value)}\b"
 
 
@@ -125,7 +124,7 @@ def filled(text: str, hidden: dict[str, str] | None = None) -> str:
         named = NAME.fullmatch(found[2])
         if named is None or not found[3]:
             raise BadInput("has a ${ that names no variable; write ${NAME}, ${NAME:-default}, or $${ for the text ${")
-        # A variable that is set to nothing counts as not set.
+        # An empty variable counts as not set.
         found_value = os.environ.get(named[1])
         if found_value and hidden is not None:
             hidden[found_value] = found[0]
@@ -140,7 +139,7 @@ def filled(text: str, hidden: dict[str, str] | None = None) -> str:
 
 
 def find_lines(text: str) -> dict[Keys, int]:
-    """The line of every header and key of a text that is known to be TOML."""
+    """The line of every header and key of a valid TOML text."""
     found: dict[Keys, int] = {}
     table: Keys = ()
     for number, line in enumerate(OPAQUE.sub(_hidden, text).split("\n"), start=1):
@@ -155,7 +154,7 @@ def find_lines(text: str) -> dict[Keys, int]:
 
 
 def _hidden(found: re.Match[str]) -> str:
-    """Nothing but the line breaks of what spans lines; a short string may be a key and stays."""
+    """Reduce strings of several lines to their line breaks. Other strings may be keys, and stay."""
     text = found[0]
     if text.startswith("#"):
         return ""
@@ -167,7 +166,7 @@ def _split(keys: str) -> Keys:
 
 
 def _each(value: Any, change: Callable[[Keys, Any], Any], keys: Keys = ()) -> Any:
-    """The same value with every single one in it changed."""
+    """The same value with each of its scalars changed."""
     if isinstance(value, dict):
         return {key: _each(one, change, (*keys, key)) for key, one in value.items()}
     if isinstance(value, list):
@@ -176,7 +175,7 @@ def _each(value: Any, change: Callable[[Keys, Any], Any], keys: Keys = ()) -> An
 
 
 def _parsed(path: Path) -> tuple[dict[str, Any], str]:
-    toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    toml = _parser()
     try:
         text = path.read_text(encoding="utf-8")
         return toml.loads(text), text
@@ -187,4 +186,11 @@ def _parsed(path: Path) -> tuple[dict[str, Any], str]:
     except toml.TOMLDecodeError as error:
         words, _, place = str(error).rstrip(")").partition(" (at ")
         line = f" {place.split(',')[0]}" if place.startswith("line") else ""
-        raise BadInput(f"{path}{line}: this is no TOML: {words[:1].lower()}{words[1:]}") from None
+        raise BadInput(f"{path}{line}: this is not TOML: {words[:1].lower()}{words[1:]}") from None
+
+
+def _parser() -> Any:
+    for name in ("tomllib", "tomli"):
+        with suppress(ModuleNotFoundError):
+            return import_module(name)
+    raise BadInput("TOML files need Python 3.11 or later, or the package tomli; install one of them")

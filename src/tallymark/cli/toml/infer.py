@@ -1,4 +1,4 @@
-"""A schema found in records: what Spark's DDL has to say so that all of these values fit."""
+"""Infers a schema, in Spark's DDL, that all values of a sample fit."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tallymark.formats.json import is_deep
 LARGEST = 2**63
 WIDER = {frozenset({"BIGINT", "DOUBLE"}): "DOUBLE", frozenset({"DATE", "TIMESTAMP"}): "TIMESTAMP"}
 Kind = str | dict[str, Any] | list[Any] | None
-"""A name, the fields of a struct, the one kind of an array's elements, or nothing known: all were null."""
+"""A type name, the fields of a struct, the kind of an array's elements, or None if all values are null."""
 
 
 def infer_schema(values: Sequence[bytes]) -> str | None:
-    """The fields of JSON objects; None unless most of the values are such objects."""
+    """The fields of JSON objects; None unless most of the values are objects."""
     objects = [found for found in map(_object, values) if found]
     if not objects or len(objects) * 2 < len(values):
         return None
@@ -54,7 +54,7 @@ def _kind(value: Any, *, nested: bool = False) -> Kind:
             for one in value:
                 kind = _merged(kind, _kind(one, nested=True))
             return [kind]
-    # What is nested arrives in the table as JSON text anyway.
+    # Tables hold nested values as JSON text.
     return "STRING" if nested else _text_kind(str(value))
 
 
@@ -65,7 +65,7 @@ def _text_kind(value: str) -> str:
 
 
 def _merged(one: Kind, other: Kind) -> Kind:
-    """A kind that holds the values of both."""
+    """A kind that fits the values of both."""
     if one is None or other is None or one == other:
         return other if one is None else one
     if isinstance(one, dict) and isinstance(other, dict):
@@ -82,7 +82,7 @@ def _merged_fields(one: dict[str, Kind], other: dict[str, Kind]) -> dict[str, Ki
 
 
 def _distinct(fields: dict[str, Kind]) -> dict[str, Kind]:
-    """Without names that differ from another one only by case, which Spark takes for the same."""
+    """Drop names that differ from another only in case, because Spark does not distinguish them."""
     seen: dict[str, str] = {}
     for name in fields:
         seen.setdefault(name.lower(), name)

@@ -1,4 +1,4 @@
-"""What may stand in a file, checked by pydantic; the classes of tallymark that it is for have the last word.
+"""The keys and types of a file, checked by pydantic; the values are checked by the classes that take them.
 
 Nothing is checked here that such a class checks: what it refuses becomes an error of the key it came from.
 """
@@ -30,7 +30,7 @@ from tallymark.spark.pipeline import Road
 
 Handler = Callable[[Any], Any]
 AS_THEY_ARE = Settings.__annotations__.keys() - {"start", "ledger", "membership"}
-"""Settings of a pipeline whose value in the file is the one that it is told."""
+"""Settings that are passed to the pipeline as they are in the file."""
 
 
 def refused(error: BadInput) -> PydanticCustomError:
@@ -45,7 +45,7 @@ def _checked(value: Any, handler: Handler) -> Any:
 
 
 def _flat(value: Any, prefix: str = "") -> Any:
-    """Names with dots in them are tables in TOML: ``session.timeout.ms = 10000``."""
+    """Join the names of nested tables with dots: ``session.timeout.ms = 10000`` is three tables in TOML."""
     if not isinstance(value, dict):
         return value
     found: dict[str, Any] = {}
@@ -55,7 +55,7 @@ def _flat(value: Any, prefix: str = "") -> Any:
 
 
 def _texts(value: Any) -> Any:
-    """Spark takes text alone."""
+    """Spark accepts only text."""
     flat = _flat(value)
     if not isinstance(flat, dict):
         return flat
@@ -67,7 +67,7 @@ def _listed(value: Any) -> Any:
 
 
 def _as(key: str) -> BeforeValidator:
-    """A text alone stands for a table with this key."""
+    """Accept a text instead of a table with this key."""
     return BeforeValidator(
         lambda value: {key: value} if isinstance(value, str) else _of(dict, value, "text or a table")
     )
@@ -86,13 +86,13 @@ TlsOrNot = Annotated[Tls, Checked] | bool
 
 
 class Strict(BaseModel):
-    """No key that is not known, no value of another type."""
+    """Refuses unknown keys and values of another type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, hide_input_in_errors=True)
 
 
 class Place(Strict):
-    """A store: its URL, and its password apart from it."""
+    """A store: its URL, and its password separately."""
 
     url: str = Field(repr=False)
     password: str | None = Field(None, repr=False)
@@ -102,7 +102,7 @@ class Place(Strict):
         if self.password is None and self.password_file is None:
             return self.url
         if self.password is not None and self.password_file is not None:
-            raise BadInput("password and password_file are the same thing twice; keep one of them")
+            raise BadInput("password and password_file are both given; keep one of them")
         try:
             url = make_url(self.url)
         except (ArgumentError, ValueError):
@@ -134,7 +134,7 @@ class Source(Strict):
 
 
 class Table(Strict):
-    """As in ``@pipeline.table``, and the query in place of the function."""
+    """The options of ``@pipeline.table``, with a query instead of the function."""
 
     sql: str
     key: Names = []
@@ -148,7 +148,7 @@ class Table(Strict):
 
 
 class PipelineFile(Strict):
-    """All that a pipeline can be told."""
+    """The file of a pipeline."""
 
     group: str
     store: StorePlace
@@ -173,12 +173,12 @@ class PipelineFile(Strict):
     spark: Annotated[dict[str, str], BeforeValidator(_texts)] = Field({}, repr=False)
 
     def settings(self) -> dict[str, Any]:
-        """What the file says of the settings that are passed on as they are; the others keep their defaults."""
+        """The settings in the file that are passed on unchanged; the others keep their defaults."""
         return {name: getattr(self, name) for name in self.model_fields_set & AS_THEY_ARE}
 
 
 class Defaults(Strict):
-    """What ``tallymark.toml`` may say."""
+    """The file ``tallymark.toml``."""
 
     store: StorePlace | None = None
     brokers: str | None = None
@@ -202,4 +202,4 @@ SECTIONS: Mapping[tuple[str, ...], type] = {
     ("security",): Sasl,
     ("tls",): Tls,
 }
-"""What describes each table of a file, for the names that are known there."""
+"""The model of each table of a file, for the names that are known there."""

@@ -1,4 +1,4 @@
-"""A table's rows by SQL over the view ``records``, each still knowing the record that it came from.
+"""Computes the rows of a table with SQL over the view ``records``, and keeps the record that each row comes from.
 
 Spark looks for a record's columns below projections and filters, but not below a subquery, a view or a common table
 expression. The names that these give have done their work when the query is analyzed, so they are taken out of the
@@ -21,12 +21,12 @@ from tallymark.spark.functions import without_names
 VIEW = "records"
 CTE_POLICY = "spark.sql.legacy.ctePrecedencePolicy"
 _one_at_a_time = threading.Lock()
-"""A view belongs to the session, and batches are shaped in more than one thread."""
+"""A view belongs to the session, and several threads compute rows."""
 
 
 def select(sql: str, records: DataFrame, where: str) -> DataFrame:
-    """The rows of the query. ``where`` is what it is called in messages."""
-    # It would print the whole plan of a query that can't be analyzed.
+    """The rows of the query. ``where`` names it in error messages."""
+    # Spark would print the whole plan of a query that it can't analyze.
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     spark, sql = records.sparkSession, sql.strip().removesuffix(";")
     try:
@@ -38,7 +38,7 @@ def select(sql: str, records: DataFrame, where: str) -> DataFrame:
 
 def _analyzed(spark: SparkSession, sql: str, records: DataFrame) -> DataFrame:
     session: Any = spark._jsparkSession
-    # Only a query is one here: anything else would be executed at once.
+    # Anything but a query would be executed at once.
     session.sessionState().sqlParser().parseQuery(sql)
     before = spark.conf.get(CTE_POLICY)
     records.createOrReplaceTempView(VIEW)

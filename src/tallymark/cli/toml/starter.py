@@ -62,7 +62,7 @@ sql = \"\"\"
 
 @dataclass(frozen=True)
 class Answers:
-    """What is known about the pipeline to be, and values of its topic."""
+    """What is known about the new pipeline, and sample values of its topic."""
 
     file: str
     brokers: str | None = None
@@ -73,7 +73,7 @@ class Answers:
 
     @cached_property
     def schema(self) -> str | None:
-        """The JSON schema of the values, or an example; None for values that are no JSON objects."""
+        """The JSON schema of the values, or an example; None if the values are not JSON objects."""
         return infer_schema(self.values) if self.values else EXAMPLE
 
 
@@ -104,7 +104,7 @@ def _without_password(store: str) -> str:
         url = make_url(store)
     except (ArgumentError, ValueError):
         raise BadInput("the store URL can't be read; write it like postgresql://user@host/database") from None
-    # URL.set takes None for a value that stays as it is.
+    # URL.set keeps a value if it gets None.
     bare = url._replace(password=None).difference_update_query(["password", "passwd"])
     return bare.render_as_string(hide_password=False)
 
@@ -119,5 +119,5 @@ def _word(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As TOML has it: JSON's strings are such, and a variable must not be filled in."""
+    """A TOML string: JSON's strings are valid in TOML, and ``${`` must not become a variable."""
     return json.dumps(text, ensure_ascii=False).replace("${", "$${")
