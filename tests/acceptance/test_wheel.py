@@ -89,9 +89,9 @@ def test_what_the_readme_shows_runs_for_a_new_user(environment: Environment, tmp
     environment.install(str(wheel))
     file = tmp_path / "orders.py"
     file.write_text(_readme("localhost:9092", "postgresql://localhost/shop"))
-    assert "pip install 'tallymark[spark]'" in environment.tallymark("run", file, code=1)
-    assert "pip install 'tallymark[spark,sandbox]'" in environment.tallymark("demo", code=1)
-    assert "pip install 'tallymark[sandbox]'" in environment.tallymark("sandbox", "up", code=1)
+    assert "pip install 'tallymark[spark]'" in environment.tallymark("run", file, code=2)
+    assert "pip install 'tallymark[spark,sandbox]'" in environment.tallymark("demo", code=2)
+    assert "pip install 'tallymark[sandbox]'" in environment.tallymark("sandbox", "up", code=2)
 
     environment.install(f"{wheel}[{'all' if lowest else 'spark,postgresql,sandbox'}]")
     assert environment.versions().items() >= bounds.items()
@@ -99,7 +99,7 @@ def test_what_the_readme_shows_runs_for_a_new_user(environment: Environment, tmp
     brokers, store = (next(one["url"] for one in up["services"] if one["name"] == name) for name in KINDS)
     records = tmp_path / "orders.jsonl"
     records.write_text("".join(json.dumps(order) + "\n" for order in ORDERS))
-    environment.tallymark("produce", "orders", "--create", "4", "--file", records, "--brokers", brokers)
+    environment.tallymark("produce", "orders", "--create", "4", "--from-file", records, "--brokers", brokers)
     file.write_text(_readme(brokers, store))
     environment.tallymark("run", file, "--until", "caught-up")
     assert query(store, "SELECT count(*), sum(amount) FROM orders") == [(100, 2475.0)]

@@ -177,7 +177,7 @@ def test_a_pipeline_can_read_alone(load: Load) -> None:
         ("group =", 'start = "tomorrow"\ngroup =', "line 1: start='tomorrow' is not a first-poll strategy"),
         ('"orders-to-shop"', '""', "shop.toml line 1: group= needs a name"),
         ("[tables.orders]", '[tables.orders]\nwrite = "upsert"', "line 7: table orders: upsert needs key="),
-        ('{ json = "id BIGINT" }', "{}", "shop.toml line 6: source.format says nothing"),
+        ('{ json = "id BIGINT" }', "{}", "shop.toml line 6: source.format is empty"),
         ('{ json = "id BIGINT" }', '"avro"', 'shop.toml line 6: source.format must be bytes, not "avro"'),
         ("[source]", '[source.settings]\ngroup.id = "x"\n[source]', "Kafka(settings=...): group.id can't be set"),
         ("[tables.orders]", "[tables.orders]\nwrite =", "shop.toml line 8: this is not TOML: "),

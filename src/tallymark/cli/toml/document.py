@@ -1,6 +1,6 @@
 """A TOML file: its values with variables replaced, and the line of every key, for error messages.
 
-A message never shows a value that came out of the environment: what it shows is what stands in the file.
+Messages never show the value of a variable: they show how the file refers to it.
 """
 
 from __future__ import annotations
