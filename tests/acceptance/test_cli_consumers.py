@@ -102,6 +102,25 @@ def test_what_a_service_has_skipped_is_filled_in_later(
     assert json.loads(again.stdout)["applied"] == 0
 
 
+@pytest.mark.parametrize("given", ["argument", "option", "variable"])
+def test_a_file_is_an_argument_an_option_or_a_variable_and_v_may_follow_the_command(
+    topics: Topics, group: str, database: Callable[[str], str], service: Callable[..., Path], given: str
+) -> None:
+    store, topic = database("sqlite"), topics.create(1)
+    execute(store, "CREATE TABLE seen (id BIGINT, part INT)")
+    topics.send(topic, [{"id": 1}], partitions=1)
+    file = service(topic, store)
+    named = {"argument": [str(file)], "option": ["-f", str(file)], "variable": []}[given]
+    variables = {"TALLYMARK_FILE": str(file)} if given == "variable" else {}
+    run = in_process("run", *named, "--until", "caught-up", "-v", **variables)
+    assert f"{group}: 1 applied in " in run.stdout, run.stderr
+    assert " INFO tallymark." in run.stderr
+    assert " INFO tallymark." in in_process("-v", "run", *named, "--until", "caught-up", **variables).stderr
+    assert " INFO tallymark." not in in_process("run", *named, "--until", "caught-up", **variables).stderr
+    shown = in_process("consume", topic, *(["-f", str(file)] if given == "option" else []), TALLYMARK_FILE=str(file))
+    assert shown.stdout.endswith(' {"id": 1}\n'), shown.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
