@@ -184,7 +184,7 @@ def test_statements_are_printed_for_databases_with_sql_alone(redis_url: str) -> 
     refused = in_process("ledger", "sql", "--store", redis_url)
     assert "has no tables and needs no statements: use tallymark ledger create" in refused.stderr
     unclear = in_process("ledger", "sql")
-    assert unclear.stderr.startswith("error: ledger sql needs --dialect, or --store (or TALLYMARK_STORE)")
+    assert unclear.stderr.startswith("error: ledger sql needs --dialect, --store (or TALLYMARK_STORE)")
     both = in_process("ledger", "sql", "--from", "2", "--store", redis_url)
     assert "--from needs --dialect" in both.stderr
     newer = in_process("ledger", "sql", "--dialect", "mysql", "--from", str(VERSION + 1))
