@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -198,17 +199,21 @@ def _query(
     if state not in (*LETTER_STATES, "all"):
         raise BadInput(f"--state {state} is not known; write {', '.join(LETTER_STATES)} or all")
     states = None if state == "all" else (state,)
-    times = _time(since), _time(until)
+    times = _time(since, "--since"), _time(until, "--until")
     return LetterQuery(None, topic, partition, states, error, table, *times, list(ids) if ids else None)
 
 
-def _time(text: str | None) -> datetime | None:
+def _time(text: str | None, option: str) -> datetime | None:
     if text is None:
         return None
+    # A plain number is the date 20260131 rather than a number of seconds.
+    if not text.isdecimal():
+        with suppress(BadInput):
+            return before_now(parse_duration(text, option))
     try:
-        return before_now(parse_duration(text))
-    except BadInput:
         return parse_moment(text)
+    except BadInput as error:
+        raise BadInput(f"{option}: {error}, or 2h for two hours ago") from None
 
 
 def _of_group(target: Target, query: LetterQuery) -> LetterQuery:

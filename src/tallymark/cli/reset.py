@@ -31,7 +31,7 @@ Moment = Annotated[
     str | None, typer.Option("--to-datetime", help="To the first record of this time or later; UTC without a zone.")
 ]
 Duration = Annotated[
-    str | None, typer.Option("--by-duration", help="To the first record of the last PT1H30M, P2D, 90m or 2h.")
+    str | None, typer.Option("--by-duration", help="To the first record of the last 1h30m, 15m or 2d.")
 ]
 Shift = Annotated[int | None, typer.Option("--shift-by", help="By this number of offsets; back if negative.")]
 Current = Annotated[bool, typer.Option("--to-current", help="To the position, or the nearest offset of the log.")]
@@ -138,7 +138,7 @@ def _aim(option: str, value: Any, group: str) -> Aim:
             moment = parse_moment(value)
             return Aim("time", f"{option} {moment.isoformat()}", moment=moment)
         case "--by-duration":
-            return Aim("time", f"{option} {value}", moment=before_now(parse_duration(value)))
+            return Aim("time", f"{option} {value}", moment=before_now(parse_duration(value, option)))
     return Aim("file", f"{option} {value}", offsets=_read(value, group))
 
 

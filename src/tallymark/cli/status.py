@@ -17,14 +17,19 @@ from tallymark.cli.output import FAILED, FOUND, Rows, note, plain, show
 from tallymark.cli.target import AsJson, Target, targeted
 from tallymark.cli.values import printable
 from tallymark.cli.watch import watch
+from tallymark.core.durations import parse_duration
 from tallymark.core.spans import OUTCOMES
+from tallymark.errors import BadInput
 from tallymark.operate import health
 from tallymark.operate.health import TROUBLE, duration, moment
 from tallymark.operate.survey import Pace, Sight, Survey, look
 
 Watch = Annotated[bool, typer.Option("--watch", "-w", help="Repeat it until Ctrl-C.")]
-Every = Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two looks of --watch.")]
+Every = Annotated[str, typer.Option("--every", help="Interval of --watch, such as 500ms, 10s or 1m; at least 200ms.")]
 Fail = Annotated[bool, typer.Option("--fail", help=f"Exit with 1 if a group is {' or '.join(TROUBLE)}.")]
+
+SHORTEST = 0.2
+"""The shortest interval of --watch in seconds."""
 
 COLUMNS = (
     *("TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "LAG-SECONDS"),
@@ -42,18 +47,21 @@ STYLES = {health.FAILED: "bold red", health.STALLED: "bold red", health.RUNNING:
 
 @targeted()
 def status(
-    target: Target, watching: Watch = False, every: Every = 2.0, fail: Fail = False, as_json: AsJson = False
+    target: Target, watching: Watch = False, every: Every = "2s", fail: Fail = False, as_json: AsJson = False
 ) -> None:
     """Show the state of groups and the reason for it, with runs, positions, lag, rates and tallies.
 
     It does not matter whether the pipeline runs. Without brokers it shows what the ledger knows. Brokers that do not
     answer are named on stderr, and the exit code is 2.
     """
+    interval = parse_duration(every, "--every").total_seconds()
+    if interval < SHORTEST:
+        raise BadInput(f"--every={every} is too short; write 200ms or more")
     brokers, groups = target.optional_brokers, target.groups
     shown = partial(_shown, as_json=as_json, once=not watching)
     with target.ledger() as store:
         if watching:
-            watch(lambda: look(store, groups, brokers), shown, every, in_place=not as_json)
+            watch(lambda: look(store, groups, brokers), shown, interval, in_place=not as_json)
             return
         sight = look(store, groups, brokers)
     show(shown(sight))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -175,7 +176,7 @@ def _each(value: Any, change: Callable[[Keys, Any], Any], keys: Keys = ()) -> An
 
 
 def _parsed(path: Path) -> tuple[dict[str, Any], str]:
-    toml = _parser()
+    toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         text = path.read_text(encoding="utf-8")
         return toml.loads(text), text
@@ -187,10 +188,3 @@ def _parsed(path: Path) -> tuple[dict[str, Any], str]:
         words, _, place = str(error).rstrip(")").partition(" (at ")
         line = f" {place.split(',')[0]}" if place.startswith("line") else ""
         raise BadInput(f"{path}{line}: this is not TOML: {words[:1].lower()}{words[1:]}") from None
-
-
-def _parser() -> Any:
-    for name in ("tomllib", "tomli"):
-        with suppress(ModuleNotFoundError):
-            return import_module(name)
-    raise BadInput("TOML files need Python 3.11 or later, or the package tomli; install one of them")
