@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark.cli.choice import moment_or_ago
 from tallymark.core.budget import Budget
 from tallymark.core.durations import LONGEST, parse_duration, parse_positive
 from tallymark.core.skip_ahead import SkipAhead
@@ -18,6 +17,7 @@ from tallymark.errors import BadInput
 from tallymark.kafka.membership import Group
 from tallymark.kafka.source import Kafka
 from tallymark.operate.health import duration
+from tallymark.operate.reset import moment_or_ago
 from tallymark.run.setup import Setup
 
 UNITS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes", "s": "seconds", "ms": "milliseconds"}

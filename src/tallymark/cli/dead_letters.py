@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -28,12 +26,11 @@ from tallymark.cli.target import (
     targeted,
 )
 from tallymark.cli.values import member, pretty, printable
-from tallymark.core.durations import parse_duration
 from tallymark.core.journal import DEAD, LETTER_STATES, Letter, LetterQuery
 from tallymark.errors import BadInput
 from tallymark.operate.health import moment
 from tallymark.operate.letters import Kind, Outcome, Replay, check_named, discard, kinds
-from tallymark.operate.reset import before_now, parse_moment
+from tallymark.operate.reset import moment_or_ago
 from tallymark.run.setup import Setup
 from tallymark.spark.pipeline import Pipeline
 
@@ -199,21 +196,8 @@ def _query(
     if state not in (*LETTER_STATES, "all"):
         raise BadInput(f"--state {state} is not known; write {', '.join(LETTER_STATES)} or all")
     states = None if state == "all" else (state,)
-    times = _time(since, "--since"), _time(until, "--until")
+    times = moment_or_ago(since, "--since"), moment_or_ago(until, "--until")
     return LetterQuery(None, topic, partition, states, error, table, *times, list(ids) if ids else None)
-
-
-def _time(text: str | None, option: str) -> datetime | None:
-    if text is None:
-        return None
-    # A plain number is the date 20260131 rather than a number of seconds.
-    if not text.isdecimal():
-        with suppress(BadInput):
-            return before_now(parse_duration(text, option))
-    try:
-        return parse_moment(text)
-    except BadInput as error:
-        raise BadInput(f"{option}: {error}, or 2h for two hours ago") from None
 
 
 def _of_group(target: Target, query: LetterQuery) -> LetterQuery:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta, timezone
 from typing import Literal
 
 from tallymark.core.claims import FirstClaim, PositionChanges, Restart
+from tallymark.core.durations import parse_duration
 from tallymark.core.journal import Decision, Run, owners_alive
 from tallymark.core.plan import check_identity
 from tallymark.core.spans import Log, Partition, Position
@@ -253,3 +255,17 @@ def before_now(duration: timedelta) -> datetime:
     """Return the time this long ago, but not before 1970, where Kafka's timestamps begin."""
     now = datetime.now(timezone.utc)
     return EPOCH if duration > now - EPOCH else now - duration
+
+
+def moment_or_ago(text: str | None, option: str) -> datetime | None:
+    """Parse a time, or a duration before now, such as ``2h``."""
+    if text is None:
+        return None
+    # A plain number is the date 20260131 rather than a number of seconds.
+    if not text.isdecimal():
+        with suppress(BadInput):
+            return before_now(parse_duration(text, option))
+    try:
+        return parse_moment(text)
+    except BadInput as error:
+        raise BadInput(f"{option}: {error}, or 2h for two hours ago") from None
