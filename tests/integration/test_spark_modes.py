@@ -265,7 +265,7 @@ def test_a_staged_row_that_is_refused_is_found_in_smaller_batches(
     pipeline.table("orders")(keyed)
     pipeline.table("totals")(lambda records: records.groupBy("partition").agg(count("*").alias("records")))
     assert pipeline.run("caught-up") == Tally(applied=30, dead=2)
-    assert "committing in parts" in caplog.text
+    assert "committing in smaller batches" in caplog.text
     assert databases.query(url, "SELECT sum(records) FROM totals") == [(30,)]
     assert names(url) == {n: "ok" for n in range(32) if n not in (5, 30)}
     assert not stages(url)

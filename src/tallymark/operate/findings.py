@@ -58,9 +58,9 @@ def asked(
 
 def settings(about: str, found: Mapping[str, str | None], rules: Mapping[str, Rule]) -> list[Finding]:
     """Apply every rule to its setting. Managed servers may hide settings."""
-    untold = "the server does not tell; ask who runs it"
+    hidden = "the server does not show it; ask its administrator"
     return [
-        judge(about, name, "not told", warn=untold) if not value else judge(about, name, value, *rule(value))
+        judge(about, name, "not known", warn=hidden) if not value else judge(about, name, value, *rule(value))
         for name, rule in rules.items()
         for value in [found.get(name)]
     ]
@@ -74,13 +74,15 @@ def is_local(host: str | None) -> bool:
 def line(host: str | None, encrypted: bool, advice: str) -> Finding:
     """Judge whether others can read the connection to the store."""
     open_to_all = not encrypted and not is_local(host)
-    found = "yes" if encrypted else "no" if open_to_all else "no, and it stays on this machine"
+    found = "yes" if encrypted else "no" if open_to_all else "no, but local"
     return judge("store", "encrypted", found, "yes", warn=advice if open_to_all else None)
 
 
 def ledger(found: int | None, known: int) -> Finding:
-    newer = "a newer tallymark made it: upgrade this one" if found is not None and found > known else None
-    return judge("store", "ledger version", found or "none yet: the first run makes it", f"<= {known}", fail=newer)
+    newer = (
+        "a newer version of tallymark created it: upgrade tallymark" if found is not None and found > known else None
+    )
+    return judge("store", "ledger version", found or "none; the first run creates it", f"<= {known}", fail=newer)
 
 
 def version(found: tuple[int, ...], oldest: tuple[int, ...]) -> Finding:
@@ -91,7 +93,7 @@ def version(found: tuple[int, ...], oldest: tuple[int, ...]) -> Finding:
 def skew(about: str, before: float, theirs: float, after: float) -> Finding:
     """Judge the difference to a server's clock, which was read between two readings of the local clock."""
     off, unsure = theirs - (before + after) / 2, (after - before) / 2
-    sure, advice = abs(off) - unsure, "set both clocks by NTP, with chrony or systemd-timesyncd"
-    found = f"{off:+.3f} s, give or take {unsure:.3f}"
+    sure, advice = abs(off) - unsure, "synchronize both clocks by NTP, with chrony or systemd-timesyncd"
+    found = f"{off:+.3f} s ± {unsure:.3f}"
     fail, warn = (advice if sure > limit else None for limit in (60, 1))
-    return judge(about, "clock against ours", found, "within 1 s", fail, warn)
+    return judge(about, "clock skew", found, "within 1 s", fail, warn)

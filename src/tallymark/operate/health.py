@@ -172,21 +172,21 @@ def _unheard(facts: Facts) -> Health | None:
     if not silent:
         return None
     owner = max(silent, key=lambda one: one.since)
-    words = f"{_named(owner)} has it since {moment(owner.since)} and does not report; {_last_commit(facts)}"
+    words = f"{_named(owner)} has owned it since {moment(owner.since)} without heartbeats; {_last_commit(facts)}"
     recent = facts.last_commit is not None and facts.now - facts.last_commit < patience(facts.history)
     return Health(RUNNING if recent else UNKNOWN, words)
 
 
 def _ended(facts: Facts) -> Health:
     if not facts.runs:
-        return Health(STOPPED, "; ".join(["no run of it is known", *_moved(facts, None)]))
+        return Health(STOPPED, "; ".join(["no run is recorded", *_moved(facts, None)]))
     last = max(facts.runs, key=_end)
     # If a run fails, the runs beside it are stopped, too: report the failure.
     together = [run for run in facts.runs if _end(run) >= max(last.started, _end(last) - ALIVE)]
     failed = next((run for run in together if run.ended is None or run.error is not None), None)
     run = failed or last
     if run.ended is None:
-        words = f"{_named(run)} vanished without a word, last seen {moment(run.seen)}"
+        words = f"{_named(run)} ended without a final heartbeat, last seen {moment(run.seen)}"
     else:
         words = f"{_named(run)} ended {moment(run.ended)}" + (f": {run.error}" if run.error else "")
     return Health(FAILED if failed else STOPPED, "; ".join([words, *_moved(facts, _end(last))]))
@@ -199,7 +199,7 @@ def _moved(facts: Facts, since: datetime | None) -> list[str]:
         notes = [line for line in facts.notes if line.note.kind == kind and (since is None or line.recorded_at > since)]
         if notes:
             offsets = sum(len(line.note.span) for line in notes)
-            found.append(f"sent {where} over {offsets:,} offsets since then: {notes[-1].note.reason}")
+            found.append(f"moved {where} by {offsets:,} offsets since then: {notes[-1].note.reason}")
     return found
 
 
@@ -210,7 +210,7 @@ def _stalled(facts: Facts) -> Health | None:
     if not late or facts.lags is None:
         return None
     time, partition = late[0]
-    others = f"; {len(late)} partitions wait" if len(late) > 1 else ""
+    others = f"; {len(late)} partitions are stalled" if len(late) > 1 else ""
     unread = facts.lags[partition].records
     return Health(STALLED, f"{partition} has {unread:,} unread records and no commit since {moment(time)}{others}")
 
@@ -243,29 +243,29 @@ def _rewound(facts: Facts) -> Health | None:
     if not left:
         return None
     most = max(left, key=lambda one: left[one])
-    words = f"{sum(left.values()):,} offsets are applied once more, {most} up to {notes[most].span.stop}"
+    words = f"{sum(left.values()):,} offsets are applied again, {most} up to {notes[most].span.stop}"
     return Health(REWOUND, f"{words}: {notes[most].reason}")
 
 
 def _pace(facts: Facts) -> str:
     if not facts.positions:
-        return "it waits for partitions"
+        return "waiting for an assignment"
     if facts.lags is None or all(one.cluster_id == STREAMING for one in facts.positions):
         return _last_commit(facts)
     if facts.unread is None:
-        return f"lag is not known, since these brokers do not have {facts.unknown[0]}; {_last_commit(facts)}"
+        return f"lag is unknown, because these brokers do not have {facts.unknown[0]}; {_last_commit(facts)}"
     if (unread := facts.unread) == 0:
         idle = len(facts.rates_in) == len(facts.lags) and not any(facts.rates_in.values())
-        return f"idle: nothing came in for {WINDOW // timedelta(minutes=1)} minutes" if idle else "caught up"
+        return f"idle: no new records for {WINDOW // timedelta(minutes=1)} minutes" if idle else "caught up"
     if held := _held_up(facts):
-        return f"{min(held)} waits for the end of a transaction of its producer"
+        return f"{min(held)} waits for an open transaction of its producer"
     came = sum(facts.rates_in.values()) if len(facts.rates_in) == len(facts.lags) else None
     went, waited = sum(applied_rates(facts).values()), math.inf if facts.waited is None else facts.waited
     late = facts.measured >= BEHIND and waited >= BEHIND.total_seconds()
     if late and came is not None and came > went:
         return f"falling behind: {came:,.1f}/s in, {went:,.1f}/s applied, {unread:,} unread"
     seconds = drain(unread, came, went)
-    left = f", {duration(seconds)} to go" if seconds is not None and math.isfinite(seconds) else ""
+    left = f", {duration(seconds)} left" if seconds is not None and math.isfinite(seconds) else ""
     return f"catching up: {unread:,} unread{left}"
 
 
@@ -281,8 +281,8 @@ def _ownerless(facts: Facts) -> list[str]:
     free = sorted(one.partition for one in facts.positions if one.owner is None)
     if not free or facts.now - min(run.started for run in facts.alive) <= QUIET:
         return []
-    return [f"nobody has {free[0]}" if len(free) == 1 else f"nobody has {len(free)} partitions, such as {free[0]}"]
+    return [f"{free[0]} has no owner" if len(free) == 1 else f"{len(free)} partitions have no owner, such as {free[0]}"]
 
 
 def _last_commit(facts: Facts) -> str:
-    return f"last commit {moment(facts.last_commit)}" if facts.last_commit else "nothing was committed yet"
+    return f"last commit {moment(facts.last_commit)}" if facts.last_commit else "no commit yet"

@@ -47,7 +47,7 @@ class Aim:
             case "file":
                 return self.offsets[log.partition]
             case "shift" if current is None:
-                raise BadInput(f"{log.partition} has no position that could be shifted; use --to-offset for it")
+                raise BadInput(f"{log.partition} has no position to shift; use --to-offset for it")
             case "shift":
                 return (current or 0) + self.number
         return current
@@ -94,13 +94,13 @@ class Planned:
     @property
     def words(self) -> str:
         if self.new is None:
-            return "has no position: stays without one"
+            return "no position: stays without one"
         if self.old is None:
-            return "has no position: gets this one"
+            return "no position: gets this one"
         if self.repeats:
             return f"repeats {self.repeats:,} offsets: append tables will hold their rows twice, upserts will not"
-        gone = f", {self.gone:,} of them gone from the log" if self.gone else ""
-        return f"skips {self.skips:,} offsets{gone}: backfill fills them later" if self.skips else "unchanged"
+        gone = f", {self.gone:,} of them deleted from the log" if self.gone else ""
+        return f"skips {self.skips:,} offsets{gone}: backfill can fill them later" if self.skips else "unchanged"
 
     @property
     def warning(self) -> str | None:
@@ -190,8 +190,8 @@ def busy(plan: Sequence[Planned], runs: Sequence[Run], now: datetime) -> list[Po
 def check_idle(plan: Sequence[Planned], runs: Sequence[Run], now: datetime) -> None:
     for position in busy(plan, runs, now):
         raise CommitRefused(
-            f"{position.partition} is held by {position.owner}, which may be at work; nothing was changed: "
-            "stop it (one that was killed is taken for dead after 30 seconds), or --take-over"
+            f"{position.partition} is owned by {position.owner}, which may be running; nothing was changed: "
+            "stop it (a killed run counts as dead after 30 seconds), or use --take-over"
         )
 
 
@@ -200,8 +200,8 @@ def check_unmoved(seen: Sequence[Planned], found: Sequence[Planned]) -> None:
     for before, now in zip(seen, found, strict=True):
         if _place(before) != _place(now):
             raise PositionMoved(
-                f"{now.partition}: the position has moved from {_words(before)} to {_words(now)} meanwhile; "
-                "nothing was changed: look at the preview again"
+                f"{now.partition}: the position has moved from {_words(before)} to {_words(now)} since the preview; "
+                "nothing was changed: preview the reset again"
             )
 
 
@@ -219,7 +219,7 @@ def parse_scope(texts: Collection[str]) -> dict[str, frozenset[int] | None]:
     for text in texts:
         topic, some, numbers = text.partition(":")
         if not topic or (some and not re.fullmatch(r"\d+(,\d+)*", numbers)):
-            raise BadInput(f"--topic {text} is not understood; write --topic orders or --topic orders:0,3")
+            raise BadInput(f"--topic {text} is not valid; write --topic orders or --topic orders:0,3")
         chosen = frozenset(map(int, numbers.split(","))) if some else None
         before = found.get(topic, frozenset())
         found[topic] = None if chosen is None or before is None else before | chosen

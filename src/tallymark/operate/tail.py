@@ -34,7 +34,7 @@ class Look:
         logs = self._brokers.logs(self._brokers.topics([topic]))
         self._logs = {one: log for one, log in logs.items() if partition in (None, one.number)}
         if not self._logs:
-            raise BadInput(f"topic {topic} has no partition {partition}; it has {len(logs)}, counted from 0")
+            raise BadInput(f"topic {topic} has no partition {partition}; its partitions are 0..{len(logs) - 1}")
         self._offsets = self._starting_offsets(start)
 
     @property

@@ -53,10 +53,12 @@ class Checkpoint:
 
     def _chosen(self, sources: Sequence[Offsets | None], source: int | None) -> list[Offsets]:
         if source is not None and not 0 <= source < len(sources):
-            raise BadInput(f"{self.name} has no source {source}; it has {len(sources)}, the first one is 0")
+            raise BadInput(f"{self.name} has no source {source}; its sources are 0..{len(sources) - 1}")
         found = [one for one in (sources if source is None else [sources[source]]) if one is not None]
         if not found:
-            raise BadInput(f"{self.name}: its {'sources are' if source is None else f'source {source} is'} not Kafka's")
+            raise BadInput(
+                f"{self.name}: its {'sources are' if source is None else f'source {source} is'} not from Kafka"
+            )
         return found
 
 
@@ -65,12 +67,10 @@ def read_checkpoint(place: str) -> Checkpoint:
     folder = _folder(place)
     offsets, commits = _batches(folder / "offsets"), _batches(folder / "commits")
     if not offsets:
-        raise BadInput(f"{folder} is no checkpoint of Structured Streaming: there is no batch in its folder offsets")
+        raise BadInput(f"{folder} is not a checkpoint of Structured Streaming: its folder offsets has no batch")
     done = max((one for one in commits if one in offsets), default=None)
     if done is None:
-        raise BadInput(
-            f"{folder}: no batch of it was committed, so there is no offset to take over; use start= instead"
-        )
+        raise BadInput(f"{folder}: no batch was committed, so there is no offset to import; use start= instead")
     begun = offsets[-1] if offsets[-1] > done else None
     later = [] if begun is None else _sources(folder / "offsets" / str(begun))
     return Checkpoint(str(folder), done, _sources(folder / "offsets" / str(done)), begun, later)
@@ -79,7 +79,7 @@ def read_checkpoint(place: str) -> Checkpoint:
 def _folder(place: str) -> Path:
     scheme, host, path = urlsplit(place)[:3]
     if scheme not in ("", "file") or host not in ("", "localhost"):
-        raise BadInput(f"{place}: only a folder of this machine can be read; copy the checkpoint here first")
+        raise BadInput(f"{place}: only a local folder can be read; copy the checkpoint to this machine first")
     return Path(unquote(path) if scheme else place)
 
 
@@ -97,7 +97,7 @@ def _sources(file: Path) -> list[Offsets | None]:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} can't be read: {getattr(error, 'strerror', None) or error}") from None
     if not lines or lines[0] != VERSION:
-        raise BadInput(f"{file} is written as {lines[0] if lines else 'nothing'}; only {VERSION} can be read")
+        raise BadInput(f"{file} has format {lines[0] if lines else 'none'}; only {VERSION} can be read")
     return [_source(line, file) for line in lines[2:]]
 
 
@@ -110,7 +110,7 @@ def _source(line: str, file: Path) -> Offsets | None:
     except (ValueError, AttributeError, TypeError):
         return None
     if any(offset < 0 for offset in found.values()):
-        raise BadInput(f"{file} holds an offset below zero, which Structured Streaming never writes")
+        raise BadInput(f"{file} has a negative offset, which Structured Streaming never writes")
     return found
 
 
@@ -149,7 +149,7 @@ def read_offsets(lines: Iterable[str], group: str, name: str) -> dict[Partition,
         if cells and (row := _row(cells, group, place)):
             partition, offset = row
             if found.setdefault(partition, offset) != offset:
-                raise BadInput(f"{place}: {partition} stands there twice, with {found[partition]} and {offset}")
+                raise BadInput(f"{place}: {partition} appears twice, with {found[partition]} and {offset}")
     if not found:
         raise BadInput(f"{name} has no offsets of group {group}")
     return found
@@ -205,12 +205,12 @@ def _adopted(log: Log, offset: int | None, position: Position | None) -> Planned
     if offset > log.end:
         raise BeyondEnd(
             f"{log.partition}: offset {offset} is past the end of the log at {log.end}; "
-            "these are offsets of another topic or cluster: check --brokers"
+            "the offsets belong to another topic or cluster: check --brokers"
         )
     if position is not None and position.next_offset != offset:
         raise BadInput(
-            f"{log.partition} has position {position.next_offset} already, and {offset} there; "
-            "a position that exists is not imported over: tallymark reset moves it"
+            f"{log.partition} already has position {position.next_offset}, and the import has {offset}; "
+            "an import does not change positions: move it with tallymark reset"
         )
     return Planned(log, position, offset, offset)
 
@@ -222,15 +222,15 @@ def lag(planned: Planned) -> int | None:
 def meaning(planned: Planned, going_on: Collection[str]) -> str:
     """Describe what the next run will do. ``going_on`` are the topics with a position in any partition by then."""
     if planned.new is None and planned.partition.topic in going_on:
-        return "no offset there: begins at the earliest"
+        return "not imported: starts at the earliest offset"
     if planned.new is None:
-        return "no offset there: begins as start= says"
+        return "not imported: starts where start= says"
     if not planned.changes:
         return "unchanged"
     gone = planned.log.start - planned.new
     if gone > 0:
-        return f"{gone:,} offsets before {planned.log.start} are gone unread: on_loss= says what to do about them"
-    return f"goes on at {planned.new}"
+        return f"{gone:,} offsets before {planned.log.start} are deleted and unread: on_loss= decides what happens"
+    return f"continues at {planned.new}"
 
 
 def adopting(plan: Sequence[Planned], there: Mapping[Partition, int], reason: str) -> Decision:
@@ -259,6 +259,6 @@ def check_stopped(brokers: Brokers, group: str) -> None:
     if members:
         names = ", ".join(sorted({f"{one.client}{one.host}" for one in members}))
         raise BadInput(
-            f"Kafka group {group} has {len(members)} members ({names}), which go on and can't be fenced; "
-            "stop them first, or --while-running, and what they read from now on is read here again"
+            f"Kafka group {group} has {len(members)} members ({names}), which can't be fenced; stop them first, or use "
+            "--while-running: records that they read from now on are read here again"
         )

@@ -26,7 +26,7 @@ def guarded(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except Exception:
-        log.exception("function=%r raised and is passed over", function)
+        log.exception("callback raised, ignored function=%r", function)
         return None
 
 

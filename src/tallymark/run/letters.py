@@ -49,7 +49,7 @@ class OpenLetters:
 
     def __init__(self, group: str, ledger: Store, topics: Collection[str], query: LetterQuery) -> None:
         if query.group not in (None, group):
-            raise BadInput(f"these are the dead letters of group {group}, and not of {query.group}")
+            raise BadInput(f"LetterQuery(group={query.group!r}) does not match group {group}; leave out group=")
         self._group = group
         self._ledger = ledger
         # A dict keeps the order and deletes in constant time.
@@ -107,7 +107,7 @@ def _parts(ids: Collection[str]) -> Iterator[list[str]]:
 def _journal(ledger: Store) -> Journal:
     """Access to the ledger's letters. ``create_ledger`` upgrades a ledger of an older version."""
     if not ledger.has_ledger():
-        raise BadInput(f"{ledger.name} has no ledger: nothing has run into it yet")
+        raise BadInput(f"{ledger.name} has no ledger, because no group has run with it yet; check the URL of the store")
     ledger.create_ledger()
     return ledger.journal()
 
@@ -184,8 +184,8 @@ class Rereader(Reader, Protocol):
 def check_delivery(delivery: str) -> None:
     if delivery != "exactly-once":
         raise BadInput(
-            f"replay is exactly-once only; leave out delivery={delivery!r}, "
-            "or send the dead letters elsewhere: tallymark dead-letters replay --to-topic"
+            f"replay requires exactly-once delivery; leave out delivery={delivery!r}, "
+            "or send the dead letters to a topic: tallymark dead-letters replay --to-topic"
         )
 
 
@@ -238,7 +238,7 @@ class Replayer:
             try:
                 total += self._try(letters, len(left) - len(letters))
             except CommitRefused as error:
-                log.warning("looking again group=%s: %s", self._job.group, error)
+                log.warning("letters refused, looking them up again group=%s error=%s", self._job.group, error)
                 left.refused(error)
             except BatchTooLarge as error:
                 self._try_fewer(len(letters), error)
@@ -293,7 +293,7 @@ class Replayer:
         if letters <= 1:
             raise error
         self._limit = letters // 2
-        log.info("replaying in smaller batches: %s group=%s letters=%d", error, self._job.group, self._limit)
+        log.info("replaying in smaller batches group=%s letters=%d error=%s", self._job.group, self._limit, error)
 
     def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
         return [replace(self._records[one.record], table=one.table, error=one.error) for one in refusals]
@@ -310,4 +310,4 @@ def _check_count(reading: Reading, given: int) -> None:
     check_letters(reading)
     counted = sum(seen.records for seen in reading.seen.values())
     if counted != given:
-        raise TallymarkError(f"the reader was given {given} records of dead letters and counted {counted}")
+        raise TallymarkError(f"the reader counted {counted} records for {given} dead letters; none of them was settled")

@@ -173,7 +173,7 @@ class Loop:
         except Unreachable as error:
             if not self._stop.is_set():
                 raise
-            log.warning("left without waiting any longer group=%s: %s", self.job.group, error)
+            log.warning("stopped while a server was unreachable group=%s error=%s", self.job.group, error)
         finally:
             # Cancel a pending read instead of waiting for it.
             self._stop.set()
@@ -229,7 +229,7 @@ class Loop:
         return None
 
     def _abandon(self, prepared: Prepared) -> None:
-        log.info("abandoned a batch, its partitions are gone group=%s batch=%s", self.job.group, prepared.batch.name)
+        log.info("batch abandoned, partitions no longer owned group=%s batch=%s", self.job.group, prepared.batch.name)
         self._ahead.discard(prepared.batch)
         self._on_step(Step.DROPPED, Progress(prepared.batch.name, prepared.batch.plan.offsets, prepared.behind))
 
@@ -259,7 +259,7 @@ class Loop:
             )
         except BatchTooLarge as error:
             self._on_step(Step.DROPPED, replace(progress, error=error))
-            log.info("committing in parts: %s group=%s batch=%s", error, self.job.group, batch.name)
+            log.info("committing in smaller batches group=%s batch=%s error=%s", self.job.group, batch.name, error)
             return self._commit_in_parts(batch.plan, prepared.behind)
         except Exception as error:
             self._on_step(Step.DROPPED, replace(progress, error=error))
@@ -274,7 +274,7 @@ class Loop:
     def _report(self, prepared: Prepared, entry: Entry, progress: Progress) -> None:
         for move in prepared.batch.plan.moves:
             if move.skipped:
-                log.warning("skipped group=%s span=%s: %s", self.job.group, move.skipped_span, move.reason)
+                log.warning("skipped group=%s span=%s reason=%s", self.job.group, move.skipped_span, move.reason)
         tallies = {step.partition: step.tally for step in entry.advances}
         progress = replace(progress, tally=entry.tally, tallies=tallies, rows=entry.rows)
         self._on_step(Step.COMMITTED, progress)

@@ -175,7 +175,7 @@ class Ownership:
         before = frozenset(self.claims)
         found = self._saved()
         fenced = [one for one, held in self.claims.items() if one not in found or not held.held_in(found[one])]
-        log.warning("claimed by others group=%s partitions=%s: %s", self._group, ",".join(map(str, fenced)), refused)
+        log.warning("fenced group=%s partitions=%s error=%s", self._group, ",".join(map(str, fenced)), refused)
         for one in fenced:
             self._fenced[one] = [at for at in self._fenced[one] if time.monotonic() - at < FENCES_SECONDS]
             self._fenced[one].append(time.monotonic())
@@ -280,7 +280,11 @@ class Ownership:
 
     def drop(self, partitions: Iterable[Partition]) -> None:
         """Drop partitions whose topic was not found: the group will revoke them soon, or assign them again."""
-        log.warning("topic is gone group=%s partitions=%s", self._group, ",".join(map(str, sorted(partitions))))
+        log.warning(
+            "topic not found, dropping its partitions group=%s partitions=%s",
+            self._group,
+            ",".join(map(str, sorted(partitions))),
+        )
         self._drop(partitions)
 
     def _look_at_claims(self) -> None:
@@ -296,8 +300,8 @@ class Ownership:
         if not now.announced_at and self._joined and time.monotonic() - self._joined > LONG_WAIT:
             self._joined = 0.0
             log.warning(
-                "still waiting for partitions group=%s: the group misses a member that was killed only after its "
-                "session timeout; membership=Group(instance=...) comes back at once",
+                "still waiting for an assignment group=%s: the brokers remove a killed member only after its session "
+                "timeout; with membership=Group(instance=...) it rejoins without that wait",
                 self._group,
             )
 

@@ -214,7 +214,7 @@ class Preparation:
             half = planned.half()
             if half == planned:
                 raise
-            log.info("reading half: %s group=%s batch=%s offsets=%d", error, self._job.group, name, half.offsets)
+            log.info("reading half group=%s batch=%s offsets=%d error=%s", self._job.group, name, half.offsets, error)
             self._limit, self._careful = max(1, half.offsets), CAREFUL
         except Exception as error:
             self._on_step(Step.DROPPED, replace(progress, error=error))

@@ -47,7 +47,7 @@ class OpenSkips:
         partition: int | None = None,
     ) -> None:
         if destination.delivery != "exactly-once":
-            raise BadInput(f"backfill is exactly-once only; leave out delivery={destination.delivery!r}")
+            raise BadInput(f"backfill requires exactly-once delivery; leave out delivery={destination.delivery!r}")
         self._group = group
         self._ledger = destination.ledger
         self._brokers = brokers
@@ -67,7 +67,7 @@ class OpenSkips:
 
     def leave(self, skip: Skip) -> None:
         """Leave a skip open because nothing of it can be read now; ``listed`` omits it from now on."""
-        log.warning("left open, its end can't be read yet group=%s span=%s", self._group, skip.span)
+        log.warning("skip left open, none of it can be read yet group=%s span=%s", self._group, skip.span)
         self._left.add(skip.span)
 
     def log(self, partition: Partition) -> Log:
@@ -128,13 +128,11 @@ def check_order(tables: Sequence[TableSpec], *, overwrite: bool, allow: str = "p
         if overwrite or spec.write != "upsert":
             continue
         if spec.version is None:
-            raise BadInput(
-                f"table {spec.name}: filling in older records would overwrite newer rows; give version=, or {allow}"
-            )
+            raise BadInput(f"table {spec.name}: older records would overwrite newer rows; set version=, or {allow}")
         if spec.delete is not None:
             raise BadInput(
-                f"table {spec.name}: filling in older records could bring back rows that newer ones have deleted; "
-                f"{allow} if that is fine"
+                f"table {spec.name}: older records could restore rows that newer records have deleted; "
+                f"{allow} to accept that"
             )
 
 
@@ -188,7 +186,7 @@ class Filler:
         try:
             _, entry = self._committer.commit(batch, {}, lambda step: self._on_step(step, progress))
         except PositionMoved as error:
-            log.warning("looking again group=%s: %s", self._job.group, error)
+            log.warning("chunk refused, looking up the open skips again group=%s error=%s", self._job.group, error)
             return Tally()
         except BatchTooLarge as error:
             self._read_less(offsets, error)
@@ -203,7 +201,7 @@ class Filler:
         if entry.pause is not None:
             raise GroupPaused(
                 f"group {entry.group} was paused by its backfill: {entry.pause}; correct the pipeline, "
-                f"then tallymark resume {shlex.quote(entry.group)} and fill in the rest"
+                f"resume the group with tallymark resume {shlex.quote(entry.group)}, and start the backfill again"
             )
         return tally
 
@@ -245,7 +243,7 @@ class Filler:
         if offsets <= 1:
             raise error
         self._limit = offsets // 2
-        log.info("filling in smaller chunks: %s group=%s offsets=%d", error, self._job.group, self._limit)
+        log.info("filling in smaller chunks group=%s offsets=%d error=%s", self._job.group, self._limit, error)
 
     def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
         return fetched(refusals, lambda wanted: self._retrying(lambda: self._brokers.records(wanted)))

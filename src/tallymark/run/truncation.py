@@ -27,8 +27,8 @@ def refusal(found: Sequence[Truncation]) -> LogTruncated:
     """The error for truncated logs, with the possible remedies."""
     first, others = found[0], f" ({len(found) - 1} more partitions are truncated)" if len(found) > 1 else ""
     return LogTruncated(
-        f"{first}, and other records take these offsets{others}; on_loss='record' writes that down and reads on "
-        f"from {first.at}, and so does tallymark reset --topic {first.partition.topic}:{first.partition.number} "
+        f"{first}, and new records reuse these offsets{others}; to continue at {first.at}, set on_loss='record', which "
+        f"records the loss, or run tallymark reset --topic {first.partition.topic}:{first.partition.number} "
         f"--to-offset {first.at}",
         found,
     )
@@ -56,7 +56,7 @@ def cut_back(
         return PositionChanges({}, restarts)
 
     for to in restarts.values():
-        log.warning("log truncated group=%s: %s", group, to.reason)
+        log.warning("log truncated group=%s reason=%s", group, to.reason)
     now = replace(owner, since=datetime.now(timezone.utc))
     return ledger.claim(group, now, restarts, decide, claims) if restarts else {}
 

@@ -95,8 +95,8 @@ def may_go_on(
 
 def _paused(group: str, state: GroupState) -> GroupPaused:
     return GroupPaused(
-        f"group {group} is paused since {state.since:%Y-%m-%d %H:%M:%S} UTC by {state.by}: {state.reason}; "
-        f"tallymark resume {shlex.quote(group)} lets it go on"
+        f"group {group} has been paused since {state.since:%Y-%m-%d %H:%M:%S} UTC by {state.by}: {state.reason}; "
+        f"resume it with tallymark resume {shlex.quote(group)}"
     )
 
 
@@ -117,7 +117,7 @@ def leaving_on_signals(stop: Callable[[], None]) -> Iterator[None]:
         for other in before:
             signal.signal(other, signal.SIG_DFL)
         name = signal.Signals(number).name
-        log.warning("stopping after the batch in flight; once more leaves at once signal=%s", name)
+        log.warning("stopping after the current batch, a second signal stops at once signal=%s", name)
         stop()
 
     for listened in (signal.SIGINT, signal.SIGTERM):

@@ -149,7 +149,7 @@ class App:
         query = letters or LetterQuery()
         groups = sorted({listener.setup.group for listener in self._listeners})
         if query.group is not None and query.group not in groups:
-            raise BadInput(f"the app has no listener of group {query.group}; it has {', '.join(groups)}")
+            raise BadInput(f"the app has no listener of group {query.group}; its groups are {', '.join(groups)}")
         return self._run(lambda running: running.replay(query), on_step, threads=False)
 
     def _run(self, work: Callable[[Listening], None], on_step: OnStep, *, threads: bool) -> Tally:

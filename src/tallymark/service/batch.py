@@ -65,7 +65,7 @@ class Records(Sequence[Record]):
             return self._listed[at]
         start, stop, step = at.indices(len(self))
         if step != 1:
-            raise ValueError("records can be sliced without a step only")
+            raise ValueError("records can be sliced only without a step")
         return Records(self._messages[start:stop], self._values[start:stop])
 
     def without(self, places: Collection[tuple[Partition, int]]) -> Records:
@@ -197,8 +197,8 @@ class Batch:
         member has claimed partitions of this batch: nothing was written; continue with the next batch.
         """
         if self.committed or self.abandoned:
-            words = "committed already" if self.committed else "gone: its partitions went to others"
-            raise BadInput(f"batch {self.name} is {words}; take the next one")
+            words = "is already committed" if self.committed else "was abandoned, because its partitions were revoked"
+            raise BadInput(f"batch {self.name} {words}; continue with the next batch")
         before = self.moves, self._messages, dict(self._letters), self.tried
         try:
             with self._commit(self) as db:
@@ -273,12 +273,12 @@ class Batch:
     def check_taken(self) -> None:
         if not self.committed and not self.abandoned:
             raise BadInput(
-                f"batch {self.name} was left without a commit; work in 'with batch.transaction() as db:', "
-                "and leave the loop when that fails"
+                f"batch {self.name} was not committed; process it in 'with batch.transaction() as db:', "
+                "and leave the loop if that raises"
             )
 
     def _lose(self, span: Span, error: TallymarkError | str | None) -> None:
-        words = "lost, and counted as applied, as at-most-once allows batch=%s span=%s error=%s"
+        words = "records lost, counted as applied delivery=at-most-once batch=%s span=%s error=%s"
         log.error(words, self.name, span, error)
 
     def _find(self, record: Record) -> Any:

@@ -70,7 +70,7 @@ class Consumer:
         if until not in get_args(Until):
             raise BadInput(f"until={until!r} is not known; write {' or '.join(get_args(Until))}")
         if self._run is not None:
-            raise BadInput("this consumer is running already; make another one for another thread")
+            raise BadInput("this consumer is already running; create another consumer for another thread")
         owner = new_owner()
         with ExitStack() as stack:
             destination = stack.enter_context(self.setup.destination())

@@ -120,7 +120,7 @@ class Consuming:
         except Unreachable as error:
             if not self._stop.is_set():
                 raise
-            log.warning("left without waiting any longer group=%s: %s", self._setup.group, error)
+            log.warning("stopped while a server was unreachable group=%s error=%s", self._setup.group, error)
         finally:
             self._ahead.close()
             self.ownership.leave()
@@ -185,7 +185,7 @@ class Consuming:
         self.ownership.committed(handled.entry)
         for move in batch.moves:
             if move.skipped:
-                log.warning("skipped group=%s span=%s: %s", self._setup.group, move.skipped_span, move.reason)
+                log.warning("skipped group=%s span=%s reason=%s", self._setup.group, move.skipped_span, move.reason)
         behind = {partition: stop for partition, stop in batch.stops.items() if partition in self._next}
         self._next |= {partition: Move(partition, stop, 0, 0) for partition, stop in behind.items()}
         again = {partition: stop for partition, stop in behind.items() if self._ahead.current[partition] != stop}

@@ -119,7 +119,7 @@ class Filling:
                     messages = [message for message in got.messages if message.offset() < span.stop]
                     return min(got.stop, span.stop), messages
                 if time.monotonic() > deadline:
-                    raise Unreachable(f"the brokers at {self._setup.source.brokers} do not deliver {span}")
+                    raise Unreachable(f"the brokers at {self._setup.source.brokers} did not deliver {span} in time")
             return span.start, []
         finally:
             fetcher.close()

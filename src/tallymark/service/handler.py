@@ -48,9 +48,7 @@ class Handler:
         self._takes_db = _takes_transaction(function, self.name)
         self._loops = threading.local()
         if any(map(_is_generator, (function, type(function).__call__))):
-            raise BadInput(
-                f"listener {self.name} is a generator, which does nothing when it is called; leave out its yield"
-            )
+            raise BadInput(f"listener {self.name} is a generator function, so a call does not run it; remove its yield")
 
     def __call__(self, records: Records, db: Any) -> None:
         """Call the function with these records, one by one or as a batch."""
@@ -73,8 +71,8 @@ class Handler:
                 returned.result()
             elif isinstance(returned, NOT_DONE):
                 raise BadInput(
-                    f"listener {self.name} returned a {type(returned).__name__}, which nobody runs, so nothing was "
-                    "done; do the work in the function itself, or make it async"
+                    f"listener {self.name} returned a {type(returned).__name__}, which is never run; do the work in "
+                    "the function itself, or make it async"
                 )
 
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -157,6 +155,6 @@ def _takes_transaction(function: Callable[..., Any], name: str) -> bool:
     if not found or len(needed) > 2 or named:
         raise BadInput(
             f"listener {name} must take a record, or a record and the transaction: def {name}(record, db); "
-            "a decorator keeps the parameters of its function with functools.wraps"
+            "use functools.wraps in a decorator to keep the parameters of its function"
         )
     return len(needed) > 1

@@ -59,9 +59,9 @@ class Listener:
         if self.order not in get_args(Order):
             raise BadInput(f"listener {name}: order={self.order!r} is not known; write {', '.join(get_args(Order))}")
         if self.workers > 1 and self.handler.takes_batches:
-            raise BadInput(f"listener {name}: workers= share out single records; leave it out, or leave out batch=True")
+            raise BadInput(f"listener {name}: workers= needs single records; leave out workers= or batch=True")
         if self.threads > 1 and self.setup.is_standalone:
-            raise BadInput(f"listener {name}: threads= share a group's partitions, and Standalone() has no group")
+            raise BadInput(f"listener {name}: threads= needs a group, and Standalone() has none; leave out one of them")
 
     def consumer(self, thread: int) -> Consumer:
         membership = self.setup.membership
@@ -130,13 +130,13 @@ class Listening:
             except (RecordFailed, DataRefused) as failed:
                 if batch.abandoned:
                     raise
-                log.info("looking for the records at fault batch=%s error=%s", batch.name, failed)
+                log.info("handler failed, isolating the failing records batch=%s error=%s", batch.name, failed)
                 in_new_transactions(partial(self._handle_others, batch))
         except (TallymarkError, RecordFailed) as error:
             # Its partitions moved to another member, or the delivery is at most once and does not allow a second try.
             if not batch.abandoned:
                 raise
-            log.warning("abandoned a batch group=%s batch=%s: %s", self.consumer.group, batch.name, error)
+            log.warning("batch abandoned group=%s batch=%s error=%s", self.consumer.group, batch.name, error)
 
     def _handle_others(self, batch: Batch, undoing: Sequence[Failed], singly: bool) -> None:
         """Apply all records except those that the handler fails on, which become dead letters."""
@@ -189,7 +189,7 @@ class Listening:
         if failed > MOST_FAILED or (failed == outcome.finished and failed >= FEW):
             raise TooManyDead(
                 f"listener {self._listener.handler.name} failed on {failed} of {outcome.finished} records of a batch, "
-                f"one of them: {outcome.failed[0]}; nothing moved: correct the function"
+                f"for example: {outcome.failed[0]}; no position was moved: correct the function"
             )
 
     def _count(self, step: Step, progress: Progress) -> None:

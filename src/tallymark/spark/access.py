@@ -56,7 +56,10 @@ def _key(path: str) -> str:
     key = Path(path).read_text()
     if "-----BEGIN PRIVATE KEY-----" in key or "-----BEGIN ENCRYPTED PRIVATE KEY-----" in key:
         return key
-    raise BadInput(f"Tls(key={path!r}): Spark's client needs PKCS#8: openssl pkcs8 -topk8 -nocrypt -in {path} -out ...")
+    raise BadInput(
+        f"Tls(key={path!r}): Spark's client needs a PKCS#8 key; convert it with "
+        f"openssl pkcs8 -topk8 -nocrypt -in {path} -out ..."
+    )
 
 
 def _login(sasl: Sasl) -> dict[str, str]:

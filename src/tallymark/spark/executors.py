@@ -54,7 +54,7 @@ def can_stage() -> bool:
 def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, batch: str) -> Staged:
     """Write rows, given with their hidden columns, to a staging table. Only the tasks' reports return to the driver."""
     if spec.deletes is not None:
-        raise BatchTooLarge(f"table {spec.name} deletes rows, which goes through the driver")
+        raise BatchTooLarge(f"table {spec.name} deletes rows, which only the driver can do")
     if spec.write != "append":
         rows = one_per_key(spec, rows)
     if spec.provenance:
@@ -94,7 +94,7 @@ def check_reached(error: Exception) -> None:
 def one_per_key(spec: TableSpec, rows: DataFrame) -> DataFrame:
     """The newest row of each key, or the oldest for ``write="ignore"``: ``finish``, distributed over the executors."""
     if OFFSET not in rows.columns:
-        raise BatchTooLarge(f"table {spec.name} merges records, whose keys are checked on the driver")
+        raise BatchTooLarge(f"table {spec.name} merges records, and only the driver can check the keys of merged rows")
     key = [column(name) for name in spec.key]
     in_partition = Window.partitionBy(*key, TOPIC, PARTITION)
     # A timestamp lower than that of an earlier offset counts as the highest before it.

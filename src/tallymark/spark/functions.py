@@ -75,12 +75,12 @@ def apply(spec: TableSpec, function: TableFunction, records: DataFrame) -> DataF
     try:
         flagged = records.withColumn(DELETED, F.expr(spec.deletes).cast("boolean"))
     except PySparkException as error:
-        raise BadInput(f"table {spec.name}: delete={spec.delete!r} can't be read: {first_line(error)}") from None
+        raise BadInput(f"table {spec.name}: delete={spec.delete!r} can't be parsed: {first_line(error)}") from None
     rows = with_provenance(call(spec, function, flagged.drop(DELETED)), flagged)
     if DELETED not in rows.columns:
         raise BadInput(
-            f"table {spec.name}: delete= needs a function that makes each row of a single record, "
-            "and this one merges records"
+            f"table {spec.name}: delete= needs a function that makes each row from a single record, and this function "
+            "merges records; leave out delete=, or do not merge"
         )
     return rows
 
@@ -121,7 +121,7 @@ def _check_names(spec: TableSpec, names: Sequence[str]) -> None:
         raise BadInput(f"table {spec.name}: its function returns {' and '.join(twice)} more than once; rename one")
     hidden = [name for name in names if name in HIDDEN]
     if hidden or not names:
-        raise BadInput(f"table {spec.name}: its function must return columns, none of them called {' '.join(HIDDEN)}")
+        raise BadInput(f"table {spec.name}: its function must return columns, and none named {', '.join(HIDDEN)}")
 
 
 def as_columns(result: DataFrame) -> DataFrame:

@@ -55,8 +55,8 @@ def identify(rows: DataFrame, number: int) -> Microbatch:
         query, run = execution.id().toString(), execution.runId().toString()
     except Exception as error:
         raise BadInput(
-            "foreach_batch can't see the streaming query that calls it: give it to writeStream.foreachBatch itself, in "
-            f"a session that is not Spark Connect's ({first_line(error)})"
+            "foreach_batch can't identify the streaming query that calls it: pass it to writeStream.foreachBatch "
+            f"directly, in a session without Spark Connect ({first_line(error)})"
         ) from error
     name = f"{query.split('-')[0]}-{number}-{zlib.crc32(f'{planned.toString()} {when}'.encode()):08x}"
     return Microbatch(query, run, number, name, lambda: _active(execution), lambda: _failure(execution))
@@ -92,7 +92,7 @@ def table_rows(spec: TableSpec, function: TableFunction, rows: DataFrame) -> Dat
         try:
             result = result.withColumn(DELETED, F.expr(spec.delete).cast("boolean"))
         except PySparkException as error:
-            raise BadInput(f"table {spec.name}: delete={spec.delete!r} can't be read: {first_line(error)}") from None
+            raise BadInput(f"table {spec.name}: delete={spec.delete!r} can't be parsed: {first_line(error)}") from None
     if spec.version is None or not {spec.version, *spec.key} <= set(result.columns):
         return result
     same_key, version = Window.partitionBy(*map(column, spec.key)), column(spec.version)

@@ -124,7 +124,7 @@ class Pipeline:
         columns = (key,) if isinstance(key, str) else tuple(key)
         spec = TableSpec(name, columns, write, version, delete, provenance, create, evolve, per_batch)
         if name in self._tables:
-            raise BadInput(f"table {name} has two functions; a table is filled by one")
+            raise BadInput(f"table {name} has two functions; give each table one function")
 
         def register(function: TableFunction) -> TableFunction:
             self._tables[name] = (spec, function)
@@ -221,7 +221,7 @@ class Pipeline:
 
     def _job(self, owner: Owner | None = None) -> Job:
         if not self._tables:
-            raise BadInput("the pipeline has no table; write a function and decorate it with @pipeline.table('name')")
+            raise BadInput("the pipeline has no table; decorate a function with @pipeline.table('name')")
         setup = self.setup
         return Job(
             group=setup.group,
@@ -247,7 +247,7 @@ class Pipeline:
         if stages and self.road == "executors" and stage is None:
             raise BadInput(
                 f"road='executors': executors can't stage rows in {destination.rows.name}, "
-                "or pandas is not installed, which Spark wants for that; leave it out"
+                "or pandas, which Spark needs for that, is not installed; leave out road="
             )
         memory = 0 if self.road == "executors" and stages else self.limits.memory
         tables = list(self._tables.values())

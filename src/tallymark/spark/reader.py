@@ -228,7 +228,7 @@ class SparkReader:
 
     def _check_wanted(self) -> None:
         if self._cancelled:
-            raise ReadFailed("a batch was not read: the run is over")
+            raise ReadFailed("the batch was not read, because the run is ending")
 
     @contextmanager
     def _growing(self) -> Iterator[None]:
@@ -243,7 +243,7 @@ class SparkReader:
     def _by_arrow(self, decoded: DecodedRecords, spans: Sequence[Span], batch: str, road: str) -> Reading:
         """Shape records that are in the driver's memory."""
         found, errors = decoded.found, decoded.errors
-        log.info("batch=%s bytes=%d road=%s", batch, decoded.size, road)
+        log.info("read batch=%s bytes=%d road=%s", batch, decoded.size, road)
         rows, refusals = self._shaper.shape_arrow(raw.leave_out(decoded.records, errors.keys()), spans)
         letters = raw.letters(found, errors)
         return Reading(raw.seen(found, errors.keys()), rows, letters, refusals, decoded.size)
@@ -260,7 +260,7 @@ class SparkReader:
             records_seen = sum(partition.records for partition in seen.values())
             self._fit_batches(size / max(1, records_seen))
             records = decoded.where(F.col(RAW).isNull()).select(*RECORD)
-            log.info("batch=%s bytes=%d road=%s", batch, size, "executors" if large else "spark")
+            log.info("read batch=%s bytes=%d road=%s", batch, size, "executors" if large else "spark")
             staged: dict[str, Staged] = {}
             if large and self._stages:
                 with counting_rows(self._spark):
@@ -294,7 +294,7 @@ class SparkReader:
                 check_reached(error)
                 if self._cancelled:
                     raise
-                log.warning("executors could not stage batch=%s error=%s", batch, error.words)
+                log.warning("staging by executors failed, using Spark instead batch=%s error=%s", batch, error.words)
             if outcome is not None:
                 return self._staged(outcome, spans, batch)
         stages.drop(target.loader.name for target in made)
@@ -306,7 +306,7 @@ class SparkReader:
         count = sum(one.records for one in outcome.seen.values())
         self._memory.learn(outcome.size, count)
         self._judge(outcome.slow, count)
-        log.info("batch=%s bytes=%d road=%s", batch, outcome.size, "executors")
+        log.info("read batch=%s bytes=%d road=%s", batch, outcome.size, "executors")
         if not outcome.doubtful.num_rows:
             return Reading(outcome.seen, self._shaper.no_rows(), [], [], outcome.size, outcome.staged)
         rest = self._by_arrow(DecodedRecords.of(outcome.doubtful, self._decode_in_driver), spans, batch, "doubtful")

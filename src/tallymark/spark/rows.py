@@ -199,6 +199,6 @@ class Shaper:
         if len(found) > MOST_REFUSED:
             raise TooManyDead(
                 f"table {spec.name}: its function failed on more than {MOST_REFUSED} records of a batch, "
-                f"one of them: {failure.words}; nothing moved: correct the function"
+                f"for example: {failure.words}; no position was moved: correct the function"
             )
         return [Refusal(*record, spec.name, words) for record, words in found.items()]

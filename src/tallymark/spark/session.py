@@ -85,12 +85,12 @@ def _with_connector(running: SparkSession) -> SparkSession:
         jar = provider.getProtectionDomain().getCodeSource().getLocation().getPath()
     except Py4JError as error:
         if "ClassNotFoundException" in str(error):
-            raise BadInput(f"this Spark has no Kafka connector: start it with --packages {wanted}") from None
+            raise BadInput(f"the Spark session has no Kafka connector; start it with --packages {wanted}") from None
         return running
     found = re.search(rf"{CONNECTOR}[\d.]+-(\d+\.\d+[^/]*)\.jar$", jar)
     if found and series(found[1]) != series(running.version):
         raise BadInput(
-            f"Spark {running.version} does not fit its Kafka connector, {found[1]}: start it with --packages {wanted}"
+            f"Spark {running.version} does not match its Kafka connector {found[1]}; start it with --packages {wanted}"
         )
     return running
 
@@ -149,7 +149,7 @@ def check_version(version: str) -> None:
     connector, _ = locked_connector()
     if series(version) != series(connector):
         raise BadInput(
-            f"pyspark {version} does not fit the Kafka connector {connector}: "
-            f"pip install 'pyspark=={series(connector)}.*', or let spark= bring the connector that does: "
+            f"pyspark {version} does not match the Kafka connector {connector}; "
+            f"pip install 'pyspark=={series(connector)}.*', or load the matching connector with spark="
             f"{{'spark.jars.packages': '{PACKAGE}_2.13:{version}'}}"
         )

@@ -78,7 +78,7 @@ class Compared:
         gone = 0 if self.keys.ordered else sum(one["expired"] + one["earlier"] for one in self.counts.values())
         reasons = {
             f"{self.origins.unknown} rows have no provenance": self.origins.unknown,
-            f"{self.origins.others} rows are of other partitions": self.origins.others,
+            f"{self.origins.others} rows come from other partitions": self.origins.others,
             f"{gone} records have expired or are from before a reset": gone,
         }
         return " and ".join(why for why, count in reasons.items() if count and self.spec.key) or None

@@ -31,7 +31,7 @@ AT_ONCE = 1_000_000
 """Number of offsets that are read at a time."""
 NO_PROVENANCE = "it was declared without provenance=True"
 NO_COLUMNS = "it does not exist, or has no provenance columns yet"
-MERGES = "its function merges records, so that no row has a single one"
+MERGES = "its function merges records, so a row has no single record"
 
 OnProgress = Callable[[int, int], None]
 
@@ -56,7 +56,7 @@ def compare(pipeline: Pipeline, at_once: int = AT_ONCE, on_progress: OnProgress 
 
     setup = pipeline.setup
     if setup.ledger_url != setup.store:
-        raise BadInput("--deep needs rows and ledger in one store, to see both at one moment")
+        raise BadInput("--deep needs rows and ledger in one store, to read both in one snapshot; audit without --deep")
     done = Comparison(left_out={spec.name: NO_PROVENANCE for spec, _ in pipeline.tables if not spec.provenance})
     store = open_store(setup.store)
     try:
@@ -156,7 +156,7 @@ def _is_whole(scope: Scope) -> bool:
 def _counted(scope: Scope, held: int) -> Finding:
     tally = scope.account.position.tally
     wrong = held != tally.applied + tally.dead
-    advice = "the tally was changed by hand: a reset to its first offset begins a new one" if wrong else None
+    advice = "the tally was changed manually; reset to its first offset to start a new one" if wrong else None
     found, wanted = f"{held} in Kafka", f"{tally.applied} applied + {tally.dead} dead"
     return judge(str(scope.partition), "records", found, wanted, fail=advice)
 

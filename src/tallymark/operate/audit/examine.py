@@ -22,11 +22,11 @@ def examine(store: Store, group: str, brokers: Brokers | None = None) -> list[Fi
 
 def _examined(store: Store, group: str, brokers: Brokers | None) -> list[Finding]:
     if not store.has_ledger():
-        raise BadInput(f"{store.name} has no ledger: no pipeline has run into it yet")
+        raise BadInput(f"{store.name} has no ledger, because no group has run with it yet; check the URL of the store")
     with store.snapshot() as snapshot:
         moment = snapshot.moment(group)
     if not moment.positions:
-        raise BadInput(f"group {group} has no position in {store.name}; tallymark status without a group lists all")
+        raise BadInput(f"group {group} has no position in {store.name}; list the groups with tallymark groups")
     found = [finding for account in accounts(moment) for finding in check(group, account)]
     in_kafka = [position for position in moment.positions if position.cluster_id != CLUSTER]
     return found + (_logs(group, in_kafka, brokers) if brokers else [])

@@ -101,7 +101,7 @@ class Examination:
             if error is not None:
                 raise self.brokers.explain(error, topic)
         if len(answers) < 2:
-            raise Unreachable(f"the brokers at {self.brokers.address} take no records for topic {topic}")
+            raise Unreachable(f"the brokers at {self.brokers.address} accept no records for topic {topic}")
         return before, answers[-1][1].timestamp()[1] / 1000, time.time()
 
     def _replicas(self, topic: str) -> list[Replicas]:

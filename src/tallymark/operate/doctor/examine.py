@@ -43,7 +43,7 @@ def examine(patient: Patient, say: Say = lambda _: None) -> list[Finding]:
         into = positions if url == patient.stores[0] else None
         stores += asked("store", "connection", partial(_store, url, patient, into, say), otherwise="fail")
     if not patient.stores:
-        stores = [judge("store", "connection", "not asked", warn="name it: --store, or TALLYMARK_STORE")]
+        stores = [judge("store", "connection", "not checked", warn="set --store or TALLYMARK_STORE")]
     cluster = asked("cluster", "connection", partial(_cluster, patient, positions, say), otherwise="fail")
     say("this machine")
     return [*cluster, *stores, *client.examine()]
@@ -51,7 +51,7 @@ def examine(patient: Patient, say: Say = lambda _: None) -> list[Finding]:
 
 def _cluster(patient: Patient, positions: Positions, say: Say) -> Iterator[Finding]:
     if patient.cluster is None:
-        yield judge("cluster", "connection", "not asked", warn="name it: --brokers, or TALLYMARK_BROKERS")
+        yield judge("cluster", "connection", "not checked", warn="set --brokers or TALLYMARK_BROKERS")
         return
     say(f"the brokers at {patient.cluster.brokers}")
     made = Examination(patient.cluster, patient.settings)
@@ -59,13 +59,13 @@ def _cluster(patient: Patient, positions: Positions, say: Say) -> Iterator[Findi
     yield from made.node_settings()
     yield topics.polling(patient.settings)
     if patient.probe:
-        yield from asked("cluster", "clocks against ours", made.probe)
+        yield from asked("cluster", "clock skew", made.probe)
     else:
-        yield judge("cluster", "clocks against ours", "not measured: only with --probe")
+        yield judge("cluster", "clock skew", "not measured; use --probe")
     names = patient.topics or sorted({one.partition.topic for held in positions.values() for one in held})
     found = made.brokers.resolve(names)
     if not found:
-        none = f"nothing matches {', '.join(names)}" if names else "name one: --topic, or --file with a pipeline"
+        none = f"no topic matches {', '.join(names)}" if names else "set --topic, or --file with a pipeline"
         yield judge("cluster", "topics", "none", warn=none)
     for name in found:
         say(f"topic {name}")
@@ -82,7 +82,7 @@ def _store(url: str, patient: Patient, into: Positions | None, say: Say) -> Iter
     file = sqlite_file(url)
     if file is not None and not file.exists():
         there = file.absolute().parent.is_dir()
-        fail, warn = (None, "the first run makes it") if there else ("make its directory", None)
+        fail, warn = (None, "the first run creates it") if there else ("create its directory", None)
         yield judge("store", "connection", f"no file {file}", fail=fail, warn=warn)
         return
     store = open_store(url)
@@ -116,9 +116,9 @@ def _positions(store: Store, patient: Patient, into: Positions) -> Iterator[Find
             into.update(store.positions(group))
             known = group is None or store.state(group) is not None
     except TableChanged as error:
-        yield judge("store", "ledger", f"older: {error}", warn="the next run brings it up to date")
+        yield judge("store", "ledger", f"older: {error}", warn="the next run upgrades it")
         return
     if group is not None and not known and not patient.new_group:
-        yield judge(f"group {group}", "positions", "unknown", fail="tallymark groups lists those that are known")
+        yield judge(f"group {group}", "positions", "unknown", fail="list the groups with tallymark groups")
     elif group is not None and group not in into:
-        yield judge(f"group {group}", "positions", "none", warn="nothing has run yet")
+        yield judge(f"group {group}", "positions", "none", warn="the group has not run yet")

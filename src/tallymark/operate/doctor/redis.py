@@ -16,13 +16,13 @@ OLDEST = (7,)
 
 def examine(store: RedisStore, address: Address) -> Iterator[Finding]:
     """Yield all findings about a reachable server."""
-    yield line(address.options["host"], address.tls is not None, "write the URL as rediss://...")
+    yield line(address.options["host"], address.tls is not None, "use a rediss:// URL")
     questions: dict[str, Callable[[], Iterable[Finding]]] = {
         "version": lambda: [_version(store)],
         "ledger version": lambda: [_ledger(store, RedisKeys(address.tag))],
         "settings": lambda: _settings(store),
         "appendfsync": lambda: _fsync(store),
-        "clock against ours": lambda: [_clock(store)],
+        "clock skew": lambda: [_clock(store)],
     }
     for check, question in questions.items():
         yield from asked("store", check, question)
@@ -30,22 +30,22 @@ def examine(store: RedisStore, address: Address) -> Iterator[Finding]:
 
 
 def change(setting: str) -> str:
-    return f"CONFIG SET {setting}, then CONFIG REWRITE; where it is managed, its parameter group"
+    return f"CONFIG SET {setting}, then CONFIG REWRITE; on a managed server, change its parameter group"
 
 
 def eviction(value: str) -> Opinion:
     """Judge the eviction policy. Policies that evict only keys with a TTL are safe: keys of tallymark have none."""
-    advice = f"when memory is short positions are thrown away: {change('maxmemory-policy noeviction')}"
+    advice = f"positions are evicted when memory is full: {change('maxmemory-policy noeviction')}"
     return Opinion("noeviction or volatile-*", fail=advice if value.startswith("allkeys") else None)
 
 
 def persistence(value: str) -> Opinion:
-    advice = f"a restart loses what came after the last snapshot: {change('appendonly yes')}"
+    advice = f"a restart loses all writes after the last snapshot: {change('appendonly yes')}"
     return Opinion("1", warn=None if value == "1" else advice)
 
 
 def fsync(value: str) -> Opinion:
-    lost = "what was not written yet when the machine stops is read again, if Kafka still has it"
+    lost = "after a crash, records whose writes were not synced are read again, if Kafka still holds them"
     safe = value in ("always", "everysec")
     return Opinion("everysec or always", warn=None if safe else f"{lost}: {change('appendfsync everysec')}")
 

@@ -23,15 +23,17 @@ class Instruments:
         def counter(name: str, words: str, *labels: str) -> Counter:
             return Counter(f"tallymark_{name}", words, ["group", *labels], registry=registry)
 
-        self._records = counter(
-            "records", "Offsets committed, by what became of them.", "topic", "partition", "outcome"
-        )
+        self._records = counter("records", "Offsets committed, by outcome.", "topic", "partition", "outcome")
         self._batches = counter("batches", "Batches committed.")
         self._rows = counter("rows", "Rows written, by table.", "table")
-        self._dropped = counter("batches_dropped", "Batches, or attempts at one, that were not committed.", "error")
-        self._unknown = counter("commit_unknown", "Commits whose answer was lost, so that the database was asked.")
-        self._fenced = counter("fenced", "Commits refused, because somebody else has claimed a partition.")
-        self._rebalances = counter("rebalances", "Rebalances that runs of this process were part of.", "kind")
+        self._dropped = counter(
+            "batches_dropped", "Attempts at a batch that ended without a commit, by error.", "error"
+        )
+        self._unknown = counter(
+            "commit_unknown", "Commits of unknown outcome, which was then looked up in the database."
+        )
+        self._fenced = counter("fenced", "Commits refused because another owner has claimed a partition.")
+        self._rebalances = counter("rebalances", "Rebalances of the runs of this process.", "kind")
         self._seconds = Histogram(
             "tallymark_batch_seconds",
             "Duration of a batch's stages.",
@@ -39,7 +41,9 @@ class Instruments:
             buckets=SECONDS,
             registry=registry,
         )
-        Info("tallymark_build", "The version that runs.", registry=registry).info({"version": version("tallymark")})
+        Info("tallymark_build", "The running version of tallymark.", registry=registry).info(
+            {"version": version("tallymark")}
+        )
 
     def watch(self, group: str) -> OnStep:
         """The callback for the steps of one run of the group."""
