@@ -35,7 +35,7 @@ def test_a_refused_question_keeps_the_answers_before_it_and_says_why() -> None:
         yield verdict.judge("topic orders", "replication factor", 3)
         raise AccessDenied("the brokers refused shop; give it the ACLs it needs")
 
-    first, second = verdict.asked("topic orders", "settings", question)
+    first, second = verdict.checked("topic orders", "settings", question)
     assert first.verdict == "ok"
     assert (second.verdict, second.found) == ("warn", "not known")
     assert second.advice == "the brokers refused shop; give it the ACLs it needs"

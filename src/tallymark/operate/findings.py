@@ -43,17 +43,17 @@ def judge(
     return Finding(about, check, str(found), str(wanted), verdict, fail or warn or "")
 
 
-def asked(
+def checked(
     about: str, check: str, question: Callable[[], Iterable[Finding]], *, otherwise: Verdict = "warn"
 ) -> list[Finding]:
     """Collect the findings of a check. An error ends only this check, and becomes a finding."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         for finding in question():
-            found.append(finding)
+            findings.append(finding)
     except TallymarkError as error:
-        found.append(Finding(about, check, "not known", "an answer", otherwise, str(error)))
-    return found
+        findings.append(Finding(about, check, "not known", "an answer", otherwise, str(error)))
+    return findings
 
 
 def settings(about: str, found: Mapping[str, str | None], rules: Mapping[str, Rule]) -> list[Finding]:
@@ -86,7 +86,7 @@ def ledger(found: int | None, known: int) -> Finding:
 
 
 def version(found: tuple[int, ...], oldest: tuple[int, ...]) -> Finding:
-    said, wanted = (".".join(map(str, one)) for one in (found, oldest))
+    said, wanted = (".".join(map(str, numbers)) for numbers in (found, oldest))
     return judge("store", "version", said, f">= {wanted}", fail="upgrade the server" if found < oldest else None)
 
 

@@ -74,7 +74,7 @@ class Facts:
     @property
     def unknown(self) -> list[Partition]:
         """Partitions that the brokers do not know: the cluster is another, or the topic was deleted."""
-        return sorted(one for one, lag in (self.lags or {}).items() if lag.log is None)
+        return sorted(partition for partition, lag in (self.lags or {}).items() if lag.log is None)
 
     @property
     def measured(self) -> timedelta:
@@ -167,11 +167,11 @@ def _named(run: Run | Owner) -> str:
 def _unheard(facts: Facts) -> Health | None:
     """Judge a group with owners that do not report runs, such as sinks of streaming queries."""
     known, last = {run.name for run in facts.runs}, max(map(_end, facts.runs), default=None)
-    owners = [one.owner for one in facts.positions if one.owner and one.owner.run not in known]
+    owners = [position.owner for position in facts.positions if position.owner and position.owner.run not in known]
     silent = [owner for owner in owners if last is None or owner.since > last]
     if not silent:
         return None
-    owner = max(silent, key=lambda one: one.since)
+    owner = max(silent, key=lambda owner: owner.since)
     words = f"{_named(owner)} has owned it since {moment(owner.since)} without heartbeats; {_last_commit(facts)}"
     recent = facts.last_commit is not None and facts.now - facts.last_commit < patience(facts.history)
     return Health(RUNNING if recent else UNKNOWN, words)
@@ -194,19 +194,21 @@ def _ended(facts: Facts) -> Health:
 
 def _moved(facts: Facts, since: datetime | None) -> list[str]:
     """Describe the resets and skips of the group since its last run."""
-    found = []
+    sentences = []
     for kind, where in (("reset", "back"), ("truncation", "back"), ("skip", "ahead")):
         notes = [line for line in facts.notes if line.note.kind == kind and (since is None or line.recorded_at > since)]
         if notes:
             offsets = sum(len(line.note.span) for line in notes)
-            found.append(f"moved {where} by {offsets:,} offsets since then: {notes[-1].note.reason}")
-    return found
+            sentences.append(f"moved {where} by {offsets:,} offsets since then: {notes[-1].note.reason}")
+    return sentences
 
 
 def _stalled(facts: Facts) -> Health | None:
     limit = patience(facts.history)
-    since = {one.partition: _waiting_since(facts, one) for one in facts.positions}
-    late = sorted((time, one) for one, time in since.items() if time is not None and facts.now - time > limit)
+    since = {position.partition: _waiting_since(facts, position) for position in facts.positions}
+    late = sorted(
+        (time, partition) for partition, time in since.items() if time is not None and facts.now - time > limit
+    )
     if not late or facts.lags is None:
         return None
     time, partition = late[0]
@@ -228,7 +230,9 @@ def _waiting_since(facts: Facts, position: Position) -> datetime | None:
         return None
     moved = [position.updated_at]
     if lag.unread <= position.updated_at:
-        moved += [one.updated_at for one in facts.positions if one.owner is not None and one.owner.run == owner.run]
+        moved += [
+            other.updated_at for other in facts.positions if other.owner is not None and other.owner.run == owner.run
+        ]
     return max([*moved, owner.since, facts.state.since, min(lag.unread, facts.now)])
 
 
@@ -238,11 +242,15 @@ def _rewound(facts: Facts) -> Health | None:
         # A second reset on the way does not change the end: the position where the first reset began.
         if note.span.partition not in notes or note.span.stop >= notes[note.span.partition].span.stop:
             notes[note.span.partition] = note
-    at = {one.partition: one.next_offset for one in facts.positions}
-    left = {one: note.span.stop - at[one] for one, note in notes.items() if at.get(one, math.inf) < note.span.stop}
+    at = {position.partition: position.next_offset for position in facts.positions}
+    left = {
+        partition: note.span.stop - at[partition]
+        for partition, note in notes.items()
+        if at.get(partition, math.inf) < note.span.stop
+    }
     if not left:
         return None
-    most = max(left, key=lambda one: left[one])
+    most = max(left, key=lambda partition: left[partition])
     words = f"{sum(left.values()):,} offsets are applied again, {most} up to {notes[most].span.stop}"
     return Health(REWOUND, f"{words}: {notes[most].reason}")
 
@@ -250,7 +258,7 @@ def _rewound(facts: Facts) -> Health | None:
 def _pace(facts: Facts) -> str:
     if not facts.positions:
         return "waiting for an assignment"
-    if facts.lags is None or all(one.cluster_id == STREAMING for one in facts.positions):
+    if facts.lags is None or all(position.cluster_id == STREAMING for position in facts.positions):
         return _last_commit(facts)
     if facts.unread is None:
         return f"lag is unknown, because these brokers do not have {facts.unknown[0]}; {_last_commit(facts)}"
@@ -271,14 +279,14 @@ def _pace(facts: Facts) -> str:
 
 def _held_up(facts: Facts) -> list[Partition]:
     """Return the partitions with unread but unreadable records, if no partition has readable records."""
-    at = {one.partition: one.next_offset for one in facts.positions}
-    behind = {one: lag.log for one, lag in (facts.lags or {}).items() if lag.records}
-    held = [one for one, log in behind.items() if log is not None and log.stop <= at[one]]
+    at = {position.partition: position.next_offset for position in facts.positions}
+    behind = {partition: lag.log for partition, lag in (facts.lags or {}).items() if lag.records}
+    held = [partition for partition, log in behind.items() if log is not None and log.stop <= at[partition]]
     return held if len(held) == len(behind) else []
 
 
 def _ownerless(facts: Facts) -> list[str]:
-    free = sorted(one.partition for one in facts.positions if one.owner is None)
+    free = sorted(position.partition for position in facts.positions if position.owner is None)
     if not free or facts.now - min(run.started for run in facts.alive) <= QUIET:
         return []
     return [f"{free[0]} has no owner" if len(free) == 1 else f"{len(free)} partitions have no owner, such as {free[0]}"]

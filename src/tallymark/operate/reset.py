@@ -144,8 +144,8 @@ class Reset:
         with the final plan.
         """
 
-        def decide(found: Mapping[Partition, Position], runs: Sequence[Run]) -> PositionChanges:
-            plan = self._reaching(seen, found).plan(found)
+        def decide(positions: Mapping[Partition, Position], runs: Sequence[Run]) -> PositionChanges:
+            plan = self._reaching(seen, positions).plan(positions)
             if not take_over:
                 check_idle(plan, runs, now)
                 check_unmoved(seen, plan)
@@ -154,17 +154,17 @@ class Reset:
 
         return decide
 
-    def _reaching(self, seen: Sequence[Planned], found: Mapping[Partition, Position]) -> Reset:
+    def _reaching(self, seen: Sequence[Planned], positions: Mapping[Partition, Position]) -> Reset:
         """Return the same reset with logs that reach at least to the positions that have moved since the preview.
 
         A position that has not moved proves nothing about the end of its log, which may have been truncated.
         """
-        before = {one.partition: one.current for one in seen}
+        before = {planned.partition: planned.current for planned in seen}
         logs = {
-            one: log.reaching(found[one].next_offset)
-            if one in found and found[one].next_offset != before.get(one)
+            partition: log.reaching(positions[partition].next_offset)
+            if partition in positions and positions[partition].next_offset != before.get(partition)
             else log
-            for one, log in self.logs.items()
+            for partition, log in self.logs.items()
         }
         return replace(self, logs=logs)
 
@@ -172,19 +172,19 @@ class Reset:
 def changes(plan: Sequence[Planned], reason: str) -> PositionChanges:
     """Return the changes to request from the ledger. Unchanged positions keep their owners."""
     first, restarts = {}, {}
-    for one in plan:
-        if one.changes and one.new is not None:
-            if one.old is None:
-                ids = one.log.topic_id, one.log.cluster_id
-                first[one.partition] = FirstClaim(one.new, *ids, reason, one.log.leader_epoch)
+    for planned in plan:
+        if planned.changes and planned.new is not None:
+            if planned.old is None:
+                ids = planned.log.topic_id, planned.log.cluster_id
+                first[planned.partition] = FirstClaim(planned.new, *ids, reason, planned.log.leader_epoch)
             else:
-                restarts[one.partition] = Restart(one.new, reason, leader_epoch=one.log.leader_epoch)
+                restarts[planned.partition] = Restart(planned.new, reason, leader_epoch=planned.log.leader_epoch)
     return PositionChanges(first, restarts)
 
 
 def busy(plan: Sequence[Planned], runs: Sequence[Run], now: datetime) -> list[Position]:
     """Return the positions that would change although their owner may be alive."""
-    return owners_alive([one.old for one in plan if one.old and one.changes], runs, now)
+    return owners_alive([planned.old for planned in plan if planned.old and planned.changes], runs, now)
 
 
 def check_idle(plan: Sequence[Planned], runs: Sequence[Run], now: datetime) -> None:
@@ -195,9 +195,9 @@ def check_idle(plan: Sequence[Planned], runs: Sequence[Run], now: datetime) -> N
         )
 
 
-def check_unmoved(seen: Sequence[Planned], found: Sequence[Planned]) -> None:
+def check_unmoved(seen: Sequence[Planned], locked: Sequence[Planned]) -> None:
     """Compare positions with the preview. First offsets are compared, too, because a new tally may have begun."""
-    for before, now in zip(seen, found, strict=True):
+    for before, now in zip(seen, locked, strict=True):
         if _place(before) != _place(now):
             raise PositionMoved(
                 f"{now.partition}: the position has moved from {_words(before)} to {_words(now)} since the preview; "
@@ -215,25 +215,29 @@ def _words(planned: Planned) -> str:
 
 def parse_scope(texts: Collection[str]) -> dict[str, frozenset[int] | None]:
     """Parse ``orders`` or ``orders:0,3``, as in kafka-consumer-groups. Repeated topics are combined."""
-    found: dict[str, frozenset[int] | None] = {}
+    scope: dict[str, frozenset[int] | None] = {}
     for text in texts:
         topic, some, numbers = text.partition(":")
         if not topic or (some and not re.fullmatch(r"\d+(,\d+)*", numbers)):
             raise BadInput(f"--topic {text} is not valid; write --topic orders or --topic orders:0,3")
         chosen = frozenset(map(int, numbers.split(","))) if some else None
-        before = found.get(topic, frozenset())
-        found[topic] = None if chosen is None or before is None else before | chosen
-    return found
+        before = scope.get(topic, frozenset())
+        scope[topic] = None if chosen is None or before is None else before | chosen
+    return scope
 
 
-def within(scope: Scope, there: Collection[Partition]) -> list[Partition]:
+def within(scope: Scope, partitions: Collection[Partition]) -> list[Partition]:
     """Return the partitions of the scope, all of which must exist."""
     for topic, numbers in scope.items():
-        held = sorted(one.number for one in there if one.topic == topic)
+        held = sorted(partition.number for partition in partitions if partition.topic == topic)
         for missing in sorted((numbers or frozenset()) - set(held)):
             last = f"0..{held[-1]}" if held else "none"
             raise UnknownPartition(f"topic {topic} has no partition {missing}; its partitions are {last}")
-    return sorted(one for one in there if one.topic in scope and _chosen(scope[one.topic], one.number))
+    return sorted(
+        partition
+        for partition in partitions
+        if partition.topic in scope and _chosen(scope[partition.topic], partition.number)
+    )
 
 
 def _chosen(numbers: frozenset[int] | None, number: int) -> bool:

@@ -54,7 +54,7 @@ class Interceptors:
 
 
 def _methods(interceptors: Sequence[Any], name: str) -> list[Callable[..., Any]]:
-    return [getattr(one, name) for one in interceptors if hasattr(one, name)]
+    return [getattr(interceptor, name) for interceptor in interceptors if hasattr(interceptor, name)]
 
 
 WAIT_SECONDS = 60.0

@@ -50,12 +50,12 @@ def java_partition(key: bytes, partitions: int) -> int:
 def count_partitions(client: Any, explain: Callable[[Any, str], TallymarkError], topic: str) -> int:
     """Return the number of partitions from the cluster's metadata."""
     try:
-        found = client.list_topics(topic, timeout=ASK_SECONDS).topics[topic]
+        metadata = client.list_topics(topic, timeout=ASK_SECONDS).topics[topic]
     except KafkaException as error:
         raise explain(error.args[0], topic) from error
-    if found.error is not None:
-        raise explain(found.error, topic)
-    return len(found.partitions)
+    if metadata.error is not None:
+        raise explain(metadata.error, topic)
+    return len(metadata.partitions)
 
 
 class Choice:
@@ -270,13 +270,13 @@ def choose(profile: str | Profile, transactional_id: str | None) -> Profile:
 
 
 def _renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     for name, value in settings.items():
         known = ALIASES.get(name, name)
-        if known in found:
+        if known in renamed:
             raise BadInput(f"Producer(settings=...): {name} and {known} are the same setting; write one of them")
-        found[known] = value
-    return found
+        renamed[known] = value
+    return renamed
 
 
 def check(settings: Mapping[str, Any], where: str = "Producer(settings=...)") -> None:

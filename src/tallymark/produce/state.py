@@ -84,8 +84,8 @@ class Reasons:
         brokers = Brokers(self._cluster)
         try:
             for topic in topics:
-                if found := _holdup(brokers, topic):
-                    return found
+                if reason := _holdup(brokers, topic):
+                    return reason
             if not topics:
                 brokers.nodes(ASK_SECONDS)
         except TallymarkError as error:
@@ -101,15 +101,15 @@ class Reasons:
 
 def _holdup(brokers: Brokers, topic: str) -> str:
     """Return what is wrong with the partition that has the fewest live replicas, or an empty string."""
-    asked = TopicCollection([topic])
-    answer = brokers.ask(lambda admin: admin.describe_topics(asked, request_timeout=ASK_SECONDS), topic)
+    names = TopicCollection([topic])
+    answer = brokers.ask(lambda admin: admin.describe_topics(names, request_timeout=ASK_SECONDS), topic)
     partitions = answer[topic].partitions
-    nodes = {node.id: node for one in partitions for node in one.isr}
+    nodes = {node.id: node for partition in partitions for node in partition.isr}
     up = {number for number, node in nodes.items() if _listens(node)}
-    worst = min(partitions, key=lambda one: sum(node.id in up for node in one.isr))
+    worst = min(partitions, key=lambda partition: sum(node.id in up for node in partition.isr))
     where, least = f"topic {topic} partition {worst.id}", _min_insync(brokers, topic)
-    alive, wanted = sum(node.id in up for node in worst.isr), len(worst.replicas) if least is None else least
-    if alive < wanted:
+    alive, needed = sum(node.id in up for node in worst.isr), len(worst.replicas) if least is None else least
+    if alive < needed:
         limit = "" if least is None else f", and min.insync.replicas is {least}"
         return f"{where} has {alive} of {len(worst.replicas)} in-sync replicas{limit}; restart the other brokers"
     return f"{where} has no leader; restart its brokers" if worst.leader is None or worst.leader.id < 0 else ""

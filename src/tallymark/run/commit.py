@@ -204,8 +204,10 @@ class Committer:
             len(distinct),
             refusals[0].error,
         )
-        found = [*batch.reading.refusals, *distinct.values()]
-        reading, refused = self.retrying(lambda: without_refused(batch.reading, found, batch.tables, batch.again))
+        known_refusals = [*batch.reading.refusals, *distinct.values()]
+        reading, refused = self.retrying(
+            lambda: without_refused(batch.reading, known_refusals, batch.tables, batch.again)
+        )
         known = records_of(batch.letters)
         undecoded = [letter for letter in reading.dead_letters if (letter.partition, letter.offset) not in known]
         fetched = self._letters([refusal for refusal in refused if refusal.record not in known])
@@ -282,8 +284,8 @@ class HandledCommitter:
         db: Transaction | None = None
 
         def entry() -> Entry:
-            made = self._entry(accounts, handled)
-            handled.entry = replace(made, rows=dict(db.written) if db is not None else {})
+            draft = self._entry(accounts, handled)
+            handled.entry = replace(draft, rows=dict(db.written) if db is not None else {})
             return handled.entry
 
         try:

@@ -64,11 +64,11 @@ class OpenLetters:
     def take(self, most: int) -> list[Letter]:
         """The next open letters, at most one for each record; empty if all were tried."""
         while self._left:
-            wanted = list(islice(self._left, most))
-            found = self._ledger.journal().letters(LetterQuery(self._group, ids=wanted))
-            self.drop(set(wanted) - {letter.id for letter in found})
-            if found:
-                distinct = list({coordinates(letter): letter for letter in reversed(found)}.values())
+            ids = list(islice(self._left, most))
+            letters = self._ledger.journal().letters(LetterQuery(self._group, ids=ids))
+            self.drop(set(ids) - {letter.id for letter in letters})
+            if letters:
+                distinct = list({coordinates(letter): letter for letter in reversed(letters)}.values())
                 self._notice([letter.id for letter in distinct])
                 return sorted(distinct, key=coordinates)
         return []
@@ -93,14 +93,14 @@ def chosen(ledger: Store, query: LetterQuery, topics: Collection[str]) -> list[L
     """The open letters that a query finds in the given topics, which may be patterns."""
     journal, query = _journal(ledger), replace(query, states=(DEAD,))
     # The number of parameters in a statement is limited.
-    asked = [query] if query.ids is None else [replace(query, ids=part) for part in _parts(query.ids)]
-    found = (letter for one in asked for letter in journal.letters(one))
-    return [letter for letter in found if _reads(topics, letter.record.partition.topic)]
+    queries = [query] if query.ids is None else [replace(query, ids=part) for part in _parts(query.ids)]
+    letters = (letter for query in queries for letter in journal.letters(query))
+    return [letter for letter in letters if _reads(topics, letter.record.partition.topic)]
 
 
 def _parts(ids: Collection[str]) -> Iterator[list[str]]:
     """The ids in chunks, oldest first; ids are increasing numbers."""
-    ordered = sorted(ids, key=lambda one: (len(one), one))
+    ordered = sorted(ids, key=lambda letter: (len(letter), letter))
     return (ordered[at : at + MOST] for at in range(0, len(ordered), MOST))
 
 
@@ -114,7 +114,7 @@ def _journal(ledger: Store) -> Journal:
 
 def outcome(replays: Iterable[Replay]) -> Tally:
     """How many letters were applied, and how many failed again."""
-    died = [one.error is not None for one in replays]
+    died = [attempt.error is not None for attempt in replays]
     return Tally(applied=died.count(False), dead=died.count(True))
 
 
@@ -126,31 +126,39 @@ def coordinates(letter: Letter) -> tuple[Partition, int]:
 def completed(letters: Sequence[Letter], ledger: Store, brokers: Brokers) -> tuple[list[DeadLetter], list[DeadLetter]]:
     """The letters with their records, fetched from Kafka if not in the ledger; and those that Kafka has deleted."""
     missing = [letter for letter in letters if not is_kept(letter.record)]
-    found = _fetched(missing, ledger, brokers)
+    records = _fetched(missing, ledger, brokers)
     whole = [letter.record for letter in letters if is_kept(letter.record)]
-    whole += [_with(letter.record, found[coordinates(letter)]) for letter in missing if coordinates(letter) in found]
-    gone = [_gone(letter.record) for letter in missing if coordinates(letter) not in found]
+    whole += [
+        _with(letter.record, records[coordinates(letter)]) for letter in missing if coordinates(letter) in records
+    ]
+    gone = [_gone(letter.record) for letter in missing if coordinates(letter) not in records]
     return whole, gone
 
 
 def _fetched(letters: Sequence[Letter], ledger: Store, brokers: Brokers) -> dict[tuple[Partition, int], RawRecord]:
     """The records that Kafka still holds, for topics that have not been recreated since."""
-    wanted: dict[Partition, list[int]] = {}
+    offsets: dict[Partition, list[int]] = {}
     for group in {letter.group for letter in letters}:
-        mine = [letter.record for letter in letters if letter.group == group]
-        same = _same({record.partition for record in mine}, ledger.positions(group).get(group, []), brokers)
-        for record in mine:
+        records = [letter.record for letter in letters if letter.group == group]
+        same = _same({record.partition for record in records}, ledger.positions(group).get(group, []), brokers)
+        for record in records:
             if record.partition in same:
-                wanted.setdefault(record.partition, []).append(record.offset)
-    return brokers.records(wanted) if wanted else {}
+                offsets.setdefault(record.partition, []).append(record.offset)
+    return brokers.records(offsets) if offsets else {}
 
 
 def _same(partitions: Collection[Partition], saved: Iterable[Position], brokers: Brokers) -> set[Partition]:
     """The partitions whose topic id and cluster id are still those in the ledger."""
-    topics = brokers.topics(sorted({one.topic for one in partitions}), existing_only=True) if partitions else {}
+    topics = (
+        brokers.topics(sorted({partition.topic for partition in partitions}), existing_only=True) if partitions else {}
+    )
     ids = {(name, topic.id, brokers.cluster_id()) for name, topic in topics.items()}
-    found = {one.partition for one in saved if (one.partition.topic, one.topic_id, one.cluster_id) in ids}
-    return found.intersection(partitions)
+    same = {
+        position.partition
+        for position in saved
+        if (position.partition.topic, position.topic_id, position.cluster_id) in ids
+    }
+    return same.intersection(partitions)
 
 
 def _with(letter: DeadLetter, record: RawRecord) -> DeadLetter:
@@ -163,7 +171,7 @@ def _gone(letter: DeadLetter) -> DeadLetter:
 
 
 def _reads(topics: Collection[str], topic: str) -> bool:
-    return any(re.match(one, topic) if is_pattern(one) else one == topic for one in topics)
+    return any(re.match(name, topic) if is_pattern(name) else name == topic for name in topics)
 
 
 log = logging.getLogger(__name__)
@@ -270,7 +278,7 @@ class Replayer:
     def _prepared(self, name: str, letters: Sequence[Letter], progress: Progress) -> BatchToCommit:
         started = datetime.now(timezone.utc)
         records, gone = completed(letters, self._store, self._brokers)
-        self._records = {(one.partition, one.offset): one for one in records}
+        self._records = {(record.partition, record.offset): record for record in records}
         again, tables = partial(self._reading, records, name), self._job.tables
         reading = again()
         self._on_step(Step.READ, progress)
@@ -284,9 +292,9 @@ class Replayer:
     def _reading(
         self, records: Sequence[DeadLetter], name: str, without: Collection[tuple[Partition, int]] = ()
     ) -> Reading:
-        wanted = [one for one in records if (one.partition, one.offset) not in without]
-        reading = self._reader.reread(wanted, name) if wanted else self._nothing()
-        _check_count(reading, len(wanted))
+        records = [record for record in records if (record.partition, record.offset) not in without]
+        reading = self._reader.reread(records, name) if records else self._nothing()
+        _check_count(reading, len(records))
         return reading
 
     def _try_fewer(self, letters: int, error: BatchTooLarge) -> None:
@@ -296,7 +304,9 @@ class Replayer:
         log.info("replaying in smaller batches group=%s letters=%d error=%s", self._job.group, self._limit, error)
 
     def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
-        return [replace(self._records[one.record], table=one.table, error=one.error) for one in refusals]
+        return [
+            replace(self._records[refusal.record], table=refusal.table, error=refusal.error) for refusal in refusals
+        ]
 
     def _nothing(self) -> Reading:
         return Reading({}, {name: schema.empty_table() for name, schema in self._reader.schemas().items()}, [])
@@ -305,9 +315,11 @@ class Replayer:
         return retrying(work, self._stop, self._job.patience)
 
 
-def _check_count(reading: Reading, given: int) -> None:
+def _check_count(reading: Reading, expected: int) -> None:
     """Settling a letter whose record was not read would lose the record."""
     check_letters(reading)
     counted = sum(seen.records for seen in reading.seen.values())
-    if counted != given:
-        raise TallymarkError(f"the reader counted {counted} records for {given} dead letters; none of them was settled")
+    if counted != expected:
+        raise TallymarkError(
+            f"the reader counted {counted} records for {expected} dead letters; none of them was settled"
+        )

@@ -136,7 +136,7 @@ class Loop:
         if change.gone:
             self._cursor.turn += 1
             self._reader.release(change.gone)
-        self._cursor.add({one: self._ownership.claims[one].position.mark for one in change.gained})
+        self._cursor.add({partition: self._ownership.claims[partition].position.mark for partition in change.gained})
         if change.gained:
             self._check_gained(change.gained)
             self._retrying(self._clear_stages)
@@ -154,11 +154,11 @@ class Loop:
 
     def _cut_back(self, cut: LogTruncated) -> None:
         # Only committed positions count: an abandoned batch may have been read past the truncation.
-        at = {one: claim.position.next_offset for one, claim in self._ownership.claims.items()}
-        found = [one for one in cut.found if at.get(one.partition) == one.position]
-        if found and self.job.on_loss == "fail":
+        at = {partition: claim.position.next_offset for partition, claim in self._ownership.claims.items()}
+        truncations = [one for one in cut.found if at.get(one.partition) == one.position]
+        if truncations and self.job.on_loss == "fail":
             raise cut
-        self._follow(self._ownership.cut_back(found))
+        self._follow(self._ownership.cut_back(truncations))
 
     def _clear_stages(self) -> None:
         """Remove the staging tables of runs that hold no partition any more."""
@@ -241,7 +241,9 @@ class Loop:
     def _commit_if_ours(self, prepared: Prepared) -> Tally:
         if prepared.turn != self._cursor.turn:
             claims, moved = self._ownership.claims, {move.partition for move in prepared.batch.plan.moves}
-            self._cursor.go_back({one: claim.position.mark for one, claim in claims.items() if one in moved})
+            self._cursor.go_back(
+                {partition: claim.position.mark for partition, claim in claims.items() if partition in moved}
+            )
             self._abandon(prepared)
             return Tally()
         try:

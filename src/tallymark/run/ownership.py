@@ -103,7 +103,7 @@ class Ownership:
         self._start_rules = replace(self._start_rules, topics=frozenset(topics))
         if self._membership.grace is not None and not self._start.prefer_saved:
             # Read epochs before members: a later claim raises the epoch; an earlier claimant is a member or has left.
-            self._epochs = {one: position.epoch for one, position in self._saved().items()}
+            self._epochs = {partition: position.epoch for partition, position in self._saved().items()}
             others = retrying(lambda: self._brokers.members(self._group), self._stop, self._patience)
             self._may_override = not others
         self._heartbeat.start()
@@ -139,8 +139,8 @@ class Ownership:
             return self.recover(refused)
         now = retrying(self._membership.assignment, self._stop, self._patience)
         self._say_waiting(now)
-        lost = [one for one in self.claims if now.ours.get(one) != self._serials[one]]
-        revoked = [one for one in self.claims if one in now.leaving and one not in lost]
+        lost = [partition for partition in self.claims if now.ours.get(partition) != self._serials[partition]]
+        revoked = [partition for partition in self.claims if partition in now.leaving and partition not in lost]
         if lost:
             self._drop(lost)
             self._remember("lost", lost=lost, since=now.announced_at)
@@ -149,11 +149,11 @@ class Ownership:
         self._membership.acknowledge(now.leaving)
         if revoked:
             self._remember("revoked", lost=revoked, since=now.announced_at)
-        wanted = {one: serial for one, serial in now.ours.items() if self._wants(one, now.leaving)}
+        claimable = {partition: serial for partition, serial in now.ours.items() if self._wants(partition, now.leaving)}
         gained: frozenset[Partition] = frozenset()
-        if wanted:
+        if claimable:
             try:
-                gained = self._gain(wanted)
+                gained = self._gain(claimable)
             except Fenced as refused:
                 recovered = self.recover(refused)
                 return OwnershipChange(recovered.gained, recovered.gone.union(lost, revoked))
@@ -173,13 +173,17 @@ class Ownership:
         if self._membership.grace is None:
             raise refused
         before = frozenset(self.claims)
-        found = self._saved()
-        fenced = [one for one, held in self.claims.items() if one not in found or not held.held_in(found[one])]
+        saved = self._saved()
+        fenced = [
+            partition
+            for partition, held in self.claims.items()
+            if partition not in saved or not held.held_in(saved[partition])
+        ]
         log.warning("fenced group=%s partitions=%s error=%s", self._group, ",".join(map(str, fenced)), refused)
-        for one in fenced:
-            self._fenced[one] = [at for at in self._fenced[one] if time.monotonic() - at < FENCES_SECONDS]
-            self._fenced[one].append(time.monotonic())
-            if len(self._fenced[one]) > MOST_FENCES:
+        for partition in fenced:
+            self._fenced[partition] = [at for at in self._fenced[partition] if time.monotonic() - at < FENCES_SECONDS]
+            self._fenced[partition].append(time.monotonic())
+            if len(self._fenced[partition]) > MOST_FENCES:
                 raise refused
         self._drop(fenced)
         self._remember("lost", lost=fenced, since=time.monotonic())
@@ -232,24 +236,26 @@ class Ownership:
         """
         logs = self.logs(partitions)
         try:
-            marks = {one: self.claims[one].position.mark for one in logs}
+            marks = {partition: self.claims[partition].position.mark for partition in logs}
             self.validation.check(marks, logs)
-            starts = {one: readable_from(mark.offset, logs[one], on_loss) for one, mark in marks.items()}
+            starts = {
+                partition: readable_from(mark.offset, logs[partition], on_loss) for partition, mark in marks.items()
+            }
         except PositionRefused:
             # If the topic was recreated, that is the better explanation.
             retrying(self.check_identity, self._stop, self._patience)
             raise
-        return {one: Mark(start, logs[one].leader_epoch) for one, start in starts.items()}
+        return {partition: Mark(start, logs[partition].leader_epoch) for partition, start in starts.items()}
 
-    def cut_back(self, found: Collection[Truncation]) -> OwnershipChange:
+    def cut_back(self, truncations: Collection[Truncation]) -> OwnershipChange:
         """Move back to where these logs were truncated, and record it: from there on the log has other records."""
-        cut = partial(cut_back, self._ledger, self._group, self._owner, dict(self.claims), found)
+        cut = partial(cut_back, self._ledger, self._group, self._owner, dict(self.claims), truncations)
         try:
             claims = retrying(cut, self._stop, self._patience)
         except Fenced as refused:
             return self.recover(refused)
         self.claims |= claims
-        self._membership.mirror({one: claim.position.next_offset for one, claim in claims.items()})
+        self._membership.mirror({partition: claim.position.next_offset for partition, claim in claims.items()})
         return OwnershipChange(frozenset(claims), frozenset(claims))
 
     def ask_identity(self) -> Callable[[], None]:
@@ -258,14 +264,14 @@ class Ownership:
         A topic that no longer exists passes: all that was read came from the old topic. An answer is reused for
         ``GOOD_FOR_SECONDS``, because a topic can't be deleted, created and filled again in less time.
         """
-        asked = time.monotonic()
-        if asked - self._identified < GOOD_FOR_SECONDS:
+        asked_at = time.monotonic()
+        if asked_at - self._identified < GOOD_FOR_SECONDS:
             return lambda: None
         ids = self._brokers.ask_ids(sorted({partition.topic for partition in list(self.claims)}))
 
         def answer() -> None:
             self._compare(ids())
-            self._identified = asked
+            self._identified = asked_at
 
         return answer
 
@@ -294,7 +300,7 @@ class Ownership:
 
     def _saved(self) -> dict[Partition, Position]:
         saved = retrying(lambda: self._ledger.positions(self._group), self._stop, self._patience)
-        return {one.partition: one for one in saved.get(self._group, [])}
+        return {position.partition: position for position in saved.get(self._group, [])}
 
     def _say_waiting(self, now: Assignment) -> None:
         if not now.announced_at and self._joined and time.monotonic() - self._joined > LONG_WAIT:
@@ -324,12 +330,12 @@ class Ownership:
             # A claim that can't be released does no harm: the next owner claims the partition anyway.
             return not error.transient
 
-    def _gain(self, wanted: Mapping[Partition, int]) -> frozenset[Partition]:
-        claims = retrying(lambda: self._claim(frozenset(wanted)), self._stop, self._patience)
+    def _gain(self, claimable: Mapping[Partition, int]) -> frozenset[Partition]:
+        claims = retrying(lambda: self._claim(frozenset(claimable)), self._stop, self._patience)
         self.claims |= claims
-        self._serials.update(wanted)
+        self._serials.update(claimable)
         self._may_override = self._begins = False
-        self._membership.mirror({one: claim.position.next_offset for one, claim in claims.items()})
+        self._membership.mirror({partition: claim.position.next_offset for partition, claim in claims.items()})
         log.info("claimed group=%s partitions=%d owner=%s", self._group, len(claims), self._owner.run)
         return frozenset(claims)
 

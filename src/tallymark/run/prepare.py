@@ -121,14 +121,14 @@ class Preparation:
         """Adapt the size of the next batches to the time and memory that this batch took."""
         # Rows staged by executors were never in the driver's memory.
         size = 0 if batch.reading.staged else batch.reading.size
-        wanted = adapt(self._limit, batch.plan.offsets, seconds, size, self._most)
+        adapted = adapt(self._limit, batch.plan.offsets, seconds, size, self._most)
         self._careful = max(0, self._careful - 1)
-        self._limit = min(wanted, self._limit) if self._careful else wanted
+        self._limit = min(adapted, self._limit) if self._careful else adapted
 
     def letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
         """Dead letters of records that were decoded and refused, with the original records fetched from Kafka."""
         ask = self._brokers.records
-        return fetched(refusals, lambda wanted: retrying(lambda: ask(wanted), self._stop, self._job.patience))
+        return fetched(refusals, lambda offsets: retrying(lambda: ask(offsets), self._stop, self._job.patience))
 
     def _prepare(self) -> Prepared | None:
         began, turn, marks = time.monotonic(), self._cursor.turn, dict(self._cursor.marks)
@@ -139,15 +139,15 @@ class Preparation:
                 # The group will revoke the partitions of this topic.
                 return None
             raise
-        marks = {one: mark for one, mark in marks.items() if one in logs}
+        marks = {partition: mark for partition, mark in marks.items() if partition in logs}
         self._validate(marks, logs)
-        cursor = {one: mark.offset for one, mark in marks.items()}
+        cursor = {partition: mark.offset for partition, mark in marks.items()}
         planned = self._expected_or(self._plan(cursor, logs), cursor, logs)
         if not planned:
             return None
         self._expected = self._following(planned, cursor, logs)
         starts = cursor | {move.partition: move.read_span.start for move in planned.moves}
-        lag = sum(max(0, logs[one].stop - start) for one, start in starts.items())
+        lag = sum(max(0, logs[partition].stop - start) for partition, start in starts.items())
         try:
             batch = self._shaped(planned, lag, began, self._expected.spans)
         except TallymarkError as error:
@@ -199,8 +199,8 @@ class Preparation:
     def _following(self, planned: Plan, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
         """The batch after this one, if more than half a batch is available now. The next plan may still differ."""
         behind = dict(cursor) | {move.partition: move.stop for move in planned.moves}
-        found = plan(behind, logs, self._limit, self._job.on_loss)
-        return found if 2 * found.offsets > self._limit else Plan()
+        following = plan(behind, logs, self._limit, self._job.on_loss)
+        return following if 2 * following.offsets > self._limit else Plan()
 
     def _shaped(self, planned: Plan, lag: int, began: float, then: Sequence[Span] | None = None) -> BatchToCommit:
         """Read and shape the plan, or the part of it that fits in memory."""

@@ -73,11 +73,11 @@ class OpenSkips:
     def log(self, partition: Partition) -> Log:
         """The brokers' log of the partition; raises if the topic was recreated since the ledger recorded it."""
         topic = self._brokers.topics([partition.topic])[partition.topic]
-        found = self._brokers.logs({topic.name: topic.only([partition])})[partition]
+        log = self._brokers.logs({topic.name: topic.only([partition])})[partition]
         for position in self._ledger.positions(self._group).get(self._group, []):
             if position.partition == partition:
-                check_identity(position, found.topic_id, found.cluster_id)
-                return found
+                check_identity(position, log.topic_id, log.cluster_id)
+                return log
         raise explain_loss(partition, 0, None)
 
 
@@ -91,10 +91,10 @@ def held_logs(
     positions: Sequence[Position], partitions: Collection[Partition], brokers: Brokers
 ) -> dict[Partition, Log]:
     """The brokers' logs of these partitions, except those whose topic or cluster id differs from the position's."""
-    topics = brokers.topics(sorted({one.topic for one in partitions}), existing_only=True)
+    topics = brokers.topics(sorted({partition.topic for partition in partitions}), existing_only=True)
     logs = brokers.logs({name: topic.only(partitions) for name, topic in topics.items()})
-    meant = {one.partition: (one.topic_id, one.cluster_id) for one in positions}
-    return {one: log for one, log in logs.items() if meant.get(one) == (log.topic_id, log.cluster_id)}
+    ids = {position.partition: (position.topic_id, position.cluster_id) for position in positions}
+    return {partition: log for partition, log in logs.items() if ids.get(partition) == (log.topic_id, log.cluster_id)}
 
 
 T = TypeVar("T")
@@ -234,9 +234,9 @@ class Filler:
         return reading
 
     def _first_move(self, span: Span) -> Move:
-        found = self._skips.log(span.partition)
-        start = min(readable_from(span.start, found, self._job.on_loss), span.stop)
-        read = max(0, min(self._limit, span.stop - start, found.stop - start))
+        log = self._skips.log(span.partition)
+        start = min(readable_from(span.start, log, self._job.on_loss), span.stop)
+        read = max(0, min(self._limit, span.stop - start, log.stop - start))
         return Move(span.partition, span.start, lost=start - span.start, read=read)
 
     def _read_less(self, offsets: int, error: BatchTooLarge) -> None:
@@ -246,7 +246,7 @@ class Filler:
         log.info("filling in smaller chunks group=%s offsets=%d error=%s", self._job.group, self._limit, error)
 
     def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
-        return fetched(refusals, lambda wanted: self._retrying(lambda: self._brokers.records(wanted)))
+        return fetched(refusals, lambda offsets: self._retrying(lambda: self._brokers.records(offsets)))
 
     def _nothing(self) -> Reading:
         return Reading({}, {name: schema.empty_table() for name, schema in self._reader.schemas().items()}, [])

@@ -31,11 +31,11 @@ class Goals:
 
     def __init__(
         self,
-        found: Iterable[Log],
+        ends: Iterable[Log],
         saved: Callable[[], Mapping[Partition, Position]],
         logs: Callable[[], Mapping[Partition, Log]],
     ) -> None:
-        self._goals = [Span(log.partition, 0, log.stop) for log in found]
+        self._goals = [Span(log.partition, 0, log.stop) for log in ends]
         self._ask, self._ask_logs = saved, logs
         self._looked, self._others = 0.0, dict[Partition, int]()
         self._looked_at_logs = time.monotonic()
@@ -78,16 +78,16 @@ def may_go_on(
 
     A run with an end raises ``GroupPaused`` instead of waiting, because a pause may last indefinitely.
     """
-    told = False
+    logged = False
     while not stop.is_set():
         state = retrying(lambda: ledger.state(group), stop, patience)
         if state is None or not state.paused:
             return True
         if has_end:
             raise _paused(group, state)
-        if not told:
+        if not logged:
             log.warning("paused group=%s by=%s reason=%s", group, state.by, state.reason)
-        told = True
+        logged = True
         stop.wait(PAUSE_SECONDS)
         meanwhile()
     return False

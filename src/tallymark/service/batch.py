@@ -77,8 +77,8 @@ class Records(Sequence[Record]):
 
     def to_arrow(self) -> pa.Table:
         """Return topic, partition, offset, timestamp, key, value and headers, as in a pipeline's DataFrame."""
-        found = raw.of_messages(self._messages, ["topic", "partition", "offset", "timestamp", "key", "headers"])
-        return found.add_column(found.num_columns - 1, "value", self._values)
+        table = raw.of_messages(self._messages, ["topic", "partition", "offset", "timestamp", "key", "headers"])
+        return table.add_column(table.num_columns - 1, "value", self._values)
 
     def values_to_arrow(self) -> pa.Table:
         """Return only the values, with one column for each field: usually the rows to write to a table."""
@@ -106,11 +106,11 @@ class Records(Sequence[Record]):
 
 def decoded(decode: JsonDecoder, messages: Sequence[Any]) -> tuple[Records, list[DeadLetter]]:
     """Return the messages that can be decoded, and dead letters for the others."""
-    found = decode([message.value() for message in messages])
-    if not found.errors:
-        return Records(messages, found.values), []
-    records = Records(messages, found.values)._some([at for at in range(len(messages)) if at not in found.errors])
-    return records, [letter(messages[at], error) for at, error in found.errors.items()]
+    result = decode([message.value() for message in messages])
+    if not result.errors:
+        return Records(messages, result.values), []
+    records = Records(messages, result.values)._some([at for at in range(len(messages)) if at not in result.errors])
+    return records, [letter(messages[at], error) for at, error in result.errors.items()]
 
 
 def letter(message: Any, error: str, table: str | None = None) -> DeadLetter:
@@ -174,7 +174,7 @@ class Batch:
         """Whether the batch can no longer be committed, for example because its partitions moved to another member."""
         self.moves = tuple(moves)
         self._messages = messages
-        self._letters = {(one.partition, one.offset): one for one in letters}
+        self._letters = {(letter.partition, letter.offset): letter for letter in letters}
         self._commit = commit
         self._skip = skip
         self.tried = tried or {}
@@ -253,8 +253,8 @@ class Batch:
             partition: [message for message in messages if finished(partition, message.offset())]
             for partition, messages in self._messages.items()
         }
-        self._letters = {place: found for place, found in self._letters.items() if finished(*place)}
-        self.tried = {place: found for place, found in self.tried.items() if finished(*place)}
+        self._letters = {place: known for place, known in self._letters.items() if finished(*place)}
+        self.tried = {place: known for place, known in self.tried.items() if finished(*place)}
 
     def accounts(self) -> BatchToCommit:
         """Return the ledger entry to write for this batch. Afterwards, ``dead`` and ``shorten`` only log losses."""

@@ -49,9 +49,9 @@ class Consumer:
     @classmethod
     def of(cls, setup: Setup) -> Consumer:
         """Create a consumer from settings that are already checked."""
-        made = cls.__new__(cls)
-        made.setup, made._stop, made._run = setup, threading.Event(), None
-        return made
+        consumer = cls.__new__(cls)
+        consumer.setup, consumer._stop, consumer._run = setup, threading.Event(), None
+        return consumer
 
     @property
     def group(self) -> str:

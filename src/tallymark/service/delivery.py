@@ -129,8 +129,15 @@ class Consuming:
         """Return where this run is in each partition that it holds."""
         logs = self._brokers.logs(self.ownership.held_topics())
         current = dict(self._ahead.current)
-        saved = {one.partition: one for one in self._ledger.positions(self._setup.group).get(self._setup.group, [])}
-        return [progress_of(saved[one], found, current.get(one)) for one, found in sorted(logs.items()) if one in saved]
+        saved = {
+            position.partition: position
+            for position in self._ledger.positions(self._setup.group).get(self._setup.group, [])
+        }
+        return [
+            progress_of(saved[partition], partition_log, current.get(partition))
+            for partition, partition_log in sorted(logs.items())
+            if partition in saved
+        ]
 
     @contextmanager
     def transaction(self, batch: Batch) -> Iterator[Transaction]:
@@ -172,8 +179,8 @@ class Consuming:
 
     def _identity(self) -> Answer:
         """Return a check that the topics are still the same. A batch that is tried again requests a new check."""
-        asked, self._same_topics = self._same_topics, None
-        return asked or self.ownership.ask_identity()
+        check, self._same_topics = self._same_topics, None
+        return check or self.ownership.ask_identity()
 
     def _accounts(self, batch: Batch, same_topics: Answer) -> BatchToCommit:
         # This runs after the fetch: if the topic is still the same now, the records came from it.
@@ -190,7 +197,9 @@ class Consuming:
         self._next |= {partition: Move(partition, stop, 0, 0) for partition, stop in behind.items()}
         again = {partition: stop for partition, stop in behind.items() if self._ahead.current[partition] != stop}
         if again:
-            self._ahead.add(again, {one: self.ownership.claims[one].position.leader_epoch for one in again})
+            self._ahead.add(
+                again, {partition: self.ownership.claims[partition].position.leader_epoch for partition in again}
+            )
         return handled.entry
 
     def _check(self) -> dict[str, Topic]:
@@ -249,14 +258,16 @@ class Consuming:
             change = self.ownership.cut_back(cut.found)
             self._follow(replace(change, gained=change.gained.union(partitions) & self.ownership.claims.keys()))
             return
-        positions = {one: self.ownership.claims[one].position.next_offset for one in starts}
+        positions = {partition: self.ownership.claims[partition].position.next_offset for partition in starts}
         self._next |= {
-            one: Move(one, at, starts[one].offset - at, 0, leader_epoch=starts[one].leader_epoch)
-            for one, at in positions.items()
+            partition: Move(
+                partition, at, starts[partition].offset - at, 0, leader_epoch=starts[partition].leader_epoch
+            )
+            for partition, at in positions.items()
         }
         self._ahead.add(
-            {one: mark.offset for one, mark in starts.items()},
-            {one: mark.leader_epoch for one, mark in starts.items()},
+            {partition: mark.offset for partition, mark in starts.items()},
+            {partition: mark.leader_epoch for partition, mark in starts.items()},
         )
 
     def _skip_ahead(self) -> None:
@@ -271,8 +282,8 @@ class Consuming:
         positions = {partition: move.stop for partition, move in self._next.items()}
         logs = self.ownership.logs(positions)
         now = datetime.now(timezone.utc)
-        found = self._retrying(lambda: jumps(ahead, positions, logs, self._brokers.offsets_at, now))
-        for partition, jump in found.items():
+        targets = self._retrying(lambda: jumps(ahead, positions, logs, self._brokers.offsets_at, now))
+        for partition, jump in targets.items():
             move, to = self._next[partition], min(jump.to, logs[partition].stop)
             if to > move.stop:
                 epoch = logs[partition].leader_epoch
@@ -299,11 +310,11 @@ class Consuming:
             return None
         fetched, self._same_topics = taken.fetched, taken.same_topics
         moves = [
-            replace(move, read=fetched[one].stop - move.stop, leader_epoch=fetched[one].leader_epoch)
-            if one in fetched
+            replace(move, read=fetched[partition].stop - move.stop, leader_epoch=fetched[partition].leader_epoch)
+            if partition in fetched
             else move
-            for one, move in sorted(self._next.items())
-            if one in fetched or move.stop > move.start
+            for partition, move in sorted(self._next.items())
+            if partition in fetched or move.stop > move.start
         ]
         messages = {partition: got.messages for partition, got in fetched.items() if got.messages}
         if messages:

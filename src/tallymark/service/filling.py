@@ -58,12 +58,12 @@ class Filling:
         skips = OpenSkips(self._setup.group, self._destination, self._brokers, topic, partition)
         self._retrying(self._destination.ledger.create_ledger)
         while not self._stop.is_set():
-            found = self._retrying(skips.listed)
-            if not found:
+            listed = self._retrying(skips.listed)
+            if not listed:
                 return
-            batch = self._retrying(partial(self._batch, skips, found[0], most))
+            batch = self._retrying(partial(self._batch, skips, listed[0], most))
             if batch is None:
-                skips.leave(found[0])
+                skips.leave(listed[0])
                 continue
             yield batch
             batch.check_taken()
@@ -92,9 +92,9 @@ class Filling:
 
     def _batch(self, skips: OpenSkips, skip: Skip, most: int) -> Batch | None:
         """Return a batch of the first part of a skip, or None if nothing of it can be read now."""
-        partition, found = skip.span.partition, skips.log(skip.span.partition)
-        start = min(readable_from(skip.span.start, found, self._setup.on_loss), skip.span.stop)
-        stop = max(start, min(skip.span.stop, found.stop))
+        partition, partition_log = skip.span.partition, skips.log(skip.span.partition)
+        start = min(readable_from(skip.span.start, partition_log, self._setup.on_loss), skip.span.stop)
+        stop = max(start, min(skip.span.stop, partition_log.stop))
         stop, messages = self._fetched(Span(partition, start, stop), most) if stop > start else (start, [])
         move = Move(partition, skip.span.start, lost=start - skip.span.start, read=stop - start)
         if move.stop == move.start:
@@ -111,13 +111,13 @@ class Filling:
             deadline = time.monotonic() + self._setup.patience_seconds
             while not self._stop.is_set():
                 try:
-                    got = fetcher.fetch(most, FETCH_SECONDS).get(span.partition)
+                    fetched = fetcher.fetch(most, FETCH_SECONDS).get(span.partition)
                 except OutOfRange as error:
                     # The start or end of the log has moved: a new plan determines whether records are lost.
                     raise Unreachable(str(error)) from error
-                if got is not None:
-                    messages = [message for message in got.messages if message.offset() < span.stop]
-                    return min(got.stop, span.stop), messages
+                if fetched is not None:
+                    messages = [message for message in fetched.messages if message.offset() < span.stop]
+                    return min(fetched.stop, span.stop), messages
                 if time.monotonic() > deadline:
                     raise Unreachable(f"the brokers at {self._setup.source.brokers} did not deliver {span} in time")
             return span.start, []

@@ -21,7 +21,7 @@ from tallymark.run.loop import Until
 from tallymark.run.setup import Setup
 from tallymark.service.batch import Batch, Records
 from tallymark.service.consumer import Consumer
-from tallymark.service.handler import Handler, RecordFailed, told_apart
+from tallymark.service.handler import Handler, RecordFailed, classified
 from tallymark.service.workers import LanesOutcome, Order, Workers
 from tallymark.stores.transaction import Transaction
 
@@ -159,7 +159,7 @@ class Listening:
         failed: list[Failed] = []
         with suppress(RecordFailed), db.savepoint():
             failed += in_order(parts, partial(self._try, db, check=False))
-            with told_apart():
+            with classified():
                 db.check()
             return failed
         with suppress(_Undo), db.savepoint():
@@ -173,7 +173,7 @@ class Listening:
             with db.savepoint():
                 self._listener.handler(records, db)
                 if check:
-                    with told_apart():
+                    with classified():
                         db.check()
         except TransactionUndone as undone:
             raise Undoing(records, RecordFailed(str(undone))) from undone

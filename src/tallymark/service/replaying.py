@@ -94,10 +94,10 @@ class Replaying:
         letters = self._retrying(lambda: OpenLetters(self._setup.group, self._ledger, topics, query))
         most = min(most, MOST)
         while not self._stop.is_set():
-            found = self._retrying(lambda: letters.take(most))
-            if not found:
+            batch_letters = self._retrying(lambda: letters.take(most))
+            if not batch_letters:
                 return
-            batch = self._retrying(partial(self._batch, letters, found))
+            batch = self._retrying(partial(self._batch, letters, batch_letters))
             if len(batch):
                 yield batch
                 batch.check_taken()
@@ -128,15 +128,15 @@ class Replaying:
         with suppress(CommitRefused), batch.transaction():
             pass
 
-    def _batch(self, letters: OpenLetters, found: Sequence[Letter]) -> Batch:
-        whole, gone = completed(found, self._ledger, self._brokers)
-        messages = [Message(one) for one in sorted(whole, key=lambda one: (one.partition, one.offset))]
+    def _batch(self, letters: OpenLetters, batch_letters: Sequence[Letter]) -> Batch:
+        whole, gone = completed(batch_letters, self._ledger, self._brokers)
+        messages = [Message(record) for record in sorted(whole, key=lambda record: (record.partition, record.offset))]
         records, undecoded = decoded(self._decode, messages)
         by_partition: dict[Partition, list[Any]] = {}
         for message in messages:
             by_partition.setdefault(message.letter.partition, []).append(message)
         name = f"{self._run}-replay-{next(self._batches)}"
-        tried = {coordinates(letter): letter for letter in found}
+        tried = {coordinates(letter): letter for letter in batch_letters}
         commit = partial(self.transaction, letters)
         return Batch(name, (), by_partition, records, [*undecoded, *gone], commit, tried=tried)
 

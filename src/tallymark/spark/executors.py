@@ -60,9 +60,9 @@ def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, b
     if spec.provenance:
         origin = [F.col(TOPIC), F.col(PARTITION), F.col(OFFSET), F.lit(batch)]
         rows = rows.withColumns(dict(zip(PROVENANCE, origin, strict=True)))
-    wanted = table_schema(spec, schema)
-    loader = replace(stages.open(wanted), key=spec.key)
-    reports = rows.select(*map(column, wanted.names)).mapInArrow(loader, STAGED)
+    columns = table_schema(spec, schema)
+    loader = replace(stages.open(columns), key=spec.key)
+    reports = rows.select(*map(column, columns.names)).mapInArrow(loader, STAGED)
     with stages.kept([loader.name]):
         return loader.staged(reports.toArrow().to_pylist())
 
@@ -188,8 +188,13 @@ class _Report:
 
     def to_arrow(self) -> pa.RecordBatch:
         seen = [
-            {"topic": one.topic, "partition": one.number, "records": found.records, "last": found.last_timestamp}
-            for one, found in self.seen.items()
+            {
+                "topic": partition.topic,
+                "partition": partition.number,
+                "records": counts.records,
+                "last": counts.last_timestamp,
+            }
+            for partition, counts in self.seen.items()
         ]
         doubtful = b"" if self.too_doubtful else _packed(pa.concat_tables([raw.SCHEMA.empty_table(), *self.doubtful]))
         return pa.RecordBatch.from_pylist([vars(self) | {"seen": seen, "doubtful": doubtful}], REPORT)
@@ -237,7 +242,11 @@ class OnePass:
         seen: Mapping[Partition, PartitionCounts] = {}
         for report in reports:
             seen = merged(
-                seen, {_partition(one): PartitionCounts(one["records"], 0, one["last"]) for one in report["seen"]}
+                seen,
+                {
+                    _partition(counts): PartitionCounts(counts["records"], 0, counts["last"])
+                    for counts in report["seen"]
+                },
             )
         doubtful = pa.concat_tables(_unpacked(report["doubtful"]) for report in reports)
         size, slow = (sum(report[name] for report in reports) for name in ("size", "slow"))
@@ -248,22 +257,24 @@ def targets(
     stages: Stages, tables: Iterable[tuple[TableSpec, Mapping[str, Pick]]], schemas: Mapping[str, pa.Schema]
 ) -> list[StagingTarget]:
     """Create a staging table for each table."""
-    made: list[StagingTarget] = []
-    with stages.kept(target.loader.name for target in made):
+    opened: list[StagingTarget] = []
+    with stages.kept(target.loader.name for target in opened):
         for spec, picks in tables:
-            made.append(StagingTarget(spec, picks, stages.open(table_schema(spec, schemas[spec.name]))))
-    return made
+            opened.append(StagingTarget(spec, picks, stages.open(table_schema(spec, schemas[spec.name]))))
+    return opened
 
 
 def merged(
     seen: Mapping[Partition, PartitionCounts], later: Mapping[Partition, PartitionCounts]
 ) -> dict[Partition, PartitionCounts]:
     """The sums of both counts, with the last timestamps of ``later``."""
-    found = dict(seen)
-    for partition, one in later.items():
-        before = found.get(partition, PartitionCounts())
-        found[partition] = PartitionCounts(before.records + one.records, before.dead + one.dead, one.last_timestamp)
-    return found
+    sums = dict(seen)
+    for partition, counts in later.items():
+        before = sums.get(partition, PartitionCounts())
+        sums[partition] = PartitionCounts(
+            before.records + counts.records, before.dead + counts.dead, counts.last_timestamp
+        )
+    return sums
 
 
 def _partition(report: Mapping[str, Any]) -> Partition:

@@ -184,14 +184,14 @@ class Pipeline:
             check_delivery(destination.delivery)
             check_order(job.tables, overwrite=overwrite)
             query = letters or LetterQuery()
-            found = retrying(
+            open_letters = retrying(
                 lambda: OpenLetters(job.group, destination.ledger, job.topics, query), stop, self.setup.patience_seconds
             )
-            if not len(found):
+            if not len(open_letters):
                 return Tally()
             brokers = Brokers(self.setup.source.cluster, stop)
             with self._reading(destination, job.owner) as reader:
-                return replay(job, brokers, destination, reader, found, on_step, stop, overwrite=overwrite)
+                return replay(job, brokers, destination, reader, open_letters, on_step, stop, overwrite=overwrite)
 
     @contextmanager
     def _reading(self, destination: Destination, owner: Owner) -> Iterator[SparkReader]:
@@ -242,8 +242,8 @@ class Pipeline:
         from tallymark.spark.reader import SparkReader
         from tallymark.spark.session import session
 
-        wanted = stages and self.road != "driver" and can_stage()
-        stage = destination.rows.stages(self.group, owner.run) if wanted else None
+        may_stage = stages and self.road != "driver" and can_stage()
+        stage = destination.rows.stages(self.group, owner.run) if may_stage else None
         if stages and self.road == "executors" and stage is None:
             raise BadInput(
                 f"road='executors': executors can't stage rows in {destination.rows.name}, "

@@ -60,7 +60,7 @@ def _account(moment: Moment, position: Position, commits: Sequence[Span]) -> Acc
         else:
             notes.append((note.kind, note.span))
     # A reset voids the letters after its target, so letters of earlier tallies are not among these.
-    letters = {one.offset for one in moment.letters if one.partition == position.partition}
+    letters = {letter.offset for letter in moment.letters if letter.partition == position.partition}
     return Account(
         position,
         skips=sorted(
@@ -110,8 +110,8 @@ def _balance(group: str, account: Account) -> Finding:
 def _skips(group: str, account: Account) -> Finding:
     position, found = account.position, sum(map(len, account.skips))
     outside = [str(skip) for skip in account.skips if not _within(skip, account.span)]
-    twice = [f"{one} and {two}" for one, two in pairwise(account.skips) if two.start < one.stop]
-    said = f"open skips of {found}" + "".join(f"; {one} is not in the tally" for one in outside)
+    twice = [f"{skip} and {next_skip}" for skip, next_skip in pairwise(account.skips) if next_skip.start < skip.stop]
+    said = f"open skips of {found}" + "".join(f"; {skip} is not in the tally" for skip in outside)
     said += "".join(f"; {pair} overlap" for pair in twice)
     wrong = found != position.tally.skipped or outside or twice
     advice = f"the journal and the tally differ; list the skips with tallymark skips list {group}" if wrong else None
@@ -178,18 +178,18 @@ def clipped(span: Span, to: Span) -> Span:
 
 def merged(spans: Iterable[Span]) -> list[Span]:
     """Return the same offsets as sorted spans that do not overlap or touch."""
-    found: list[Span] = []
+    joined: list[Span] = []
     for span in sorted(spans):
-        if found and span.start <= found[-1].stop:
-            found[-1] = Span(span.partition, found[-1].start, max(span.stop, found[-1].stop))
+        if joined and span.start <= joined[-1].stop:
+            joined[-1] = Span(span.partition, joined[-1].start, max(span.stop, joined[-1].stop))
         else:
-            found.append(span)
-    return found
+            joined.append(span)
+    return joined
 
 
 def uncovered(span: Span, apart: Sequence[Span]) -> int:
     """Return how many offsets of the span are in none of the spans ``apart``, which must not overlap."""
-    return len(span) - sum(len(clipped(one, span)) for one in apart)
+    return len(span) - sum(len(clipped(other, span)) for other in apart)
 
 
 def _covered(span: Span, by: Sequence[Span]) -> bool:

@@ -154,18 +154,18 @@ def _keyed(partition: Partition, made: pa.Table, there: pa.Table) -> pa.Table:
     made = _with(made, deleted=pc.fill_null(made["deleted"], False))
     keys = made.filter(pc.invert(made["deleted"])).group_by("offset").aggregate([("key", "count")])
     rows = made.join(there, "offset", join_type="left outer").join(keys, "offset", join_type="left outer")
-    found = pc.fill_null(rows["there"], 0)
+    held = pc.fill_null(rows["there"], 0)
     return pa.table(
         [
             rows["key"],
             pa.repeat(partition.topic, rows.num_rows),
             pa.repeat(pa.scalar(partition.number, pa.int32()), rows.num_rows),
             rows["offset"],
-            found,
+            held,
             pc.fill_null(rows["key_count"], 0),
             rows["deleted"],
             pc.fill_null(rows["final"], False),
-            pc.or_(pc.greater(found, 0), rows["deleted"]),
+            pc.or_(pc.greater(held, 0), rows["deleted"]),
             pa.repeat(True, rows.num_rows),
         ],
         schema=KEYS,
@@ -174,8 +174,8 @@ def _keyed(partition: Partition, made: pa.Table, there: pa.Table) -> pa.Table:
 
 def _by_record(rows: pa.Table) -> pa.Table:
     """Group by record. ``count`` is the number of the record's keys among these rows."""
-    found = rows.group_by(RECORD).aggregate([("key", "count"), ("there", "max"), ("keys", "max")])
-    return found.rename_columns({"key_count": "count", "there_max": "there", "keys_max": "keys"}).sort_by(
+    counted = rows.group_by(RECORD).aggregate([("key", "count"), ("there", "max"), ("keys", "max")])
+    return counted.rename_columns({"key_count": "count", "there_max": "there", "keys_max": "keys"}).sort_by(
         [(name, "ascending") for name in RECORD]
     )
 

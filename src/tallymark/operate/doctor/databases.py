@@ -12,7 +12,7 @@ from functools import partial
 from sqlalchemy import Column, Integer, MetaData, Table, delete, false, insert, select, text, update
 
 from tallymark.errors import AccessDenied, TallymarkError
-from tallymark.operate.findings import Finding, Opinion, asked, is_local, judge, ledger, line, skew, version
+from tallymark.operate.findings import Finding, Opinion, checked, is_local, judge, ledger, line, skew, version
 from tallymark.stores.sql.ledger.migrate import ledger_version
 from tallymark.stores.sql.ledger.tables import VERSION, metadata, schema
 from tallymark.stores.sql.store import SqlStore
@@ -81,8 +81,8 @@ def examine(store: SqlStore) -> Iterator[Finding]:
     """Yield all findings about a reachable database."""
     questions = {"version": _version, "settings": _settings, "encrypted": _line, "clock": _clock}
     for check, question in questions.items():
-        yield from asked("store", check, partial(question, store))
-    yield from asked("store", "ledger version", partial(_ledger, store), otherwise="fail")
+        yield from checked("store", check, partial(question, store))
+    yield from checked("store", "ledger version", partial(_ledger, store), otherwise="fail")
 
 
 def isolation(kind: str, found: str) -> Finding:
@@ -115,16 +115,16 @@ def permissions(kind: str, user: str | None, database: str | None, refused: str 
 
 def _version(store: SqlStore) -> Iterator[Finding]:
     with store.look() as connection:
-        found = tuple(part for part in connection.dialect.server_version_info or () if isinstance(part, int))
+        numbers = tuple(part for part in connection.dialect.server_version_info or () if isinstance(part, int))
         variant = "mariadb" if getattr(connection.dialect, "is_mariadb", False) else store.dialect.name
-        yield version(found[:3], OLDEST[variant])
+        yield version(numbers[:3], OLDEST[variant])
         yield isolation(store.dialect.name, connection.get_isolation_level())
 
 
 def _settings(store: SqlStore) -> Iterator[Finding]:
     with store.look() as connection:
-        found = connection.execute(text(SETTINGS[store.dialect.name])).all()
-    for name, value in found:
+        variables = connection.execute(text(SETTINGS[store.dialect.name])).all()
+    for name, value in variables:
         # The first run sets journal_mode, so its earlier value does not matter.
         if name != "journal_mode" or store.has_ledger():
             yield judge("store", name, value, *setting(name, str(value)))

@@ -12,7 +12,7 @@ from tallymark.errors import TableChanged
 from tallymark.kafka.cluster import Cluster
 from tallymark.operate.doctor import client, databases, topics
 from tallymark.operate.doctor.cluster import Examination
-from tallymark.operate.findings import Finding, asked, judge
+from tallymark.operate.findings import Finding, checked, judge
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store, sqlite_file
 from tallymark.stores.sql.store import SqlStore
@@ -41,10 +41,10 @@ def examine(patient: Patient, say: Say = lambda _: None) -> list[Finding]:
     stores: list[Finding] = []
     for url in dict.fromkeys(patient.stores):
         into = positions if url == patient.stores[0] else None
-        stores += asked("store", "connection", partial(_store, url, patient, into, say), otherwise="fail")
+        stores += checked("store", "connection", partial(_store, url, patient, into, say), otherwise="fail")
     if not patient.stores:
         stores = [judge("store", "connection", "not checked", warn="set --store or TALLYMARK_STORE")]
-    cluster = asked("cluster", "connection", partial(_cluster, patient, positions, say), otherwise="fail")
+    cluster = checked("cluster", "connection", partial(_cluster, patient, positions, say), otherwise="fail")
     say("this machine")
     return [*cluster, *stores, *client.examine()]
 
@@ -54,23 +54,23 @@ def _cluster(patient: Patient, positions: Positions, say: Say) -> Iterator[Findi
         yield judge("cluster", "connection", "not checked", warn="set --brokers or TALLYMARK_BROKERS")
         return
     say(f"the brokers at {patient.cluster.brokers}")
-    made = Examination(patient.cluster, patient.settings)
-    yield from made.reach()
-    yield from made.node_settings()
+    examination = Examination(patient.cluster, patient.settings)
+    yield from examination.reach()
+    yield from examination.node_settings()
     yield topics.polling(patient.settings)
     if patient.probe:
-        yield from asked("cluster", "clock skew", made.probe)
+        yield from checked("cluster", "clock skew", examination.probe)
     else:
         yield judge("cluster", "clock skew", "not measured; use --probe")
-    names = patient.topics or sorted({one.partition.topic for held in positions.values() for one in held})
-    found = made.brokers.resolve(names)
-    if not found:
+    names = patient.topics or sorted({position.partition.topic for held in positions.values() for position in held})
+    existing = examination.brokers.resolve(names)
+    if not existing:
         none = f"no topic matches {', '.join(names)}" if names else "set --topic, or --file with a pipeline"
         yield judge("cluster", "topics", "none", warn=none)
-    for name in found:
+    for name in existing:
         say(f"topic {name}")
-        here = {group: mine for group, held in positions.items() if (mine := _of_topic(held, name))}
-        yield from asked(f"topic {name}", "partitions", partial(made.topic, name, here))
+        of_topic = {group: mine for group, held in positions.items() if (mine := _of_topic(held, name))}
+        yield from checked(f"topic {name}", "partitions", partial(examination.topic, name, of_topic))
 
 
 def _of_topic(positions: Sequence[Position], topic: str) -> list[Position]:
@@ -81,8 +81,8 @@ def _store(url: str, patient: Patient, into: Positions | None, say: Say) -> Iter
     """Examine one store. If it holds the ledger, add its positions to ``into``."""
     file = sqlite_file(url)
     if file is not None and not file.exists():
-        there = file.absolute().parent.is_dir()
-        fail, warn = (None, "the first run creates it") if there else ("create its directory", None)
+        creatable = file.absolute().parent.is_dir()
+        fail, warn = (None, "the first run creates it") if creatable else ("create its directory", None)
         yield judge("store", "connection", f"no file {file}", fail=fail, warn=warn)
         return
     store = open_store(url)
@@ -95,7 +95,7 @@ def _store(url: str, patient: Patient, into: Positions | None, say: Say) -> Iter
         else:
             yield from _redis(store, url)
         if into is not None:
-            yield from asked("store", "ledger", partial(_positions, store, patient, into))
+            yield from checked("store", "ledger", partial(_positions, store, patient, into))
     finally:
         store.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from tallymark.operate.findings import Finding, Opinion, asked, judge, ledger, line, settings, skew, version
+from tallymark.operate.findings import Finding, Opinion, checked, judge, ledger, line, settings, skew, version
 from tallymark.stores.redis.address import Address
 from tallymark.stores.redis.ledger import VERSION
 from tallymark.stores.redis.rows import RedisKeys
@@ -25,8 +25,8 @@ def examine(store: RedisStore, address: Address) -> Iterator[Finding]:
         "clock skew": lambda: [_clock(store)],
     }
     for check, question in questions.items():
-        yield from asked("store", check, question)
-    yield from asked("store", "permissions", lambda: [_permissions(store)], otherwise="fail")
+        yield from checked("store", check, question)
+    yield from checked("store", "permissions", lambda: [_permissions(store)], otherwise="fail")
 
 
 def change(setting: str) -> str:
@@ -63,8 +63,8 @@ def _fsync(store: RedisStore) -> list[Finding]:
 
 def _version(store: RedisStore) -> Finding:
     server = store.ask(lambda client: client.info("server"))
-    said = str(server.get("valkey_version") or server.get("redis_version"))
-    return version(tuple(int(part) for part in said.split(".") if part.isdecimal()), OLDEST)
+    text = str(server.get("valkey_version") or server.get("redis_version"))
+    return version(tuple(int(part) for part in text.split(".") if part.isdecimal()), OLDEST)
 
 
 def _ledger(store: RedisStore, keys: RedisKeys) -> Finding:

@@ -51,15 +51,15 @@ def access(cluster: Cluster) -> list[Finding]:
     """Judge whether the connection is encrypted and the brokers are verified."""
     exposed = cluster.line is None and not all(is_local(host) for host, _ in cluster.addresses)
     advice = "the connection can be read and modified by others: use a TLS listener of the brokers and tls=Tls(...)"
-    found = [judge("cluster", "protocol", cluster.protocol, "SSL or SASL_SSL", warn=advice if exposed else None)]
+    findings = [judge("cluster", "protocol", cluster.protocol, "SSL or SASL_SSL", warn=advice if exposed else None)]
     if cluster.line is not None:
         off = (
             None
             if cluster.line.verify_hostname
             else "another server could impersonate a broker: leave out verify_hostname=False"
         )
-        found.append(judge("cluster", "host names verified", "no" if off else "yes", "yes", warn=off))
-    return found
+        findings.append(judge("cluster", "host names verified", "no" if off else "yes", "yes", warn=off))
+    return findings
 
 
 def size(brokers: int) -> Finding:
@@ -136,15 +136,20 @@ def in_sync(topic: str, partitions: Sequence[Replicas], minimum: int) -> Finding
 
     The last in-sync replica stays in the list even when its broker is down.
     """
-    few = [one for one in partitions if len(one.in_sync) < min(minimum, len(one.assigned))]
-    behind = [one for one in partitions if one.in_sync < one.assigned]
+    few = [partition for partition in partitions if len(partition.in_sync) < min(minimum, len(partition.assigned))]
+    behind = [partition for partition in partitions if partition.in_sync < partition.assigned]
     for what, bad in {
-        "no leader": [one for one in partitions if one.leader is None],
+        "no leader": [partition for partition in partitions if partition.leader is None],
         "too few in-sync replicas for writes": few,
         "under-replicated": behind,
     }.items():
         if bad:
-            missing = {node for one in bad for node in one.assigned if one.leader is None or node not in one.in_sync}
+            missing = {
+                node
+                for partition in bad
+                for node in partition.assigned
+                if partition.leader is None or node not in partition.in_sync
+            }
             advice = f"restart brokers {', '.join(map(str, sorted(missing)))}, or replace them"
             found = f"{len(bad)} of {len(partitions)} partitions: {what}"
             fail, warn = (None, advice) if bad is behind else (advice, None)

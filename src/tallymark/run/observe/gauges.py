@@ -90,8 +90,8 @@ class Watch:
         if not store.has_ledger():
             return
         saved, state = store.positions(self.group).get(self.group, []), store.state(self.group)
-        ours = [one for one in saved if one.owner is not None and one.owner.run in self._runs]
-        self.seen = Observation(ours, measure(brokers, ours), state is not None and state.paused)
+        owned = [position for position in saved if position.owner is not None and position.owner.run in self._runs]
+        self.seen = Observation(owned, measure(brokers, owned), state is not None and state.paused)
 
 
 class Gauges(Collector):
@@ -143,7 +143,7 @@ def _family(name: str, words: str, watches: Iterable[Watch], value: Value) -> Ga
         # Read once, because another thread may replace it at any time.
         seen = watch.seen
         for position in seen.positions:
-            found = value(position, seen.lags[position.partition])
-            if found is not None:
-                family.add_metric([watch.group, position.partition.topic, str(position.partition.number)], found)
+            measured = value(position, seen.lags[position.partition])
+            if measured is not None:
+                family.add_metric([watch.group, position.partition.topic, str(position.partition.number)], measured)
     return family
