@@ -19,6 +19,7 @@ from tallymark.core.spans import Log, Mark, Partition, Span, Tally, Truncation
 from tallymark.errors import LogTruncated, PositionMoved, PositionRefused
 from tallymark.run.prepare import Cursor
 from tallymark.run.truncation import Validation, may_be_truncated
+from tallymark.run.until import Retrying
 from tests.unit.strategies import NOON, log, position
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
@@ -41,7 +42,7 @@ class Asked:
 
 
 def validation(asked: Asked) -> Validation:
-    return Validation(cast("Any", asked), threading.Event(), 0.1)
+    return Validation(cast("Any", asked), Retrying(threading.Event(), 0.1))
 
 
 # When a check is needed

@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import count, islice
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from tallymark.core.batch import NOT_KEPT, BatchToCommit, check_letters, is_kept, refused, without_refused
 from tallymark.core.budget import Budget
@@ -24,21 +24,26 @@ from tallymark.core.journal import DEAD, Journal, Letter, LetterQuery
 from tallymark.core.plan import Plan
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import DeadLetter, RawRecord, Reader, Reading
-from tallymark.core.retry import retrying
 from tallymark.core.spans import Partition, Position, Tally
 from tallymark.core.tables import Refusal
 from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, TallymarkError
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import is_pattern
 from tallymark.run.commit import Committer, Destination
+from tallymark.run.prepare import empty_reading
 from tallymark.run.setup import Job
 from tallymark.run.skips import check_order
+from tallymark.run.until import Retrying
 from tallymark.stores.contract import Store
+
+log = logging.getLogger(__name__)
 
 MOST = 1_000
 """Maximum number of letters in one transaction."""
 MOST_REFUSALS = 5
 """How often the same letters may be refused in a row although none of them has been settled."""
+UNLIMITED = Budget(max_dead_per_batch=None, max_dead_ratio_per_batch=None)
+"""Replays have no budget: a record that fails again was dead before."""
 
 
 class OpenLetters:
@@ -174,14 +179,6 @@ def _reads(topics: Collection[str], topic: str) -> bool:
     return any(re.match(name, topic) if is_pattern(name) else name == topic for name in topics)
 
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-UNLIMITED = Budget(max_dead_per_batch=None, max_dead_ratio_per_batch=None)
-"""Replays have no budget: a record that fails again was dead before."""
-
-
 class Rereader(Reader, Protocol):
     """A reader that also accepts records instead of spans."""
 
@@ -230,6 +227,7 @@ class Replayer:
         stop: threading.Event,
     ) -> None:
         self._job, self._brokers, self._reader, self._on_step, self._stop = job, brokers, reader, on_step, stop
+        self._retrying = Retrying(stop, job.patience)
         self._store = destination.rows
         self._records: dict[tuple[object, int], DeadLetter] = {}
         self._committer = Committer(job.group, destination, UNLIMITED, self._letters, job.patience, stop)
@@ -293,7 +291,7 @@ class Replayer:
         self, records: Sequence[DeadLetter], name: str, without: Collection[tuple[Partition, int]] = ()
     ) -> Reading:
         records = [record for record in records if (record.partition, record.offset) not in without]
-        reading = self._reader.reread(records, name) if records else self._nothing()
+        reading = self._reader.reread(records, name) if records else empty_reading(self._reader)
         _check_count(reading, len(records))
         return reading
 
@@ -307,12 +305,6 @@ class Replayer:
         return [
             replace(self._records[refusal.record], table=refusal.table, error=refusal.error) for refusal in refusals
         ]
-
-    def _nothing(self) -> Reading:
-        return Reading({}, {name: schema.empty_table() for name, schema in self._reader.schemas().items()}, [])
-
-    def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self._job.patience)
 
 
 def _check_count(reading: Reading, expected: int) -> None:

@@ -12,14 +12,13 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timezone
-from typing import Literal, TypeVar
+from typing import Literal
 
 from tallymark.core.claims import Entry
 from tallymark.core.plan import Plan
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import Reader
-from tallymark.core.retry import Background, retrying
+from tallymark.core.retry import Background
 from tallymark.core.spans import Partition, Tally
 from tallymark.errors import (
     BatchTooLarge,
@@ -37,12 +36,11 @@ from tallymark.run.commit import Committer, Destination
 from tallymark.run.ownership import Ownership, OwnershipChange
 from tallymark.run.prepare import Cursor, Preparation, Prepared
 from tallymark.run.setup import Job
-from tallymark.run.until import Goals, may_go_on
+from tallymark.run.until import Goals, Retrying, may_go_on
 
 log = logging.getLogger(__name__)
 
 Until = Literal["stopped", "caught-up"]
-T = TypeVar("T")
 
 FIRST_WAIT, LONGEST_WAIT = 0.01, 0.1
 """Shortest and longest wait of an idle loop, in seconds; the wait grows while there are no new records."""
@@ -67,6 +65,7 @@ class Loop:
         self._reader = reader
         self._on_step = on_step
         self._stop = brokers.stop
+        self._retrying = Retrying(self._stop, job.patience)
         member = membership or Alone(brokers, job.topics)
         self._ownership = Ownership(
             job.group,
@@ -106,15 +105,12 @@ class Loop:
 
     def _check(self) -> dict[str, Topic]:
         """Check everything that can be checked before joining and claiming. Returns the existing topics."""
-        topics = retrying(lambda: self._brokers.find(self.job.topics), self._stop, self.job.patience)
+        topics = self._retrying(lambda: self._brokers.find(self.job.topics))
         schemas = self._reader.schemas()
         self._store.check_tables(self.job.tables, schemas)
         self._ledger.create_ledger()
         self._store.create_tables(self.job.tables, schemas)
         return topics
-
-    def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self.job.patience)
 
     def _running(self, goals: Goals | None, meanwhile: Callable[[], None] | None = None) -> bool:
         """Whether to continue; waits while the group is paused."""
@@ -293,7 +289,3 @@ class Loop:
             total += self._commit(part)
             planned = planned.after(part.batch.plan)
         return total
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)

@@ -12,25 +12,25 @@ import logging
 import shlex
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import count
-from typing import TypeVar
 
 from tallymark.core.batch import BatchToCommit, check_letters, fetched, refused, without_refused
 from tallymark.core.claims import Skip, explain_loss
 from tallymark.core.plan import Move, Plan, adapt, check_identity, readable_from
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import DeadLetter, Reader, Reading
-from tallymark.core.retry import retrying
 from tallymark.core.spans import Log, Partition, Position, Span, Tally
 from tallymark.core.tables import Refusal, TableSpec
 from tallymark.errors import BadInput, BatchTooLarge, GroupPaused, PositionMoved
 from tallymark.kafka.brokers import Brokers
 from tallymark.run.commit import Committer, Destination
+from tallymark.run.prepare import empty_reading
 from tallymark.run.setup import Job
+from tallymark.run.until import Retrying
 
 log = logging.getLogger(__name__)
 
@@ -97,9 +97,6 @@ def held_logs(
     return {partition: log for partition, log in logs.items() if ids.get(partition) == (log.topic_id, log.cluster_id)}
 
 
-T = TypeVar("T")
-
-
 def backfill(
     job: Job,
     brokers: Brokers,
@@ -151,6 +148,7 @@ class Filler:
     ) -> None:
         self._skips = skips
         self._job, self._brokers, self._reader, self._on_step, self._stop = job, brokers, reader, on_step, stop
+        self._retrying = Retrying(stop, job.patience)
         self._store = destination.rows
         self._committer = Committer(job.group, destination, job.budget, self._letters, job.patience, stop)
         most = min(job.limits.records, self._store.most_records or job.limits.records)
@@ -227,7 +225,7 @@ class Filler:
         return batch
 
     def _reading(self, move: Move, name: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
-        reading = self._reader.read([move.read_span], name, without) if move.read else self._nothing()
+        reading = self._reader.read([move.read_span], name, without) if move.read else empty_reading(self._reader)
         # Checked after the read: a topic that is the same now was the same during the read.
         self._skips.log(move.partition)
         check_letters(reading)
@@ -247,9 +245,3 @@ class Filler:
 
     def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
         return fetched(refusals, lambda offsets: self._retrying(lambda: self._brokers.records(offsets)))
-
-    def _nothing(self) -> Reading:
-        return Reading({}, {name: schema.empty_table() for name, schema in self._reader.schemas().items()}, [])
-
-    def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self._job.patience)

@@ -8,16 +8,15 @@ checked only if its current leader has a higher epoch.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 
 from tallymark.core.claims import Claim, PositionChanges, Restart, check_held
-from tallymark.core.retry import retrying
 from tallymark.core.spans import Log, Mark, Owner, Partition, Position, Truncation
 from tallymark.errors import LogTruncated
 from tallymark.kafka.brokers import Brokers
+from tallymark.run.until import Retrying
 from tallymark.stores.contract import Store
 
 log = logging.getLogger(__name__)
@@ -70,8 +69,8 @@ def cut_back(
 class Validation:
     """Checks once for each leader election whether a log still holds the records that were read."""
 
-    def __init__(self, brokers: Brokers, stop: threading.Event, patience: float | None) -> None:
-        self._brokers, self._stop, self._patience = brokers, stop, patience
+    def __init__(self, brokers: Brokers, retrying: Retrying) -> None:
+        self._brokers, self._retrying = brokers, retrying
         self._holding: dict[Partition, tuple[Mark, Mark]] = {}
         """Marks that are valid under a newer leader: the original mark, and the mark with the newer epoch."""
 
@@ -89,7 +88,7 @@ class Validation:
         if not doubtful:
             return
         epochs = {partition: (mark.offset, mark.leader_epoch or 0) for partition, mark in doubtful.items()}
-        cut = retrying(lambda: self._brokers.truncated(epochs), self._stop, self._patience)
+        cut = self._retrying(lambda: self._brokers.truncated(epochs))
         if cut:
             raise refusal(
                 [Truncation(one, marks[one].offset, at, logs[one].leader_epoch) for one, at in sorted(cut.items())]

@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from tallymark.core.plan import caught_up, lowered
 from tallymark.core.retry import retrying
@@ -19,8 +20,23 @@ from tallymark.core.spans import GroupState, Log, Partition, Position, Span
 from tallymark.errors import GroupPaused
 from tallymark.stores.contract import Store
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 LOOK_SECONDS = 0.5
 """Interval for checking the positions of other members, and whether the logs still extend to the goals."""
+
+
+@dataclass(frozen=True)
+class Retrying:
+    """Retries work for as long as one run allows: until its ``stop``, and for its ``patience`` in seconds."""
+
+    stop: threading.Event
+    patience: float | None
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        return retrying(work, self.stop, self.patience)
 
 
 class Goals:
@@ -58,8 +74,6 @@ class Goals:
             self._looked = time.monotonic()
         return self._others
 
-
-log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 1.0
 """How often a paused group checks whether it has been resumed."""

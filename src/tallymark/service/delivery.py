@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import count
-from typing import TypeVar
 
 import pyarrow as pa
 
@@ -23,7 +22,6 @@ from tallymark.core.batch import BatchToCommit
 from tallymark.core.claims import Entry
 from tallymark.core.plan import Move
 from tallymark.core.progress import OnStep, Progress, Step, ignore
-from tallymark.core.retry import retrying
 from tallymark.core.skip_ahead import Every, jumps
 from tallymark.core.spans import Owner, Partition
 from tallymark.errors import Fenced, LogTruncated, UnknownTopic, Unreachable
@@ -35,7 +33,7 @@ from tallymark.run.commit import Committer, Destination, Handled, HandledCommitt
 from tallymark.run.loop import Until
 from tallymark.run.ownership import Ownership, OwnershipChange
 from tallymark.run.setup import Setup, new_owner
-from tallymark.run.until import Goals, may_go_on
+from tallymark.run.until import Goals, Retrying, may_go_on
 from tallymark.service.ahead import Ahead, Answer
 from tallymark.service.batch import Batch, Records
 from tallymark.service.progress import PartitionProgress, progress_of
@@ -43,7 +41,6 @@ from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 FETCH_SECONDS = 0.1
 """How long to wait for records before checking for a new assignment."""
@@ -68,6 +65,7 @@ class Consuming:
         self.owner = owner or new_owner()
         self._setup = setup
         self._stop = stop
+        self._retrying = Retrying(stop, setup.patience_seconds)
         self._on_step = on_step
         self._ledger = destination.ledger
         self._most = destination.rows.most_records
@@ -337,6 +335,3 @@ class Consuming:
         except Fenced:
             if not batch.abandoned:
                 raise
-
-    def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self._setup.patience_seconds)

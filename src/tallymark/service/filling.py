@@ -9,18 +9,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 from tallymark.core.batch import BatchToCommit
 from tallymark.core.claims import Skip
 from tallymark.core.plan import Move, readable_from
 from tallymark.core.progress import OnStep, Progress, Step, ignore
-from tallymark.core.retry import retrying
 from tallymark.core.spans import Span, Tally
 from tallymark.errors import CommitRefused, Unreachable
 from tallymark.formats.json import JsonDecoder
@@ -29,13 +28,13 @@ from tallymark.kafka.fetch import Fetcher, OutOfRange
 from tallymark.run.commit import Committer, Destination, Handled, HandledCommitter
 from tallymark.run.setup import Setup, new_owner
 from tallymark.run.skips import OpenSkips
+from tallymark.run.until import Retrying
 from tallymark.service.batch import Batch, decoded
 from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
 
 FETCH_SECONDS = 0.2
-T = TypeVar("T")
 
 
 class Filling:
@@ -44,6 +43,7 @@ class Filling:
     def __init__(self, setup: Setup, destination: Destination, stop: threading.Event, on_step: OnStep = ignore) -> None:
         self._setup = setup
         self._stop = stop
+        self._retrying = Retrying(stop, setup.patience_seconds)
         self._on_step = on_step
         self._destination = destination
         self._brokers = Brokers(setup.source.cluster, stop)
@@ -123,6 +123,3 @@ class Filling:
             return span.start, []
         finally:
             fetcher.close()
-
-    def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self._setup.patience_seconds)

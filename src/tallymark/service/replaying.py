@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
 
 from tallymark.core.journal import Letter, LetterQuery
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import DeadLetter
-from tallymark.core.retry import retrying
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, CommitRefused
 from tallymark.formats.json import JsonDecoder
@@ -28,12 +27,11 @@ from tallymark.kafka.brokers import Brokers
 from tallymark.run.commit import Committer, Destination, Handled, HandledCommitter
 from tallymark.run.letters import MOST, UNLIMITED, OpenLetters, check_delivery, completed, coordinates, outcome
 from tallymark.run.setup import Setup, new_owner
+from tallymark.run.until import Retrying
 from tallymark.service.batch import Batch, decoded
 from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,7 @@ class Replaying:
         check_delivery(destination.delivery)
         self._setup = setup
         self._stop = stop
+        self._retrying = Retrying(stop, setup.patience_seconds)
         self._on_step = on_step
         self._ledger = destination.ledger
         self._brokers = Brokers(setup.source.cluster, stop)
@@ -139,6 +138,3 @@ class Replaying:
         tried = {coordinates(letter): letter for letter in batch_letters}
         commit = partial(self.transaction, letters)
         return Batch(name, (), by_partition, records, [*undecoded, *gone], commit, tried=tried)
-
-    def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self._setup.patience_seconds)
