@@ -107,7 +107,7 @@ def test_an_owner_that_does_not_report_is_judged_by_its_commits() -> None:
     )
     assert said(facts([], history=[batch(90, Span(ZERO, 0, 10))])).startswith("unknown: run r1 on here has owned it")
     assert said(facts([])).endswith("no commit yet")
-    # A run that ended later than that claim began knows better.
+    # A run that ended after the claim began is newer than the claim.
     assert said(facts([over("r9", error="boom")], history=lines)).startswith("failed: run r9")
 
 
