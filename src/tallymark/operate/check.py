@@ -172,12 +172,12 @@ def _columns(store: SqlStore, table: str) -> list[str] | None:
 def _destination(setup: Setup) -> Iterator[Destination]:
     """Open the destination. A missing SQLite file is opened in a temporary directory, because opening creates it."""
     with TemporaryDirectory() as elsewhere:
-        urls = [_unmade(url, elsewhere) if url else None for url in (setup.store, setup.ledger)]
+        urls = [_temporary(url, elsewhere) if url else None for url in (setup.store, setup.ledger)]
         with replace(setup, store=urls[0] or setup.store, ledger=urls[1]).destination() as destination:
             yield destination
 
 
-def _unmade(url: str, elsewhere: str) -> str:
+def _temporary(url: str, elsewhere: str) -> str:
     file = sqlite_file(url)
     absent = file is not None and not file.exists() and file.parent.is_dir()
     return f"sqlite:///{elsewhere}/{file.name}" if file is not None and absent else url

@@ -101,7 +101,7 @@ def judge(facts: Facts) -> Health:
     if state.paused:
         return Health(PAUSED, f"by {state.by} since {moment(state.since)}: {state.reason}")
     if not facts.alive:
-        return _unheard(facts) or _ended(facts)
+        return _without_heartbeats(facts) or _ended(facts)
     return _stalled(facts) or _rewound(facts) or Health(RUNNING, "; ".join([_pace(facts), *_ownerless(facts)]))
 
 
@@ -164,7 +164,7 @@ def _named(run: Run | Owner) -> str:
     return f"run {run.name if isinstance(run, Run) else run.run} on {run.host}"
 
 
-def _unheard(facts: Facts) -> Health | None:
+def _without_heartbeats(facts: Facts) -> Health | None:
     """Judge a group with owners that do not report runs, such as sinks of streaming queries."""
     known, last = {run.name for run in facts.runs}, max(map(_end, facts.runs), default=None)
     owners = [position.owner for position in facts.positions if position.owner and position.owner.run not in known]

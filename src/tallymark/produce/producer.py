@@ -189,7 +189,7 @@ class Producer:
     def flush(self, timeout: float = WAIT_SECONDS) -> None:
         """Wait until every record is delivered or has failed, and raise unreported failures."""
         self._empty(timeout)
-        self._reports.tell()
+        self._reports.raise_failures()
 
     def close(self, timeout: float = WAIT_SECONDS) -> None:
         """Flush and close. Records that are not delivered in time are dropped and reported."""
@@ -208,7 +208,7 @@ class Producer:
                 self._reports.log()
                 raise
             self._end()
-            self._reports.tell()
+            self._reports.raise_failures()
 
     def detach(self) -> None:
         """Close in a forked child: the producer and its records belong to the parent process."""
@@ -303,7 +303,7 @@ class Producer:
         with self._closing:
             self._drop_all()
         if delivery.place is None:
-            self._reports.heard(delivery)
+            self._reports.mark_reported(delivery)
             raise self._state.refusal()
 
     def _drop_all(self) -> None:

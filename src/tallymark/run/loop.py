@@ -197,7 +197,7 @@ class Loop:
             if not finished:
                 ahead = background.submit(self._ahead.prepare)
             if prepared is not None and self._running(goals):
-                self._total += self._commit_if_ours(prepared)
+                self._total += self._commit_if_owned(prepared)
             if finished and self._finished(goals):
                 self._running(goals)
                 return
@@ -234,7 +234,7 @@ class Loop:
             return True
         return goals is not None and self._ownership.assigned and goals.reached(self._cursor.offsets)
 
-    def _commit_if_ours(self, prepared: Prepared) -> Tally:
+    def _commit_if_owned(self, prepared: Prepared) -> Tally:
         if prepared.turn != self._cursor.turn:
             claims, moved = self._ownership.claims, {move.partition for move in prepared.batch.plan.moves}
             self._cursor.go_back(

@@ -22,7 +22,7 @@ from tallymark.core.start import Start, StartRules
 from tallymark.errors import Fenced, PositionRefused, TallymarkError, UnknownTopic, Unreachable
 from tallymark.kafka.brokers import Brokers, Topic
 from tallymark.kafka.membership import Assignment, Membership
-from tallymark.run.heartbeat import Heartbeat, words
+from tallymark.run.heartbeat import Heartbeat, error_text
 from tallymark.run.rebalances import Fences, RebalanceLog
 from tallymark.run.truncation import Validation, cut_back
 from tallymark.run.until import Goals, Retrying
@@ -124,11 +124,11 @@ class Ownership:
     def reconcile(self) -> OwnershipChange:
         """Bring claims in line with the assignment and with claims of other owners."""
         try:
-            self._look_at_claims()
+            self._check_claims()
         except Fenced as refused:
             return self.recover(refused)
         now = self._retrying(self._membership.assignment)
-        self._say_waiting(now)
+        self._warn_if_waiting(now)
         lost = [partition for partition in self.claims if now.ours.get(partition) != self._serials[partition]]
         revoked = [partition for partition in self.claims if partition in now.leaving and partition not in lost]
         if lost:
@@ -139,7 +139,9 @@ class Ownership:
         self._membership.acknowledge(now.leaving)
         if revoked:
             self._rebalances.record("revoked", held=len(self.claims), lost=revoked, since=now.announced_at)
-        claimable = {partition: serial for partition, serial in now.ours.items() if self._wants(partition, now.leaving)}
+        claimable = {
+            partition: serial for partition, serial in now.ours.items() if self._may_claim(partition, now.leaving)
+        }
         gained: frozenset[Partition] = frozenset()
         if claimable:
             try:
@@ -193,12 +195,12 @@ class Ownership:
 
         Only the text is kept: a reference to the exception would keep its frames alive, and the loop with them.
         """
-        self._failure = words(error)
+        self._failure = error_text(error)
 
     def leave(self) -> bool:
         """Release all partitions, first in the ledger, then in the group. Returns whether the ledger is reachable."""
         error = sys.exc_info()[1]
-        reason = self._failure if isinstance(error, GeneratorExit) else words(error)
+        reason = self._failure if isinstance(error, GeneratorExit) else error_text(error)
         held, began = list(self.claims), time.monotonic()
         reached = self._release(held)
         self._membership.leave()
@@ -281,7 +283,7 @@ class Ownership:
         )
         self._drop(partitions)
 
-    def _look_at_claims(self) -> None:
+    def _check_claims(self) -> None:
         if time.monotonic() - self._looked > LOOK_SECONDS:
             check_held(self.claims, self._saved() if self.claims else {})
             self._looked = time.monotonic()
@@ -290,7 +292,7 @@ class Ownership:
         saved = self._retrying(lambda: self._ledger.positions(self._group))
         return {position.partition: position for position in saved.get(self._group, [])}
 
-    def _say_waiting(self, now: Assignment) -> None:
+    def _warn_if_waiting(self, now: Assignment) -> None:
         if not now.announced_at and self._joined and time.monotonic() - self._joined > LONG_WAIT:
             self._joined = 0.0
             log.warning(
@@ -299,7 +301,7 @@ class Ownership:
                 self._group,
             )
 
-    def _wants(self, partition: Partition, leaving: Collection[Partition]) -> bool:
+    def _may_claim(self, partition: Partition, leaving: Collection[Partition]) -> bool:
         waiting = self._fences.within(partition, self._membership.grace or 0)
         return partition not in self.claims and partition not in leaving and not waiting
 

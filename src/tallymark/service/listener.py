@@ -141,12 +141,12 @@ class Listening:
     def _handle_others(self, batch: Batch, undoing: Sequence[Failed], singly: bool) -> None:
         """Apply all records except those that the handler fails on, which become dead letters."""
         with batch.transaction() as db:
-            failed = [*undoing, *self._blame(batch.records.without(_places(undoing)), db, singly)]
+            failed = [*undoing, *self._isolate(batch.records.without(_places(undoing)), db, singly)]
             for records, error in failed:
                 batch.dead(records[0], str(error))
             self._check_failures(batch, LanesOutcome(len(batch), [error for _, error in failed]))
 
-    def _blame(self, records: Records, db: Transaction, singly: bool) -> list[Failed]:
+    def _isolate(self, records: Records, db: Transaction, singly: bool) -> list[Failed]:
         """Apply the records in ever smaller parts to isolate those that the handler fails on. Returns them with errors.
 
         With deferred constraints, a record may depend on a later record. So records that fail only in the check are

@@ -39,7 +39,7 @@ class Microbatch:
     run: str
     number: int
     name: str
-    wanted: Callable[[], bool]
+    is_active: Callable[[], bool]
     """Whether the query still runs."""
     failure: Callable[[], str | None]
     """The error that ended the query, if any."""

@@ -18,7 +18,7 @@ from tallymark.errors import BadInput, TallymarkError
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import Kafka
 from tallymark.run.commit import Destination
-from tallymark.run.heartbeat import Heartbeat, words
+from tallymark.run.heartbeat import Heartbeat, error_text
 from tallymark.run.letters import OpenLetters, check_delivery, replay
 from tallymark.run.loop import Loop, Until
 from tallymark.run.observe import observed
@@ -145,7 +145,7 @@ class Pipeline:
             try:
                 loop = self._loop(destination, watch, owner)
             except TallymarkError as error:
-                Heartbeat(destination.ledger, self.group, owner).end(words(error))
+                Heartbeat(destination.ledger, self.group, owner).end(error_text(error))
                 raise
             with leaving_on_signals(loop.stop):
                 return loop.run(until)

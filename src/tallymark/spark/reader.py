@@ -119,7 +119,7 @@ class SparkReader:
         without: Collection[tuple[Partition, int]],
         then: Sequence[Span] | None,
     ) -> Reading:
-        self._check_wanted()
+        self._check_running()
         offsets = sum(map(len, spans))
         self._scan.name_jobs(offsets)
         small = offsets <= self._small
@@ -217,7 +217,7 @@ class SparkReader:
         return not self._shaper.computing or len(self._parts(spans)) == 1
 
     def _scan_part(self, spans: Sequence[Span]) -> pa.Table:
-        self._check_wanted()
+        self._check_running()
         self._scan.name_jobs(sum(map(len, spans)))
         return self._scan.to_arrow(spans)
 
@@ -226,7 +226,7 @@ class SparkReader:
         size = self._memory.guess(spans)
         return split(spans, max(1, min(sum(map(len, spans)), math.ceil(min(size, sys.maxsize) / PART))))
 
-    def _check_wanted(self) -> None:
+    def _check_running(self) -> None:
         if self._cancelled:
             raise ReadFailed("the batch was not read, because the run is ending")
 

@@ -37,7 +37,7 @@ from tallymark.errors import (
     TopicRecreated,
 )
 from tallymark.run.commit import Committer, Destination
-from tallymark.run.heartbeat import Heartbeat, words
+from tallymark.run.heartbeat import Heartbeat, error_text
 from tallymark.run.setup import new_owner
 from tallymark.run.until import may_go_on
 from tallymark.stores.opening import open_store
@@ -168,7 +168,7 @@ class Sink:
 
     def _end_run(self, error: BaseException | None = None) -> None:
         if self._heartbeat is not None:
-            self._heartbeat.end(words(error))
+            self._heartbeat.end(error_text(error))
         self._heartbeat = self._run = None
 
     def _at_exit(self) -> None:
@@ -204,7 +204,7 @@ class Sink:
         retrying(lambda: self._store.create_tables(self._specs, schemas), patience=self._patience)
         kept = {self._owner.run}
         retrying(lambda: self._store.clear_stages(self.name, keep=kept), patience=self._patience)
-        self._heartbeat = Heartbeat(self._store, self.name, self._owner, micro.wanted, self._retention)
+        self._heartbeat = Heartbeat(self._store, self.name, self._owner, micro.is_active, self._retention)
         self._heartbeat.start()
         self._next, self._run, self._failure = position.next_offset, micro.run, micro.failure
         atexit.unregister(self._at_exit)
@@ -240,7 +240,7 @@ class Sink:
                 "between would be missing; start the query with its latest checkpoint"
             )
         if micro.number < position.next_offset - 1:
-            raise self._older(micro, position)
+            raise self._stale_checkpoint(micro, position)
 
     def _check_repeated(self, micro: Microbatch, position: Position) -> None:
         """Spark repeats at most the last micro-batch, with the same offsets; other offsets mean other rows."""
@@ -251,9 +251,9 @@ class Sink:
         if not last:
             log.warning("repeated batch not verified, its history was pruned sink=%s batch=%s", self.name, micro.name)
         elif micro.name not in last:
-            raise self._older(micro, position)
+            raise self._stale_checkpoint(micro, position)
 
-    def _older(self, micro: Microbatch, position: Position) -> PositionRefused:
+    def _stale_checkpoint(self, micro: Microbatch, position: Position) -> PositionRefused:
         return PositionRefused(
             f"sink {self.name}: batches up to {position.next_offset - 1} are committed, and this checkpoint repeats "
             f"batch {micro.number} with other rows, so it is an older copy; start the query with its latest checkpoint"
@@ -269,7 +269,7 @@ class Sink:
         left = threading.Event()
 
         def look() -> None:
-            if not micro.wanted():
+            if not micro.is_active():
                 left.set()
 
         if not may_go_on(self._store, self.name, left, self._patience, has_end=False, meanwhile=look):

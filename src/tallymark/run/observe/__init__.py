@@ -43,8 +43,8 @@ def observed(setup: Setup, run: str, on_step: OnStep) -> Iterator[OnStep]:
 
             callbacks.append(stack.enter_context(Tracing(setup.group)))
 
-        def tell(step: Step, progress: Progress) -> None:
+        def notify(step: Step, progress: Progress) -> None:
             for callback in (*callbacks, on_step):
                 callback(step, progress)
 
-        yield tell if callbacks else on_step
+        yield notify if callbacks else on_step

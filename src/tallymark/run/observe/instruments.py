@@ -54,7 +54,7 @@ class Instruments:
         for kind in ("assigned", "revoked", "lost", "left"):
             self._rebalances.labels(group, kind)
 
-        def tell(step: Step, progress: Progress) -> None:
+        def on_step(step: Step, progress: Progress) -> None:
             for lap in stopwatch.laps(step, progress):
                 self._seconds.labels(group, lap.stage).observe(lap.stop - lap.start)
             if step is Step.COMMITTED:
@@ -64,16 +64,16 @@ class Instruments:
             elif step is Step.DROPPED:
                 self._drop(group, progress.error)
 
-        return tell
+        return on_step
 
     def rebalanced(self, group: str, run: str) -> Callable[[Rebalance], None]:
         """The callback for rebalances, which counts those of one run."""
 
-        def tell(rebalance: Rebalance) -> None:
+        def on_rebalance(rebalance: Rebalance) -> None:
             if rebalance.run == run:
                 self._rebalances.labels(group, rebalance.kind).inc()
 
-        return tell
+        return on_rebalance
 
     def _count(self, group: str, progress: Progress) -> None:
         self._batches.labels(group).inc()
