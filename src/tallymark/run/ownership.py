@@ -75,7 +75,7 @@ class Ownership:
         self._rebalances = RebalanceLog(ledger, group, owner, enabled=membership.grace is not None)
         self._start_rules = StartRules(start, frozenset(), membership.chosen, tolerant)
         self._may_override, self._epochs = True, dict[Partition, int]()
-        # The order in which members claim is irrelevant if all start at the earliest or partitions are chosen by hand.
+        # The order in which members claim is irrelevant if all start at the earliest or partitions are chosen explicitly.
         self._begins = start.kind != "earliest" and membership.chosen is None
         self._heartbeat = Heartbeat(ledger, group, owner, retention=retention)
         self._failure: str | None = None

@@ -24,12 +24,12 @@ KEYS = pa.schema(
     [
         *(("key", pa.int64()), ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())),
         *(("there", pa.int64()), ("keys", pa.int64())),
-        *(("deleted", pa.bool_()), ("final", pa.bool_()), ("stands", pa.bool_()), ("alone", pa.bool_())),
+        *(("deleted", pa.bool_()), ("final", pa.bool_()), ("present", pa.bool_()), ("alone", pa.bool_())),
     ]
 )
 """A row for each key of a record. ``keys``: number of keys that the record puts. ``there``: number of its table rows.
 
-``final``: the record deletes the row of the key, regardless of its version. ``stands``: the table has a row of the
+``final``: the record deletes the row of the key, regardless of its version. ``present``: the table has a row of the
 record, or the record deletes the row of the key. ``alone``: no other record has the key.
 """
 FOR_EVER = 2**63 - 1
@@ -52,10 +52,10 @@ class KeyedRows:
         return self.spec.write == "upsert" and self.spec.version is None
 
     def keep(self, scope: Scope, made: pa.Table, there: pa.Table) -> None:
-        """Keep the last record of each key and partition, or if order does not decide, a record that stands."""
+        """Keep the last record of each key and partition, or if order does not decide, a record that is present."""
         new = _keyed(scope.partition, made, there)
         # Backfilled and replayed records were applied after later records, and may have overwritten or deleted them.
-        later = pc.and_(new["stands"], pc.greater(in_spans(new["offset"], _late(scope)), 0))
+        later = pc.and_(new["present"], pc.greater(in_spans(new["offset"], _late(scope)), 0))
         late = _with(new.filter(later), offset=FOR_EVER, deleted=False, final=False, alone=False)
         if not self.ordered:
             if self.spec.version:
@@ -69,7 +69,7 @@ class KeyedRows:
         self._passed = pa.concat_tables([self._passed, passed.filter(pc.greater(passed["there"], 0))])
 
     def _keep_any(self, rows: pa.Table) -> None:
-        """Keep for each key and partition a record that stands since the last final deletion.
+        """Keep for each key and partition a record that is present since the last final deletion.
 
         A final deletion leaves no row of an earlier record.
         """
@@ -84,14 +84,14 @@ class KeyedRows:
         self._passed = pa.concat_tables([self._passed, before.filter(pc.greater(before["there"], 0))])
         # The deletion itself matters only if no record follows it.
         since = (numbers > deletion) | ((numbers == deletion) & is_last)
-        rows, starts, ends = _runs(rows.filter(pa.array(since)), HERE, "stands")
+        rows, starts, ends = _runs(rows.filter(pa.array(since)), HERE, "present")
         alone = pc.and_(rows["alone"], pc.and_(starts, ends))
         self._kept = _with(rows, alone=alone).filter(ends)
 
     def missing(self) -> Iterator[Difference]:
-        """Yield records with too few rows, and records without a row for a key of which no record stands."""
-        rows, starts, ends = _runs(self._kept, ["key"], "stands")
-        lost = _by_record(rows.filter(pc.and_(ends, pc.invert(rows["stands"]))))
+        """Yield records with too few rows, and records without a row for a key of which no record is present."""
+        rows, starts, ends = _runs(self._kept, ["key"], "present")
+        lost = _by_record(rows.filter(pc.and_(ends, pc.invert(rows["present"]))))
         yield from _differences(lost, "missing", None)
         alone = pc.and_(pc.and_(starts, ends), pc.and_(rows["alone"], pc.invert(rows["deleted"])))
         few = _by_record(rows.filter(alone))
