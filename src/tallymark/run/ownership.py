@@ -75,7 +75,7 @@ class Ownership:
         self._rebalances = RebalanceLog(ledger, group, owner, enabled=membership.grace is not None)
         self._start_rules = StartRules(start, frozenset(), membership.chosen, tolerant)
         self._may_override, self._epochs = True, dict[Partition, int]()
-        # The order in which members claim is irrelevant if all start at the earliest or partitions are chosen explicitly.
+        # The order of claims is irrelevant if all members start at the earliest, or partitions are chosen explicitly.
         self._begins = start.kind != "earliest" and membership.chosen is None
         self._heartbeat = Heartbeat(ledger, group, owner, retention=retention)
         self._failure: str | None = None
@@ -276,11 +276,7 @@ class Ownership:
 
     def drop(self, partitions: Iterable[Partition]) -> None:
         """Drop partitions whose topic was not found: the group will revoke them soon, or assign them again."""
-        log.warning(
-            "topic not found, dropping its partitions group=%s partitions=%s",
-            self._group,
-            ",".join(map(str, sorted(partitions))),
-        )
+        log.warning("topic not found group=%s partitions=%s", self._group, ",".join(map(str, sorted(partitions))))
         self._drop(partitions)
 
     def _check_claims(self) -> None:

@@ -24,10 +24,8 @@ log = logging.getLogger(__name__)
 
 def refusal(truncations: Sequence[Truncation]) -> LogTruncated:
     """The error for truncated logs, with the possible remedies."""
-    first, others = (
-        truncations[0],
-        f" ({len(truncations) - 1} more partitions are truncated)" if len(truncations) > 1 else "",
-    )
+    first, more = truncations[0], len(truncations) - 1
+    others = f" ({more} more partitions are truncated)" if more else ""
     return LogTruncated(
         f"{first}, and new records reuse these offsets{others}; to continue at {first.at}, set on_loss='record', which "
         f"records the loss, or run tallymark reset --topic {first.partition.topic}:{first.partition.number} "
