@@ -35,7 +35,7 @@ UNCLEAN = "unclean.leader.election.enable"
 
 def bad(found: list[Finding]) -> list[Finding]:
     """The findings, except those of every single broker and those that the test did not request."""
-    return [one for one in found if one.verdict != "ok" and one.advice != DEVELOPMENT and one.found != "not asked"]
+    return [one for one in found if one.verdict != "ok" and one.advice != DEVELOPMENT and one.found != "not checked"]
 
 
 def only(found: list[Finding], check: str, about: str = "") -> Finding:
@@ -257,7 +257,7 @@ def test_what_a_user_may_not_ask_hides_nothing_that_it_may(tmp_path: Path) -> No
         refused = {(one.about, one.check) for one in bad(found)}
         assert refused == {("broker 1", "settings"), ("topic orders", "settings"), ("cluster", "clock skew")}
         assert {one.verdict for one in bad(found)} == {"warn"}
-        assert only(found, "replicas in sync").found == "all of 1 partitions"
+        assert only(found, "in-sync replicas").found == "all of 1 partitions"
         assert only(found, "newest record").found == "no records"
         assert only(found, "host names verified").verdict == "ok"
         assert kafka.security.password_file(LIMITED).read_text() not in str(found)
@@ -268,4 +268,4 @@ def test_what_a_user_may_not_ask_hides_nothing_that_it_may(tmp_path: Path) -> No
 
 
 def in_sync(patient: Patient) -> Finding:
-    return only(examine(replace(patient, probe=False)), "replicas in sync")
+    return only(examine(replace(patient, probe=False)), "in-sync replicas")

@@ -231,7 +231,7 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(brokers: str, tmp_path:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         setup = Setup("g", Kafka(brokers, "t"), f"sqlite:///{tmp_path}/s.db", metrics_port=port)
-        words = f"metrics_port={port} on 127.0.0.1: Address already in use; take another port"
+        words = f"metrics_port={port} on 127.0.0.1: Address already in use; choose another port"
         with pytest.raises(BadInput, match=re.escape(words)), serving(setup):
             pass
     with pytest.raises(BadInput, match="is not a port"):

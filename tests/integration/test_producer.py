@@ -412,11 +412,13 @@ def test_a_full_buffer_blocks_and_then_errors_within_its_bound(impatient: None) 
     with pytest.raises(BufferFull, match=rf"full for 0.5 s: the brokers at {NOWHERE} can't be reached"):
         producer.send("orders", "value")
     assert 0.5 < time.monotonic() - began < 5
-    with pytest.raises(StillWaiting, match=r"10 records wait after 0.1 s: the brokers at .* can't be reached"):
+    with pytest.raises(
+        StillWaiting, match=r"10 records are not delivered after 0.1 s: the brokers at .* can't be reached"
+    ):
         producer.flush(timeout=0.1)
     producer.close(timeout=0)
     assert [(metadata, type(error)) for metadata, error in heard] == [(None, RecordDropped)] * 10
-    assert "the producer was closed: 10 records wait" in str(heard[0][1])
+    assert "the producer was closed: 10 records are not delivered" in str(heard[0][1])
 
 
 def test_who_finds_no_room_hears_of_the_first_holdup_and_of_its_own_topic_first(
@@ -587,7 +589,7 @@ def test_a_transaction_is_visible_whole_or_not_at_all(topics: Topics, brokers: s
         with pytest.raises(ZeroDivisionError):
             send_and_fail()
         assert isinstance(sent[0].exception(TIMEOUT), RecordDropped)
-        assert "aborted: its block raised ZeroDivisionError" in str(sent[0].exception())
+        assert "aborted: the block raised ZeroDivisionError" in str(sent[0].exception())
         with producer.transaction():
             producer.send(topic, "again", partition=0)
         assert sorted(map(str, values(topics, topic))) == ["b'again'", *["b'committed'"] * 3]
@@ -597,7 +599,7 @@ def test_a_transaction_with_a_record_that_failed_is_aborted(topics: Topics, brok
     topic = topics.create(1)
     with tm.Producer(brokers, transactional_id=f"tx-{uuid.uuid4().hex}") as producer:
         with (
-            pytest.raises(CommitRefused, match=f"nothing of it is visible: topic {limited}: the broker refused"),
+            pytest.raises(CommitRefused, match=f"none of its records is visible: topic {limited}: the broker refused"),
             producer.transaction(),
         ):
             [producer.send(topic, "in vain"), producer.send(limited, "x" * 5000)]

@@ -68,7 +68,9 @@ def test_what_waits_for_a_broker_is_delivered_when_it_is_back(broker: Kafka) -> 
         producer.send(topic, "0", key="0").result(TIMEOUT)
         broker.kill()
         sent = [producer.send(topic, str(number), key=str(number % KEYS)) for number in range(1, 500)]
-        with pytest.raises(StillWaiting, match=r"499 records wait after 0.5 s: the brokers at .* can't be reached"):
+        with pytest.raises(
+            StillWaiting, match=r"499 records are not delivered after 0.5 s: the brokers at .* can't be reached"
+        ):
             sent[-1].result(timeout=0.5)
         broker.start()
         assert all(one.result(TIMEOUT).topic == topic for one in sent)

@@ -153,7 +153,7 @@ def test_what_needs_a_single_record_refuses_functions_that_merge_them(
         firsts.run("caught-up")
     wrong = make(brokers, topic, group, url)
     wrong.table("orders", key="id", write="upsert", delete="nonsense = 1")(keyed)
-    with pytest.raises(BadInput, match="table orders: delete='nonsense = 1' can't be read"):
+    with pytest.raises(BadInput, match="table orders: delete='nonsense = 1' can't be parsed"):
         wrong.run("caught-up")
 
 

@@ -45,7 +45,7 @@ def parse_schema(source: Json) -> T.StructType:
     try:
         schema = T.DataType.fromDDL(source.schema)
     except PySparkException as error:
-        raise BadInput(f"Json schema {source.schema!r} can't be parsed: {first_line(error)}") from None
+        raise BadInput(f"Json schema {source.schema!r} can't be read: {first_line(error)}") from None
     if not isinstance(schema, T.StructType):
         raise BadInput(f"Json schema {source.schema!r} has no fields; write it like 'id BIGINT, name STRING'")
     return schema
