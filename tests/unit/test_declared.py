@@ -170,7 +170,7 @@ def test_a_pipeline_can_read_alone(load: Load) -> None:
         ("[source]", "[catch_up]\nkeep = 1.5\n[source]",
          "line 4: catch_up.keep must be a whole number or a time or text, not a number"),
         ("[source]", '[retention]\nruns = "5 days"\n[source]', "line 3: Retention: runs='5 days' is not a duration"),
-        ("[source]", '[budget]\nwindow = "9d"\n[source]', "the ledger keeps commits for 7 days, 0:00:00; set retention="),
+        ("[source]", '[budget]\nwindow = "9d"\n[source]', "keeps commits for 7 days, 0:00:00; set retention="),
         ("[source]", '[budget]\nwindow = "soon"\n[source]', "line 3: Budget: window='soon' is not a duration"),
         ("[source]", '[source.tls]\nca = "/none.pem"\n[source]', "line 3: Tls(ca='/none.pem'): the file can't be read"),
         ("[source]", "[source.tls]\nca = 1\n[source]", "line 4: source.tls.ca must be text, not a whole number"),
