@@ -140,7 +140,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_nothing_is_half_done(
     # When leaving, it waits for a lock to release its claim; the second Ctrl-C arrives there.
     run.send_signal(signal.SIGINT)
     lines = iter(run.stderr or ())
-    assert any("stopping after the batch in flight" in line for line in lines)
+    assert any("stopping after the current batch" in line for line in lines)
     run.send_signal(signal.SIGINT)
 
     assert run.wait(timeout=10) == -signal.SIGINT
@@ -191,7 +191,7 @@ def test_where_java_ends_the_run_ends_with_a_sentence_and_the_next_one_goes_on(
     _, err = run.communicate(timeout=60)
     assert run.returncode == 2
     assert "Traceback" not in err, err
-    sentence = "error: Spark's Java has ended, perhaps for want of memory; nothing is lost: run again"
+    sentence = "error: Spark's JVM has ended, perhaps because it ran out of memory; no record is lost: run again"
     assert err.splitlines()[-1].startswith(sentence)
     assert in_process("run", file, "--until", "caught-up").returncode == 0
     assert query(_store(tmp_path), "SELECT sum(id), count(*) FROM orders") == [(210, 20)]

@@ -85,7 +85,7 @@ def test_an_audit_says_what_adds_up_and_what_does_not(
     assert spoilt.returncode == 1
     assert f"{group}: 4 of 6 checks are broken" in spoilt.stdout
     assert "10..13 is in no commit" in spoilt.stdout
-    assert f"what is in the tables: tallymark audit {group} --deep" in spoilt.stdout
+    assert f"compare the tables with tallymark audit {group} --deep" in spoilt.stdout
     said = json.loads(in_process("audit", group, *where, "--json").stdout)
     assert (said["group"], said["ok"]) == (group, False)
     assert [one["check"] for one in said["checks"] if one["verdict"] != "ok"] == [
@@ -144,7 +144,7 @@ def test_a_deep_audit_lists_what_is_not_in_the_tables(
     assert "compares with the store of the file, which is another; leave out --store" in elsewhere.stderr
     databases.execute(url, "DELETE FROM latest WHERE id = 3", "UPDATE latest SET tallymark_topic = 'x' WHERE id = 4")
     unsure = in_process("audit", "--deep", "--file", file).stdout
-    why = "1 rows are of other partitions"
+    why = "1 rows come from other partitions"
     assert f"table latest: missing keys were not looked for, since {why} and may hold them" in unsure
     app = tmp_path / "app.py"
     app.write_text(APP.format(group=group, brokers=brokers, topic=topic, store=url))

@@ -32,7 +32,7 @@ def test_the_doctor_prints_a_table_and_ends_well_on_a_sandbox(
     assert head.split() == ["CHECK", "FOUND", "WANTED", "VERDICT", "WHAT", "TO", "DO"]
     replicas = next(line for line in lines if line.startswith(f"topic {topic}: replication factor"))
     assert replicas.split()[4:8] == ["1", ">=", "3", "warn"]
-    assert "fine for development" in replicas
+    assert "for development only" in replicas
     assert last.endswith(" ok, 3 warn, 0 fail")
 
 

@@ -149,8 +149,8 @@ def test_an_unknown_group_is_an_error_everywhere(command: str, group: str, datab
 def test_looking_makes_no_sqlite_file(tmp_path: Path, brokers: str, topics: Topics) -> None:
     url = f"sqlite:///{tmp_path / 'absent.db'}"
     doctor = in_process("doctor", "--store", url, "--brokers", brokers)
-    assert "the first run makes it" in " ".join(doctor.stdout.split())
-    assert "make its directory" in " ".join(
+    assert "the first run creates it" in " ".join(doctor.stdout.split())
+    assert "create its directory" in " ".join(
         in_process("doctor", "--store", f"sqlite:///{tmp_path}/no/a.db").stdout.split()
     )
     kafka = committed_group(topics)

@@ -62,9 +62,9 @@ def test_a_kafka_group_is_taken_over_without_a_record_twice_or_missing(
     header, zero, one, two, last = shown.stdout.splitlines()
     assert header.split()[3:] == ["COMMITTED-THERE", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "MEANING"]
     assert zero.split()[1:7] == [topic, "0", "12", "-", "30", "18"]
-    assert "goes on at 12" in zero
+    assert "continues at 12" in zero
     assert one.split()[3:7] == ["30", "-", "30", "0"]
-    assert "no offset there: begins at the earliest" in two
+    assert "not imported: starts at the earliest offset" in two
     assert last == "nothing was changed: --execute does it"
     assert offsets(store, group) == {}
     done = in_process(*arguments, "--execute")
@@ -92,8 +92,8 @@ def test_what_is_equal_may_be_imported_again_and_what_differs_may_not(
     committing(brokers, f"{group}-old", topic, {1: 20})
     refused = in_process(*arguments, "--execute")
     assert refused.returncode == 2
-    assert f"{topic}[1] has position 30 already, and 20 there" in refused.stderr
-    assert "tallymark reset moves it" in refused.stderr
+    assert f"{topic}[1] already has position 30, and the import has 20" in refused.stderr
+    assert "move it with tallymark reset" in refused.stderr
     assert "there is nothing to change" in in_process(*arguments, "--topic", f"{topic}:0").stdout
 
 
@@ -111,7 +111,7 @@ def test_a_kafka_group_with_members_is_refused(
         refused = in_process(*arguments, "--execute")
         assert refused.returncode == 2
         assert "has 1 members" in refused.stderr
-        assert "can't be fenced; stop them first, or --while-running" in refused.stderr
+        assert "can't be fenced; stop them first, or use --while-running" in refused.stderr
         assert in_process(*arguments, "--execute", "--while-running").returncode == 0
     finally:
         client.close()
@@ -124,7 +124,7 @@ def test_offsets_that_are_gone_or_not_there_yet_are_told(
     committing(brokers, f"{group}-old", topic, {0: 2})
     topics.delete_records(topic, {0: 10})
     arguments = ("import", group, "--from-kafka-group", f"{group}-old", *place)
-    assert "8 offsets before 10 are gone unread: on_loss= says" in in_process(*arguments).stdout
+    assert "8 offsets before 10 are deleted and unread: on_loss= decides" in in_process(*arguments).stdout
     committing(brokers, f"{group}-old", topic, {0: 31})
     assert "offset 31 is past the end of the log at 30" in in_process(*arguments).stderr
 
@@ -134,8 +134,8 @@ def test_offsets_that_are_gone_or_not_there_yet_are_told(
     [
         ([], "nothing says where to; give one of --from-kafka-group, --from-checkpoint"),
         (["--from-kafka-group", "never-was"], "Kafka group never-was has no offsets to take over"),
-        (["--from-checkpoint", "s3a://bucket/there"], "only a folder of this machine can be read"),
-        (["--from-checkpoint", "/nowhere"], "/nowhere is no checkpoint of Structured Streaming"),
+        (["--from-checkpoint", "s3a://bucket/there"], "only a local folder can be read"),
+        (["--from-checkpoint", "/nowhere"], "/nowhere is not a checkpoint of Structured Streaming"),
         (["--from-checkpoint", "/nowhere", "--from-kafka-group", "g"], "exclude each other"),
     ],
 )

@@ -69,7 +69,7 @@ def test_a_preview_tells_what_execute_would_refuse(
     url, file = database("sqlite"), tmp_path / "orders.py"
     written(url, group)
     file.write_text(UPSERT.format(group=group, brokers=brokers, store=url))
-    why = "table orders: filling in older records would overwrite newer rows; give version=, or add --overwrite"
+    why = "table orders: older records would overwrite newer rows; set version=, or add --overwrite"
     preview = in_process("dead-letters", "replay", file)
     assert preview.returncode == 0
     assert f"would be replayed; --execute would be refused: {why}" in preview.stdout

@@ -67,7 +67,7 @@ def test_a_preview_says_what_it_means_and_changes_nothing(
     assert header.split() == ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET", "MEANING"]
     assert zero.split()[:5] == [group, topic, "0", "80", "40"]
     assert "repeats 40 offsets: append tables will hold their rows twice, upserts will not" in zero
-    assert "skips 10 offsets: backfill fills them later" in one
+    assert "skips 10 offsets: backfill can fill them later" in one
     assert rest == ["nothing was changed: --execute does it"]
     assert offsets(store, group) == {0: 80, 1: 30}
     assert journal(store, group, "reset", "skip") == []
@@ -125,7 +125,7 @@ def test_what_the_log_does_not_hold_is_clamped_with_a_warning(
     stand(brokers, store, group, topic, {0: 5})
     done = in_process("reset", group, "--all-topics", "--to-current", *place, "--execute")
     assert f"warning: {topic}[0]: clamped from 5 to 10, the log holds 10..100" in done.stdout
-    assert "skips 5 offsets, 5 of them gone from the log" in done.stdout
+    assert "skips 5 offsets, 5 of them deleted from the log" in done.stdout
     assert offsets(store, group) == {0: 10}
 
 
@@ -135,7 +135,7 @@ def test_a_partition_without_a_position_gets_one(
     stand(brokers, store, group, topic, {0: 60})
     assert new_offsets(reset("--to-current")) == {0: 60, 1: None}
     shown = in_process("reset", group, "--topic", topic, "--to-latest", *place, "--execute")
-    assert "has no position: gets this one" in shown.stdout
+    assert "no position: gets this one" in shown.stdout
     assert offsets(store, group) == {0: 100, 1: 100}
 
 
@@ -182,7 +182,7 @@ def test_offsets_go_to_kafkas_own_tool_and_back(
         (["GROUP", "--topic", "TOPIC", "--by-duration", "soon"], "'soon' is not a duration"),
         (["GROUP", "--topic", "TOPIC", "--to-datetime", "noon"], "'noon' is not a time"),
         (["GROUP", "--from-file", "missing.csv"], "--from-file missing.csv can't be read: No such file"),
-        (["GROUP", "--topic", "TOPIC", "--shift-by", "1"], "[1] has no position that could be shifted"),
+        (["GROUP", "--topic", "TOPIC", "--shift-by", "1"], "[1] has no position to shift"),
         (["GROUP", "--export", "/nowhere/file"], "--export /nowhere/file can't be written: No such file"),
     ],
 )

@@ -72,10 +72,10 @@ def test_the_state_follows_from_runs_in_every_ledger(url: str, group: str) -> No
         assert seen(url)["state"] == "unknown"
         ran(store, group, "first")
         found = seen(url)
-        assert (found["state"], found["reason"]) == ("running", "nothing was committed yet")
+        assert (found["state"], found["reason"]) == ("running", "no commit yet")
         assert [run["host"] for run in found["runs"]] == ["worker-7"]
         ran(store, group, "first", seen=before)
-        assert seen(url)["reason"].startswith("run first on worker-7 vanished without a word, last seen")
+        assert seen(url)["reason"].startswith("run first on worker-7 ended without a final heartbeat, last seen")
         assert in_process("status", "--store", url, "--fail").returncode == 1
         ran(store, group, "first", ended=before)
         assert seen(url)["state"] == "stopped"

@@ -98,7 +98,7 @@ def test_consume_ends_quietly_with_whoever_reads_it(topics: Topics, brokers: str
     ("arguments", "said"),
     [
         (["no-such-topic"], "topic no-such-topic does not exist"),
-        (["{topic}", "--partition", "7"], "has no partition 7; it has 2, counted from 0"),
+        (["{topic}", "--partition", "7"], "has no partition 7; its partitions are 0..1"),
         (["{topic}", "--from", "yesterday"], "--from yesterday is not known; write earliest, latest, an offset"),
         (["{topic}", "--from", "--5"], "--from --5 is not known"),
     ],

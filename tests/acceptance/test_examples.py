@@ -32,7 +32,7 @@ SHOWN = {
     "m13_positions": "committed 10, current 10, last stable 10, high watermark 13, lag 3",
     "m14_generations": "the old one was refused: .* was claimed by run",
     "m15_producer": r"own partitioner: \[0, 1, 2, 3, 0\]",
-    "m16_no_loss": r"stopped: this producer stopped at its first failure, .*max.message.bytes; make a new one",
+    "m16_no_loss": r"stopped: this producer stopped at its first failure, .*max.message.bytes; create a new one",
     "m18_listener": "dead letters: .*nobody ordered this",
 }
 STORES = {"m01_offset_table": "mariadb", "m03_one_transaction": "postgresql"}

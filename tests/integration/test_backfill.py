@@ -223,10 +223,10 @@ def test_another_topic_of_the_same_name_is_refused(
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        (LATEST, "table latest: filling in older records would overwrite newer rows; give version=, or pass overwrite"),
+        (LATEST, "table latest: older records would overwrite newer rows; set version=, or pass overwrite"),
         (
             replace(ALIVE, spec=replace(ALIVE.spec, version="version")),
-            "table alive: filling in older records could bring back rows that newer ones have deleted",
+            "table alive: older records could restore rows that newer records have deleted",
         ),
     ],
 )
@@ -239,7 +239,7 @@ def test_tables_that_older_records_would_spoil_are_refused(table: Filled, words:
 
 def test_delivery_other_than_exactly_once_is_refused(skipped: Skipped) -> None:
     where, reader = Destination(skipped.store, skipped.store, "at-least-once"), PlainReader(skipped.topics.brokers)
-    with pytest.raises(BadInput, match="backfill is exactly-once only"):
+    with pytest.raises(BadInput, match="backfill requires exactly-once delivery"):
         backfill(skipped.job(), skipped.brokers, where, reader)
     reader.close()
 

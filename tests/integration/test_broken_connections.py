@@ -24,7 +24,7 @@ from tests.support.truth import Record, check_complete, check_consistent
 
 PARTITIONS = 3
 RECORDS = 60
-LANDED = "commit had reached the database"
+LANDED = "commit confirmed after a connection loss"
 UNKNOWN = "commit outcome unknown"
 RIVAL = Owner("rival-run", "rival-host", datetime(2026, 1, 31, 12, 30, tzinfo=timezone.utc))
 ROWS = {"postgresql": b'COPY "events"', "mysql": b"INSERT INTO events"}

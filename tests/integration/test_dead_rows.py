@@ -299,7 +299,9 @@ def test_more_dead_records_than_the_window_allows_pause_the_group(
 ) -> None:
     budget = Budget(max_dead_total=2)
     topics.send_to(runner.topic, 0, [{"id": n, "age": -1 if n < 3 else 1} for n in range(6)])
-    with pytest.raises(GroupPaused, match=rf"group {group} is paused since .* by budget: 3 dead records .*resume"):
+    with pytest.raises(
+        GroupPaused, match=rf"group {group} has been paused since .* by budget: 3 dead records .*resume"
+    ):
         runner(store, STRICT, budget=budget)
     reason = "3 dead records within 1:00:00 are more than max_dead_total=2"
     state = query(store_url, "SELECT desired_state, reason, changed_by FROM tallymark_groups")

@@ -198,7 +198,9 @@ def test_exactly_once_with_a_ledger_elsewhere_is_refused_with_the_reason(
 ) -> None:
     run = run_to(place, where, "exactly-once", brokers=brokers, group=group, topic=topic)
     store, reader = open_store(run.store), PlainReader(brokers)
-    with pytest.raises(BadInput, match=r"exactly once needs rows and ledger in one transaction, and .* can't share"):
+    with pytest.raises(
+        BadInput, match=r"delivery='exactly-once' needs rows and ledger in one transaction, which .* can't share"
+    ):
         make_loop(run, store, reader)
     reader.close()
     store.close()

@@ -301,7 +301,7 @@ def test_a_function_that_always_fails_is_taken_for_broken(
     url = database("sqlite")
     app = make(brokers, url)
     app.listen(topic, group=group, value=VALUE, workers=workers)(raising(NameError("typo")))
-    with pytest.raises(TooManyDead, match=r"listener receive failed on .* NameError: typo .*; nothing moved"):
+    with pytest.raises(TooManyDead, match=r"listener receive failed on .* NameError: typo .*; no position was moved"):
         app.run("caught-up")
     assert letters(url) == []
 
@@ -560,8 +560,8 @@ def test_listeners_of_an_app_stop_together(brokers: str, topic: str, group: str,
     [
         ({"threads": 0}, "threads=, workers= and max_records= must be positive"),
         ({"order": "topic"}, "order='topic' is not known; write partition, key, none"),
-        ({"workers": 2, "batch": True}, "workers= share out single records"),
-        ({"threads": 2, "membership": tm.Standalone()}, r"Standalone\(\) has no group"),
+        ({"workers": 2, "batch": True}, "workers= needs single records"),
+        ({"threads": 2, "membership": tm.Standalone()}, r"Standalone\(\) has none"),
     ],
 )
 def test_settings_that_can_not_be_are_refused_at_once(arguments: dict[str, Any], words: str) -> None:

@@ -219,7 +219,7 @@ def test_nothing_that_goes_wrong_ends_the_measuring(
     wait_for(lambda: len(asked) > 2)
     watch.end()
     assert [record.getMessage() for record in caplog.records] == [
-        "could not measure the lag group=g error=date value out of range"
+        "lag not measured group=g error=date value out of range"
     ]
     shown = gauges.Gauges()
     shown.watches = {"g": watch}
@@ -231,8 +231,8 @@ def test_a_port_that_is_taken_is_refused_in_one_sentence(brokers: str, tmp_path:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         setup = Setup("g", Kafka(brokers, "t"), f"sqlite:///{tmp_path}/s.db", metrics_port=port)
-        words = f"metrics_port={port} on 127.0.0.1: Address already in use; take another port"
+        words = f"metrics_port={port} on 127.0.0.1: Address already in use; choose another port"
         with pytest.raises(BadInput, match=re.escape(words)), serving(setup):
             pass
-    with pytest.raises(BadInput, match="is no port"):
+    with pytest.raises(BadInput, match="is not a port"):
         Setup("g", Kafka(brokers, "t"), "sqlite:///s.db", metrics_port=70_000, membership=Standalone())

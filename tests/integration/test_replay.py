@@ -180,7 +180,7 @@ def test_letters_can_be_chosen_and_a_stop_is_heard(dead: Dead) -> None:
     assert dead.replay(query=LetterQuery(error="no such words")) == Tally()
     assert dead.replay(leave, LetterQuery(partition=1), stop=stop) == Tally(applied=13, dead=2)
     dead.check(Counter((1, offset, offset) for offset in range(30, 48) if offset % 10 != 3))
-    with pytest.raises(BadInput, match="and not of another"):
+    with pytest.raises(BadInput, match=r"group='another'\) does not match"):
         dead.replay(query=LetterQuery("another"))
 
 
@@ -297,7 +297,7 @@ class Blind(PlainReader):
 
 
 def test_a_reader_that_counts_wrong_settles_nothing(dead: Dead) -> None:
-    with pytest.raises(TallymarkError, match="given 15 records of dead letters and counted 14"):
+    with pytest.raises(TallymarkError, match="counted 14 records for 15 dead letters"):
         dead.replay(reader=Blind(dead.brokers, TABLES))
     dead.check(Counter())
 
@@ -333,7 +333,7 @@ def test_a_row_that_the_table_refuses_leaves_its_letter_dead(
     "table", [LATEST, replace(ALIVE, spec=replace(ALIVE.spec, version="version"))], ids=["latest", "alive"]
 )
 def test_tables_that_older_records_would_spoil_need_consent(table: Filled, dead: Dead) -> None:
-    with pytest.raises(BadInput, match=f"table {table.spec.name}: filling in older records"):
+    with pytest.raises(BadInput, match=f"table {table.spec.name}: older records"):
         dead.replay(tables=[table])
 
 
@@ -344,7 +344,7 @@ def test_older_records_may_overwrite_where_that_is_asked_for(dead: Dead) -> None
 def test_delivery_other_than_exactly_once_is_refused(dead: Dead) -> None:
     reader, where = PlainReader(dead.brokers), Destination(dead.store, dead.store, "at-least-once")
     found = OpenLetters(dead.group, dead.store, ["orders"], LetterQuery())
-    with pytest.raises(BadInput, match="replay is exactly-once only"):
+    with pytest.raises(BadInput, match="replay requires exactly-once delivery"):
         replay(None, None, where, reader, found)  # type: ignore[arg-type]
     reader.close()
 

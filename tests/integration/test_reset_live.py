@@ -49,7 +49,7 @@ def send_to(brokers: str, store: str, group: str, topic: str, to: int) -> None:
     arguments = ("reset", group, "--topic", topic, "--to-offset", str(to), "--store", store, "--brokers", brokers)
     refused = in_process(*arguments, "--execute")
     assert refused.returncode == 2
-    assert "which may be at work; nothing was changed: stop it" in refused.stderr
+    assert "which may be running; nothing was changed: stop it" in refused.stderr
     assert "--take-over" in in_process(*arguments).stdout
     done = in_process(*arguments, "--execute", "--take-over")
     assert done.returncode == 0, done.stderr

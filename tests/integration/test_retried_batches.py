@@ -24,7 +24,7 @@ from tests.support.kafka import Topics
 Databases = Callable[[str], str]
 VALUE = tm.Json("id BIGINT")
 QUICK = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 200}
-LOST = "lost, and counted as applied, as at-most-once allows"
+LOST = "records lost, counted as applied delivery=at-most-once"
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_who_is_fenced_while_the_store_is_away_gives_up_the_batch_and_goes_on(
     monkeypatch.setattr(SqlStore, "reclaim", reclaim_if_there)
     assert app.run("caught-up") == tm.Tally(applied=300)
     assert written(url) == Counter(range(300))
-    abandoned = [line for line in caplog.messages if line.startswith("abandoned a batch")]
+    abandoned = [line for line in caplog.messages if line.startswith("batch abandoned")]
     assert len(abandoned) == 1
     assert f"{topic}[0] was claimed by others" in abandoned[0]
     truth.check_accounts(url)

@@ -153,7 +153,7 @@ def test_what_needs_a_single_record_refuses_functions_that_merge_them(
         firsts.run("caught-up")
     wrong = make(brokers, topic, group, url)
     wrong.table("orders", key="id", write="upsert", delete="nonsense = 1")(keyed)
-    with pytest.raises(BadInput, match="table orders: delete='nonsense = 1' can't be read"):
+    with pytest.raises(BadInput, match="table orders: delete='nonsense = 1' can't be parsed"):
         wrong.run("caught-up")
 
 
@@ -265,7 +265,7 @@ def test_a_staged_row_that_is_refused_is_found_in_smaller_batches(
     pipeline.table("orders")(keyed)
     pipeline.table("totals")(lambda records: records.groupBy("partition").agg(count("*").alias("records")))
     assert pipeline.run("caught-up") == Tally(applied=30, dead=2)
-    assert "committing in parts" in caplog.text
+    assert "committing in smaller batches" in caplog.text
     assert databases.query(url, "SELECT sum(records) FROM totals") == [(30,)]
     assert names(url) == {n: "ok" for n in range(32) if n not in (5, 30)}
     assert not stages(url)

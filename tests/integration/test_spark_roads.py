@@ -231,7 +231,7 @@ def test_a_batch_that_is_cancelled_is_not_read_by_another_road(
         with pytest.raises(TallymarkError, match="cancelled"):
             tasks.read(everything(topic), "b")
         assert tables_of(store) == []
-        with pytest.raises(ReadFailed, match="the run is over"):
+        with pytest.raises(ReadFailed, match="the run is ending"):
             tasks.read(everything(topic), "b")
 
 
@@ -304,7 +304,7 @@ def test_what_functions_compute_on_has_to_fit_java_s_heap_too(spark: SparkSessio
     assert picking._memory.heap is None
     assert (computing._memory.heap or 0) > 100 << 20
     computing._memory.heap = 16 * 1_000
-    with pytest.raises(BatchTooLarge, match="more than 1,000, what Java's heap of 16,000 bytes has room for"):
+    with pytest.raises(BatchTooLarge, match="exceed 1,000 bytes, the share of Java's heap of 16,000 bytes"):
         computing.read(everything(topic), "b")
 
 
@@ -335,7 +335,7 @@ def test_what_was_scanned_ahead_of_partitions_that_are_gone_is_not_used(
         assert ahead.read(second, "b").seen == {}
     else:
         ahead.cancel()
-        with pytest.raises(ReadFailed, match="the run is over"):
+        with pytest.raises(ReadFailed, match="the run is ending"):
             ahead.read(second, "b")
 
 

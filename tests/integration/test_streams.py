@@ -103,7 +103,7 @@ def test_what_a_deleted_checkpoint_repeats_is_refused_and_not_dropped(
     shutil.rmtree(tmp_path / "checkpoint")
     put(source, "f3", {"id": 6, "shop": "a", "amount": 1.0})
 
-    with pytest.raises(Exception, match="go on with the old checkpoint, or give the sink another name"):
+    with pytest.raises(Exception, match="start the query with the old checkpoint, or give the sink another name"):
         run(sink_into(url), files(spark, source), tmp_path / "checkpoint")
 
     assert ids(url) == ["0", "1", "2", "3", "4", "5"]
@@ -125,7 +125,7 @@ def test_an_older_copy_of_the_checkpoint_is_refused_because_its_batches_hold_oth
     (folder / "f1.json").unlink()
     put(folder, "g1", {"id": 99})
 
-    with pytest.raises(Exception, match="older copy, whose batches hold other rows"):
+    with pytest.raises(Exception, match="with other rows, so it is an older copy"):
         run(sink_into(url), files(spark, folder, "id BIGINT"), old)
 
     assert ids(url) == [str(n) for n in range(behind + 1)]
@@ -190,7 +190,7 @@ def test_batches_that_went_past_the_sink_are_missed(
     run(sink_into(url, name="other"), files(spark, source), tmp_path / "checkpoint")
     put(source, "f4", {"id": 7, "shop": "a", "amount": 1.0})
 
-    with pytest.raises(Exception, match="batch 4 comes after batch 2, and the rows between are in no table"):
+    with pytest.raises(Exception, match="batch 4 follows batch 2, so the rows in between would be missing"):
         run(sink_into(url), files(spark, source), tmp_path / "checkpoint")
 
 

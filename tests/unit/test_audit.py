@@ -230,7 +230,7 @@ def test_whatever_the_clock_of_its_writer_said_a_letter_counts_until_a_reset_voi
         (Log(ZERO, "topic", "cluster", 0, 30, 30), "past the end of the log at 30"),
         (Log(ZERO, "another", "cluster", 0, 50, 50), "was deleted and created again"),
         (Log(ZERO, "topic", "another", 0, 50, 50), "belongs to cluster cluster"),
-        (None, "gone from these brokers; tallymark delete-group shop"),
+        (None, "the brokers do not have the partition; to forget it: tallymark delete-group shop"),
     ],
 )
 def test_the_position_is_held_against_the_log(log: Log | None, words: str) -> None:
@@ -538,7 +538,7 @@ def test_why_missing_keys_are_not_looked_for_is_said() -> None:
     ledger = Ledger()
     ledger.commit(applied=1)
     table = Compared(UPSERT, Origins.of([rows], [ZERO]), {ZERO: scope(ledger)})
-    assert table.unsure == "1 rows have no provenance and 1 rows are of other partitions"
+    assert table.unsure == "1 rows have no provenance and 1 rows come from other partitions"
     assert Compared(APPEND, Origins.of([rows], [ZERO]), {ZERO: scope(ledger)}).unsure is None
     expired = compared(IGNORE, [5], KEYED[1:], absent=[0], log_start=1)
     assert expired.unsure == "1 records have expired or are from before a reset"

@@ -94,7 +94,7 @@ def test_what_comes_after_the_ledger_was_written_is_lost_and_said_to_be(caplog: 
         made.batch.shorten({ZERO: 5}, Retry("later"))
     assert made.batch.stops == made.stops() == {ZERO: 10, ONE: 10}
     assert [one.offset for one in made.told[-1].letters] == [3]
-    lost = "lost, and counted as applied, as at-most-once allows batch=run-1"
+    lost = "records lost, counted as applied delivery=at-most-once batch=run-1"
     assert caplog.messages == [
         f"{lost} span=orders[0] 2..3 error=ValueError: no",
         f"{lost} span=orders[0] 5..10 error=later",

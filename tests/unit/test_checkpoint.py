@@ -47,28 +47,28 @@ def test_sources_are_told_apart(tmp_path: Path) -> None:
     assert (found.offsets(0), found.offsets(3), found.offsets(4)) == ({ZERO: 10}, {}, {ZERO: 11, ONE: 2})
     with pytest.raises(BadInput, match="two of its sources read orders; choose one with --source"):
         found.offsets()
-    with pytest.raises(BadInput, match="source 1 is not Kafka's"):
+    with pytest.raises(BadInput, match="source 1 is not from Kafka"):
         found.offsets(1)
-    with pytest.raises(BadInput, match="has no source 7; it has 5"):
+    with pytest.raises(BadInput, match=r"has no source 7; its sources are 0\.\.4"):
         found.offsets(7)
 
 
 @pytest.mark.parametrize("place", ["s3a://bucket/checkpoint", "hdfs://host/checkpoint", "dbfs:/checkpoint"])
 def test_only_folders_of_this_machine_are_read(place: str) -> None:
-    with pytest.raises(BadInput, match="only a folder of this machine can be read; copy"):
+    with pytest.raises(BadInput, match="only a local folder can be read; copy"):
         read_checkpoint(place)
 
 
 def test_what_is_no_checkpoint_gets_one_sentence(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(BadInput, match="is no checkpoint of Structured Streaming"):
+        with pytest.raises(BadInput, match="is not a checkpoint of Structured Streaming"):
             read_checkpoint(str(folder))
     write(tmp_path, 0, {"orders": {"0": 10}}, done=False)
-    with pytest.raises(BadInput, match="no batch of it was committed"):
+    with pytest.raises(BadInput, match="no batch was committed"):
         read_checkpoint(str(tmp_path))
     write(tmp_path, 0, {"orders": {"0": 10}}, version="v2")
-    with pytest.raises(BadInput, match="is written as v2; only v1"):
+    with pytest.raises(BadInput, match="has format v2; only v1"):
         read_checkpoint(str(tmp_path))
     write(tmp_path, 0, {"orders": {"0": -2}})
-    with pytest.raises(BadInput, match="below zero"):
+    with pytest.raises(BadInput, match="negative offset"):
         read_checkpoint(str(tmp_path))

@@ -191,7 +191,7 @@ def test_what_can_t_be_a_certificate_is_refused(pem: dict[str, Any], tmp_path: P
     with pytest.raises(BadInput, match="is no PEM file"):
         Tls(ca=str(tmp_path / "store.jks"))
     (tmp_path / "key").write_text(KEY.replace("PRIVATE", "RSA PRIVATE"))
-    with pytest.raises(BadInput, match=r"needs PKCS#8: openssl pkcs8"):
+    with pytest.raises(BadInput, match=r"needs a PKCS#8 key; convert it with openssl pkcs8"):
         access.options(Cluster("a:1", tls=Tls(**pem)))
 
 

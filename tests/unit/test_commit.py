@@ -496,7 +496,7 @@ def test_what_somebody_else_has_filled_is_refused() -> None:
 
 
 def test_exactly_once_is_refused_where_rows_and_ledger_can_not_share_a_transaction() -> None:
-    with pytest.raises(BadInput, match=r"exactly once needs rows and ledger in one transaction.*leave out ledger="):
+    with pytest.raises(BadInput, match=r"exactly-once' needs rows and ledger in one transaction.*leave out ledger="):
         Destination(FakeStore(), FakeStore())
     with pytest.raises(BadInput, match="delivery='twice' is not known; write exactly-once, at-least-once"):
         Destination(FakeStore(), FakeStore(), "twice")  # type: ignore[arg-type]

@@ -35,7 +35,7 @@ def test_a_refused_question_keeps_the_answers_before_it_and_says_why() -> None:
         yield verdict.judge("topic orders", "replication factor", 3)
         raise AccessDenied("the brokers refused shop; give it the ACLs it needs")
 
-    first, second = verdict.asked("topic orders", "settings", question)
+    first, second = verdict.checked("topic orders", "settings", question)
     assert first.verdict == "ok"
     assert (second.verdict, second.found) == ("warn", "not known")
     assert second.advice == "the brokers refused shop; give it the ACLs it needs"
@@ -45,7 +45,7 @@ def test_a_setting_that_the_server_hides_is_a_warning_of_its_own() -> None:
     rules = topics.broker_rules(SHELL, {})
     found = verdict.settings("broker 1", {topics.UNCLEAN: "false"}, rules)
     assert [one.verdict for one in found] == ["ok", "warn", "warn", "warn"]
-    assert {one.found for one in found[1:]} == {"not told"}
+    assert {one.found for one in found[1:]} == {"not known"}
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_a_setting_that_the_server_hides_is_a_warning_of_its_own() -> None:
         (3, 3, "ok", ""),
         (2, 3, "fail", "kafka-reassign-partitions.sh --bootstrap-server kafka-1:9092"),
         (1, 2, "fail", "kafka-reassign-partitions.sh"),
-        (1, 1, "warn", "fine for development"),
+        (1, 1, "warn", "for development only"),
     ],
 )
 def test_three_replicas_are_wanted(factor: int, brokers: int, expected: str, words: str) -> None:
@@ -68,10 +68,10 @@ def test_three_replicas_are_wanted(factor: int, brokers: int, expected: str, wor
     [
         ("2", 3, 3, "ok", ""),
         ("1", 3, 3, "fail", f"{ALTER} min.insync.replicas=2"),
-        ("1", 1, 3, "fail", f"have 3 replicas, and then: {ALTER} min.insync.replicas=2"),
-        ("3", 3, 3, "warn", f"any broker that is down stops all writes: {ALTER} min.insync.replicas=2"),
-        ("2", 2, 3, "warn", "have 3 replicas"),
-        ("4", 3, 3, "fail", f"nothing can be written with acks=all: {ALTER} min.insync.replicas=2"),
+        ("1", 1, 3, "fail", f"create 3 replicas, then: {ALTER} min.insync.replicas=2"),
+        ("3", 3, 3, "warn", f"a single failed broker stops all writes: {ALTER} min.insync.replicas=2"),
+        ("2", 2, 3, "warn", "create 3 replicas"),
+        ("4", 3, 3, "fail", f"writes with acks=all are refused: {ALTER} min.insync.replicas=2"),
         ("1", 1, 1, "warn", DEVELOPMENT),
         ("2", 1, 1, "fail", f"{ALTER} min.insync.replicas=1"),
     ],
@@ -108,7 +108,7 @@ def replicas(number: int, in_sync: set[int], leader: int | None = 1) -> Replicas
     [
         ([replicas(0, {1, 2, 3}), replicas(1, {1, 2, 3})], "ok", "all of 2 partitions"),
         ([replicas(0, {1, 2}), replicas(1, {1, 2, 3})], "warn", "1 of 2 partitions: under-replicated"),
-        ([replicas(0, {1}), replicas(1, {1, 2, 3})], "fail", "1 of 2 partitions: too few in sync to be written to"),
+        ([replicas(0, {1}), replicas(1, {1, 2, 3})], "fail", "1 of 2 partitions: too few in-sync replicas for writes"),
         ([replicas(0, {3}, leader=None)], "fail", "1 of 1 partitions: no leader"),
     ],
 )
@@ -134,7 +134,7 @@ def test_compaction_is_explained() -> None:
     [
         ("1048588", "ok", ""),
         ("500000", "warn", f"{ALTER} max.message.bytes=1048588"),
-        ("20000000", "warn", "a fetch.message.max.bytes of 20000000"),
+        ("20000000", "warn", "fetch.message.max.bytes in Kafka(settings=...) to 20000000"),
     ],
 )
 def test_record_sizes_fit_producers_and_fetches(most: str, expected: str, words: str) -> None:
@@ -158,7 +158,7 @@ def test_session_timeouts_are_within_what_brokers_allow() -> None:
 
 def test_other_timeouts() -> None:
     assert opinion(topics.transactions("900000")) == "ok"
-    assert "transaction.timeout.ms of 30000" in (topics.transactions("30000").warn or "")
+    assert "transaction.timeout.ms of transactional producers to 30000" in (topics.transactions("30000").warn or "")
     assert topics.polling({}).verdict == "ok"
     assert topics.polling({"max.poll.interval.ms": 10_000}).verdict == "fail"
 
@@ -240,7 +240,7 @@ def test_a_position_that_cannot_be_read_from_fails(log: Log, words: str | None) 
         (152 * HOUR, 168 * HOUR, "warn", "in 16.0 hours"),
         (690 * HOUR, 720 * HOUR, "ok", "in 30.0 hours"),
         (697 * HOUR, 720 * HOUR, "warn", "in 23.0 hours"),
-        (200 * HOUR, 168 * HOUR, "warn", "any moment now"),
+        (200 * HOUR, 168 * HOUR, "warn", "orders[0]: now"),
     ],
 )
 def test_time_left_for_unread_records(age: timedelta, retention: timedelta, expected: str, words: str) -> None:
@@ -258,14 +258,14 @@ def test_retention_as_the_topic_has_it() -> None:
     assert Retention.of({"retention.ms": "1000", "cleanup.policy": "compact"}) == Retention(None, None)
     assert Retention.of({}) is None
     _, never = expiry("shop", POSITION, NOW, Retention(None, 5), SHELL, NOW)
-    assert (never.verdict, never.found) == ("ok", "orders[0]: never; retention.bytes=5 may come first")
+    assert (never.verdict, never.found) == ("ok", "orders[0]: never; retention.bytes=5 may apply first")
 
 
 def test_of_partitions_that_are_well_only_the_first_to_expire_is_shown() -> None:
     ages = [HOUR, 3 * HOUR, 2 * HOUR, 167 * HOUR]
     found = shortened([expiry("g", POSITION, NOW - age, Retention(168 * HOUR, None), SHELL, NOW) for age in ages])
     assert [one.verdict for one in found] == ["warn", "ok"]
-    assert found[1].found == "orders[0]: in 6.9 days, as the first of 3 partitions"
+    assert found[1].found == "orders[0]: in 6.9 days, the first of 3 partitions"
 
 
 def test_versions() -> None:

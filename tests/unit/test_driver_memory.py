@@ -16,7 +16,7 @@ LEAST = [Span(Partition("orders", 0), 7, 8), Span(Partition("orders", 1), 3, 4)]
     [
         (None, 1_000, "limits.memory=1,000"),
         (16_000, 1_000, "limits.memory=1,000"),
-        (8_000, 500, "500, what Java's heap of 8,000 bytes has room for"),
+        (8_000, 500, "500 bytes, the share of Java's heap of 8,000 bytes"),
     ],
 )
 def test_the_smaller_of_memory_and_the_share_of_the_heap_is_the_most(heap: int | None, most: int, words: str) -> None:

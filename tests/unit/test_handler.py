@@ -125,7 +125,7 @@ class CalledGenerator:
 )
 @pytest.mark.parametrize("batch", [False, True])
 def test_a_generator_is_refused_at_registration(function: Callable[..., Any], batch: bool) -> None:
-    with pytest.raises(BadInput, match=r"is a generator, which does nothing when it is called; leave out its yield"):
+    with pytest.raises(BadInput, match=r"is a generator function, so a call does not run it; remove its yield"):
         Handler(function, takes_batches=batch)
 
 
@@ -140,7 +140,7 @@ def test_a_generator_is_refused_at_registration(function: Callable[..., Any], ba
     ],
 )
 def test_work_that_was_only_returned_ends_the_run(function: Callable[..., Any], batch: bool) -> None:
-    with pytest.raises(BadInput, match=r"returned an? \w+, which nobody runs, so nothing was done; do the work"):
+    with pytest.raises(BadInput, match=r"returned an? \w+, which is never run; do the work"):
         call(function, None, batch=batch)
 
 

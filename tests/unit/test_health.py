@@ -68,10 +68,13 @@ PAUSED = GroupState("paused", "stock taking", "op@host", NOW - HOUR)
         (facts(state=PAUSED), "paused: by op@host since 2026-01-31 11:00:00 UTC: stock taking"),
         (facts([], state=PAUSED), "paused: by op@host"),
         (facts([over(error="it broke")], state=PAUSED), "paused: by op@host"),
-        (facts([], [at(10, owner=None)]), "stopped: no run of it is known"),
+        (facts([], [at(10, owner=None)]), "stopped: no run is recorded"),
         (facts([over()]), "stopped: run r1 on here ended 2026-01-31 11:59:00 UTC"),
         (facts([over(error="KeyError: 7")]), "failed: run r1 on here ended 2026-01-31 11:59:00 UTC: KeyError: 7"),
-        (facts([run(seen=MINUTE)]), "failed: run r1 on here vanished without a word, last seen 2026-01-31 11:59:00"),
+        (
+            facts([run(seen=MINUTE)]),
+            "failed: run r1 on here ended without a final heartbeat, last seen 2026-01-31 11:59:00",
+        ),
         # The newest run counts: an earlier failed run has a successor.
         (facts([over("r2", began=2 * MINUTE), over(ago=3 * MINUTE, error="x")]), "stopped: run r2"),
         (facts([over("r2", began=1.2 * MINUTE), over(ago=1.3 * MINUTE, error="x")]), "stopped: run r2"),
@@ -89,21 +92,21 @@ def test_states_by_runs(known: Facts, words: str) -> None:
 def test_where_a_group_was_sent_since_its_last_run_is_told() -> None:
     notes = [note("skip", 40, 45), note("reset", 0, 9, ago=MINUTE / 2), note("reset", 0, 1000, partition=ONE)]
     assert said(facts([over(ago=HOUR)], notes=notes)) == (
-        "stopped: run r1 on here ended 2026-01-31 11:00:00 UTC; sent back over 1,009 offsets since then: "
-        "to repeat, by op@host; sent ahead over 5 offsets since then: to repeat, by op@host"
+        "stopped: run r1 on here ended 2026-01-31 11:00:00 UTC; moved back by 1,009 offsets since then: "
+        "to repeat, by op@host; moved ahead by 5 offsets since then: to repeat, by op@host"
     )
-    assert "sent" not in said(facts([over(ago=MINUTE / 2)], notes=notes[:1]))
-    assert "sent ahead" in said(facts([], [at(10, owner=None)], notes=notes[:1]))
+    assert "moved" not in said(facts([over(ago=MINUTE / 2)], notes=notes[:1]))
+    assert "moved ahead" in said(facts([], [at(10, owner=None)], notes=notes[:1]))
 
 
 def test_an_owner_that_does_not_report_is_judged_by_its_commits() -> None:
     lines = [batch(30, Span(ZERO, 0, 10))]
     assert said(facts([], history=lines)) == (
-        "running: run r1 on here has it since 2026-01-31 11:00:00 UTC and does not report; "
+        "running: run r1 on here has owned it since 2026-01-31 11:00:00 UTC without heartbeats; "
         "last commit 2026-01-31 11:59:30 UTC"
     )
-    assert said(facts([], history=[batch(90, Span(ZERO, 0, 10))])).startswith("unknown: run r1 on here has it")
-    assert said(facts([])).endswith("nothing was committed yet")
+    assert said(facts([], history=[batch(90, Span(ZERO, 0, 10))])).startswith("unknown: run r1 on here has owned it")
+    assert said(facts([])).endswith("no commit yet")
     # A run that ended after the claim began is newer than the claim.
     assert said(facts([over("r9", error="boom")], history=lines)).startswith("failed: run r9")
 
@@ -147,7 +150,8 @@ def test_a_stall_names_the_partition_the_time_and_the_records() -> None:
     positions = [at(10, ago=2 * MINUTE), at(4, ONE, owner="r2", ago=3 * MINUTE)]
     lags = {ZERO: behind(10, 60), ONE: behind(4, 2004)}
     assert said(facts(positions=positions, lags=lags)) == (
-        "stalled: orders[1] has 2,000 unread records and no commit since 2026-01-31 11:57:00 UTC; 2 partitions wait"
+        "stalled: orders[1] has 2,000 unread records and no commit since 2026-01-31 11:57:00 UTC; "
+        "2 partitions are stalled"
     )
     assert (
         judge(facts(positions=positions, lags=lags, state=replace(RUNNING, since=NOW - MINUTE / 2))).state != "stalled"
@@ -158,7 +162,7 @@ def test_a_stall_names_the_partition_the_time_and_the_records() -> None:
 def test_rewound_until_it_is_where_it_was() -> None:
     notes = [note("reset", 5, 30, ago=HOUR), note("skip", 30, 99), note("reset", 0, 9)]
     assert said(facts(notes=notes[:2])) == (
-        "rewound: 20 offsets are applied once more, orders[0] up to 30: to repeat, by op@host"
+        "rewound: 20 offsets are applied again, orders[0] up to 30: to repeat, by op@host"
     )
     assert judge(facts(notes=notes[:2], positions=[at(30)])).state == "running"
     assert "up to 30" in said(facts(notes=notes)), "sent back once more on the way"
@@ -178,8 +182,8 @@ def test_a_running_group_has_a_pace() -> None:
         "running: falling behind: 120.0/s in, 80.0/s applied, 1,234 unread"
     )
     assert pace(came=120.0, went=24_000, unread=0) == "running: caught up"
-    assert pace(came=0.0, went=0, unread=0) == "running: idle: nothing came in for 5 minutes"
-    assert pace(came=10.0, went=6_000, unread=200) == "running: catching up: 200 unread, 20s to go"
+    assert pace(came=0.0, went=0, unread=0) == "running: idle: no new records for 5 minutes"
+    assert pace(came=10.0, went=6_000, unread=200) == "running: catching up: 200 unread, 20s left"
     assert pace(came=120.0, went=24_000, unread=50, waits=MINUTE / 60) == "running: catching up: 50 unread"
     young = [run(began=MINUTE / 3)]
     assert pace(came=120.0, went=24, unread=1234, runs=young) == "running: catching up: 1,234 unread"
@@ -194,7 +198,7 @@ def test_lag_that_is_not_known_is_not_taken_for_none() -> None:
     known = facts(positions=[at(10), at(10, ONE)], lags={ZERO: behind(10, 60), ONE: Lag(None)}, history=[batch(60)])
     assert (known.unread, known.waited) == (None, None)
     assert said(known) == (
-        "running: lag is not known, since these brokers do not have orders[1]; last commit 2026-01-31 11:59:00 UTC"
+        "running: lag is unknown, because these brokers do not have orders[1]; last commit 2026-01-31 11:59:00 UTC"
     )
     query = replace(at(10), cluster_id=STREAMING)
     assert said(facts(positions=[query], lags={ZERO: Lag(None)}, history=[batch(60)])) == (
@@ -206,21 +210,21 @@ def test_lag_that_is_not_known_is_not_taken_for_none() -> None:
 
 def test_without_kafka_the_last_commit_is_told() -> None:
     assert said(facts(history=[batch(60)])) == "running: last commit 2026-01-31 11:59:00 UTC"
-    assert said(facts()) == "running: nothing was committed yet"
-    assert said(facts(positions=[])) == "running: it waits for partitions"
+    assert said(facts()) == "running: no commit yet"
+    assert said(facts(positions=[])) == "running: waiting for an assignment"
 
 
 def test_what_waits_for_a_producer_is_not_stalled() -> None:
     waiting = {ZERO: behind(10, 60, stop=10)}
-    assert said(facts(lags=waiting)) == "running: orders[0] waits for the end of a transaction of its producer"
+    assert said(facts(lags=waiting)) == "running: orders[0] waits for an open transaction of its producer"
     both = facts(positions=[at(10), at(10, ONE)], lags=waiting | {ONE: behind(10, 20, waits=MINUTE / 60)})
     assert "catching up" in said(both)
 
 
 def test_a_partition_that_nobody_has_is_told_of_after_a_minute() -> None:
     positions = [at(10), at(10, ONE, owner=None), at(10, Partition("orders", 2), owner=None)]
-    assert said(facts(positions=positions)).endswith("; nobody has 2 partitions, such as orders[1]")
-    assert "nobody" not in said(facts([run(began=MINUTE)], positions))
+    assert said(facts(positions=positions)).endswith("; 2 partitions have no owner, such as orders[1]")
+    assert "no owner" not in said(facts([run(began=MINUTE)], positions))
 
 
 def test_rates_are_of_what_was_worked_on_while_somebody_could() -> None:

@@ -34,7 +34,7 @@ def test_both_forms_are_read_and_other_groups_left_out() -> None:
         (["orders,0,1", "orders,x,1"], "file line 2"),
         (["orders,0,-1"], "is not topic,partition,offset"),
         (["a,g,orders,0,1"], "is not topic,partition,offset"),
-        (["orders,0,1", "orders,0,2"], r"file line 2: orders\[0\] stands there twice, with 1 and 2"),
+        (["orders,0,1", "orders,0,2"], r"file line 2: orders\[0\] appears twice, with 1 and 2"),
         (["other,orders,0,1"], "file has no offsets of group g"),
         ([], "file has no offsets of group g"),
     ],

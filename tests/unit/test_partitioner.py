@@ -71,7 +71,7 @@ def test_a_partitioner_gets_the_topic_the_bytes_of_the_key_and_the_number_of_par
 
 @pytest.mark.parametrize("wrong", [3, -1, None, "1", 1.0])
 def test_a_partition_that_is_not_there_is_refused(wrong: int) -> None:
-    with pytest.raises(BadInput, match=r"the partitioner chose .* for topic orders: write a number from 0 to 2"):
+    with pytest.raises(BadInput, match=r"the partitioner returned .* for topic orders; return a number from 0 to 2"):
         Choice(lambda *_: wrong, lambda _: 3)("orders", "key")
 
 

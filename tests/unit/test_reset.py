@@ -47,11 +47,11 @@ def planned(aim: Aim, at: int | None = None, held: int | None = 100) -> Planned:
     ("aim", "held", "new", "words"),
     [
         (Aim("earliest", ""), 100, 12, "repeats 88 offsets: append tables will hold their rows twice"),
-        (Aim("latest", ""), 100, 500, "skips 400 offsets: backfill fills them later"),
-        (Aim("latest", ""), 5, 500, "skips 495 offsets, 7 of them gone from the log: backfill"),
+        (Aim("latest", ""), 100, 500, "skips 400 offsets: backfill can fill them later"),
+        (Aim("latest", ""), 5, 500, "skips 495 offsets, 7 of them deleted from the log: backfill"),
         (Aim("offset", "", number=100), 100, 100, "unchanged"),
-        (Aim("offset", "", number=50), None, 50, "has no position: gets this one"),
-        (Aim("current", ""), None, None, "has no position: stays without one"),
+        (Aim("offset", "", number=50), None, 50, "no position: gets this one"),
+        (Aim("current", ""), None, None, "no position: stays without one"),
         (Aim("current", ""), 100, 100, "unchanged"),
         (Aim("shift", "", number=-30), 100, 70, "repeats 30 offsets"),
         (Aim("shift", "", number=30), 100, 130, "skips 30 offsets"),
@@ -94,7 +94,7 @@ def test_repeats_and_skips_are_the_way_from_the_old_to_the_new_place(held: int, 
 
 
 def test_a_position_that_is_not_there_can_not_be_shifted() -> None:
-    with pytest.raises(BadInput, match=r"orders\[0\] has no position that could be shifted"):
+    with pytest.raises(BadInput, match=r"orders\[0\] has no position to shift"):
         planned(Aim("shift", "", number=1), held=None)
 
 
@@ -118,7 +118,7 @@ def test_the_ledger_is_asked_for_what_changes_and_nothing_else() -> None:
 def test_what_has_moved_since_the_preview_is_left_alone(found: dict[Partition, Position]) -> None:
     reset = Reset(Aim("earliest", ""), {ZERO: log()})
     decide = reset.decide(reset.plan({ZERO: position(100)}), NOW, "", lambda _: None)
-    with pytest.raises(PositionMoved, match=r"has moved from 100 to .* meanwhile; nothing was changed"):
+    with pytest.raises(PositionMoved, match=r"has moved from 100 to .* since the preview; nothing was changed"):
         decide(found, [])
 
 
@@ -127,7 +127,7 @@ def test_who_is_at_work_is_in_the_way_and_only_on_what_would_change() -> None:
     alive, ended = Run("run-1", "host", NOW, NOW), Run("run-1", "host", NOW, NOW, ended=NOW)
     away, stay = (Reset(Aim("offset", "", number=to), {ZERO: log()}) for to in (50, 100))
     decide = away.decide(away.plan(held), NOW, "", lambda _: None)
-    with pytest.raises(CommitRefused, match=r"held by run run-1 on host since .*; nothing was changed: stop it"):
+    with pytest.raises(CommitRefused, match=r"owned by run run-1 on host since .*; nothing was changed: stop it"):
         decide(held, [alive])
     assert decide(held, [ended]).restarts
     assert not stay.decide(stay.plan(held), NOW, "", lambda _: None)(held, [alive]).restarts
@@ -183,7 +183,7 @@ def test_a_scope_names_topics_and_partitions() -> None:
 
 @pytest.mark.parametrize("text", ["", ":1", "orders:", "orders:x", "orders:1,", "orders:-1"])
 def test_a_scope_that_is_none_gets_one_sentence(text: str) -> None:
-    with pytest.raises(BadInput, match="is not understood; write --topic orders"):
+    with pytest.raises(BadInput, match="is not valid; write --topic orders"):
         parse_scope([text])
 
 

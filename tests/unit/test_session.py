@@ -21,7 +21,7 @@ def test_a_spark_of_another_series_is_refused_with_both_ways_out(version: str) -
     with pytest.raises(BadInput) as refused:
         check_version(version)
     said = str(refused.value)
-    assert said.startswith(f"pyspark {version} does not fit the Kafka connector 4.0.0: pip install 'pyspark==4.0.*'")
+    assert said.startswith(f"pyspark {version} does not match the Kafka connector 4.0.0; pip install 'pyspark==4.0.*'")
     assert f"org.apache.spark:spark-sql-kafka-0-10_2.13:{version}" in said
 
 

@@ -19,6 +19,7 @@ from tallymark.core.spans import Log, Mark, Partition, Span, Tally, Truncation
 from tallymark.errors import LogTruncated, PositionMoved, PositionRefused
 from tallymark.run.prepare import Cursor
 from tallymark.run.truncation import Validation, may_be_truncated
+from tallymark.run.until import Retrying
 from tests.unit.strategies import NOON, log, position
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
@@ -41,7 +42,7 @@ class Asked:
 
 
 def validation(asked: Asked) -> Validation:
-    return Validation(cast("Any", asked), threading.Event(), 0.1)
+    return Validation(cast("Any", asked), Retrying(threading.Event(), 0.1))
 
 
 # When a check is needed
@@ -72,9 +73,8 @@ def test_a_truncation_says_what_happened_and_the_way_out() -> None:
     checks = validation(Asked({ZERO: 50}))
     with pytest.raises(PositionRefused, match=r"orders\[0\]: the log was truncated at 50 by an unclean") as refused:
         checks.check({ZERO: Mark(100, 1), ONE: Mark(100, 1)}, {ZERO: led(2), ONE: led(2, ONE)})
-    assert "applied of 50..100 is gone from it, and other records take these offsets; on_loss='record'" in str(
-        refused.value
-    )
+    words = "applied of 50..100 is gone from it, and new records reuse these offsets; to continue at 50, set on_loss="
+    assert words in str(refused.value)
     assert str(refused.value).endswith("tallymark reset --topic orders:0 --to-offset 50")
     assert isinstance(refused.value, LogTruncated)
     assert refused.value.found == (Truncation(ZERO, 100, 50, 2),)

@@ -104,7 +104,7 @@ def _brokers(setup: Setup, destination: Destination) -> Brokers:
 def _starts(setup: Setup, brokers: Brokers, ledger: Store) -> list[SampledStart]:
     """Return where a run that starts now, as the only member, would begin in each partition."""
     topics, chosen = brokers.find(setup.source.topic_names), _chosen(setup)
-    logs = {one: log for one, log in brokers.logs(topics).items() if chosen is None or one in chosen}
+    logs = {partition: log for partition, log in brokers.logs(topics).items() if chosen is None or partition in chosen}
     positions = ledger.positions(setup.group).get(setup.group, []) if ledger.has_ledger() else []
     saved = [position for position in positions if position.partition in logs]
     for position in saved:
@@ -115,11 +115,13 @@ def _starts(setup: Setup, brokers: Brokers, ledger: Store) -> list[SampledStart]
     changes = rules.decide(positions, frozenset(logs), logs, at, lambda _: True)
     offsets = {
         **{position.partition: position.next_offset for position in saved},
-        **{one: first.offset for one, first in changes.first.items()},
-        **{one: restart.offset for one, restart in changes.restarts.items()},
+        **{partition: first.offset for partition, first in changes.first.items()},
+        **{partition: restart.offset for partition, restart in changes.restarts.items()},
     }
     known = {position.partition for position in saved} - changes.restarts.keys()
-    return [SampledStart(one, offsets[one], log, one in known) for one, log in sorted(logs.items())]
+    return [
+        SampledStart(partition, offsets[partition], log, partition in known) for partition, log in sorted(logs.items())
+    ]
 
 
 def _chosen(setup: Setup) -> frozenset[Partition] | None:
@@ -133,7 +135,9 @@ def _sample(starts: Sequence[SampledStart], setup: Setup) -> Plan:
     if first.spans:
         return first
     each = max(1, SAMPLE // max(1, len(logs)))
-    return plan({one: max(log.start, log.stop - each) for one, log in logs.items()}, logs, SAMPLE, setup.on_loss)
+    return plan(
+        {partition: max(log.start, log.stop - each) for partition, log in logs.items()}, logs, SAMPLE, setup.on_loss
+    )
 
 
 def _sampled(
@@ -142,13 +146,13 @@ def _sampled(
     schema = table_schema(spec, schemas[spec.name])
     columns = _columns(store, spec.name) if isinstance(store, SqlStore) else schema.names
     missing = [name for name in schema.names if name not in columns] if columns is not None else schema.names
-    change = next((one for one in batch.changes if one.spec == spec), None) if batch else None
+    change = next((change for change in batch.changes if change.spec == spec), None) if batch else None
     rows = change.puts if change else schema.empty_table()
     shown = visible(rows).slice(0, most)
     types = _types(store, spec, schema)
-    wanted = {name: types[name] for name in missing}
+    added = {name: types[name] for name in missing}
     deletes = change.deletes.num_rows if change else 0
-    return Sampled(spec, schema, columns is not None, missing, shown, deletes, wanted)
+    return Sampled(spec, schema, columns is not None, missing, shown, deletes, added)
 
 
 def _types(store: Store, spec: TableSpec, schema: pa.Schema) -> dict[str, str]:
@@ -156,7 +160,7 @@ def _types(store: Store, spec: TableSpec, schema: pa.Schema) -> dict[str, str]:
     if not isinstance(store, SqlStore):
         return {field.name: str(field.type) for field in schema}
     dialect = store.engine.dialect
-    return {str(one.name): str(one.type.compile(dialect)) for one in columns_for(schema, spec.key)}
+    return {str(column.name): str(column.type.compile(dialect)) for column in columns_for(schema, spec.key)}
 
 
 def _columns(store: SqlStore, table: str) -> list[str] | None:
@@ -168,12 +172,12 @@ def _columns(store: SqlStore, table: str) -> list[str] | None:
 def _destination(setup: Setup) -> Iterator[Destination]:
     """Open the destination. A missing SQLite file is opened in a temporary directory, because opening creates it."""
     with TemporaryDirectory() as elsewhere:
-        urls = [_unmade(url, elsewhere) if url else None for url in (setup.store, setup.ledger)]
+        urls = [_temporary(url, elsewhere) if url else None for url in (setup.store, setup.ledger)]
         with replace(setup, store=urls[0] or setup.store, ledger=urls[1]).destination() as destination:
             yield destination
 
 
-def _unmade(url: str, elsewhere: str) -> str:
+def _temporary(url: str, elsewhere: str) -> str:
     file = sqlite_file(url)
     absent = file is not None and not file.exists() and file.parent.is_dir()
     return f"sqlite:///{elsewhere}/{file.name}" if file is not None and absent else url

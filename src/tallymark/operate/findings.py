@@ -43,24 +43,24 @@ def judge(
     return Finding(about, check, str(found), str(wanted), verdict, fail or warn or "")
 
 
-def asked(
+def checked(
     about: str, check: str, question: Callable[[], Iterable[Finding]], *, otherwise: Verdict = "warn"
 ) -> list[Finding]:
     """Collect the findings of a check. An error ends only this check, and becomes a finding."""
-    found: list[Finding] = []
+    findings: list[Finding] = []
     try:
         for finding in question():
-            found.append(finding)
+            findings.append(finding)
     except TallymarkError as error:
-        found.append(Finding(about, check, "not known", "an answer", otherwise, str(error)))
-    return found
+        findings.append(Finding(about, check, "not known", "an answer", otherwise, str(error)))
+    return findings
 
 
 def settings(about: str, found: Mapping[str, str | None], rules: Mapping[str, Rule]) -> list[Finding]:
     """Apply every rule to its setting. Managed servers may hide settings."""
-    untold = "the server does not tell; ask who runs it"
+    hidden = "the server does not show it; ask its administrator"
     return [
-        judge(about, name, "not told", warn=untold) if not value else judge(about, name, value, *rule(value))
+        judge(about, name, "not known", warn=hidden) if not value else judge(about, name, value, *rule(value))
         for name, rule in rules.items()
         for value in [found.get(name)]
     ]
@@ -74,24 +74,26 @@ def is_local(host: str | None) -> bool:
 def line(host: str | None, encrypted: bool, advice: str) -> Finding:
     """Judge whether others can read the connection to the store."""
     open_to_all = not encrypted and not is_local(host)
-    found = "yes" if encrypted else "no" if open_to_all else "no, and it stays on this machine"
+    found = "yes" if encrypted else "no" if open_to_all else "no, but local"
     return judge("store", "encrypted", found, "yes", warn=advice if open_to_all else None)
 
 
 def ledger(found: int | None, known: int) -> Finding:
-    newer = "a newer tallymark made it: upgrade this one" if found is not None and found > known else None
-    return judge("store", "ledger version", found or "none yet: the first run makes it", f"<= {known}", fail=newer)
+    newer = (
+        "a newer version of tallymark created it: upgrade tallymark" if found is not None and found > known else None
+    )
+    return judge("store", "ledger version", found or "none; the first run creates it", f"<= {known}", fail=newer)
 
 
 def version(found: tuple[int, ...], oldest: tuple[int, ...]) -> Finding:
-    said, wanted = (".".join(map(str, one)) for one in (found, oldest))
+    said, wanted = (".".join(map(str, numbers)) for numbers in (found, oldest))
     return judge("store", "version", said, f">= {wanted}", fail="upgrade the server" if found < oldest else None)
 
 
 def skew(about: str, before: float, theirs: float, after: float) -> Finding:
     """Judge the difference to a server's clock, which was read between two readings of the local clock."""
     off, unsure = theirs - (before + after) / 2, (after - before) / 2
-    sure, advice = abs(off) - unsure, "set both clocks by NTP, with chrony or systemd-timesyncd"
-    found = f"{off:+.3f} s, give or take {unsure:.3f}"
+    sure, advice = abs(off) - unsure, "synchronize both clocks by NTP, with chrony or systemd-timesyncd"
+    found = f"{off:+.3f} s ± {unsure:.3f}"
     fail, warn = (advice if sure > limit else None for limit in (60, 1))
-    return judge(about, "clock against ours", found, "within 1 s", fail, warn)
+    return judge(about, "clock skew", found, "within 1 s", fail, warn)

@@ -74,7 +74,7 @@ class Facts:
     @property
     def unknown(self) -> list[Partition]:
         """Partitions that the brokers do not know: the cluster is another, or the topic was deleted."""
-        return sorted(one for one, lag in (self.lags or {}).items() if lag.log is None)
+        return sorted(partition for partition, lag in (self.lags or {}).items() if lag.log is None)
 
     @property
     def measured(self) -> timedelta:
@@ -101,7 +101,7 @@ def judge(facts: Facts) -> Health:
     if state.paused:
         return Health(PAUSED, f"by {state.by} since {moment(state.since)}: {state.reason}")
     if not facts.alive:
-        return _unheard(facts) or _ended(facts)
+        return _without_heartbeats(facts) or _ended(facts)
     return _stalled(facts) or _rewound(facts) or Health(RUNNING, "; ".join([_pace(facts), *_ownerless(facts)]))
 
 
@@ -164,29 +164,29 @@ def _named(run: Run | Owner) -> str:
     return f"run {run.name if isinstance(run, Run) else run.run} on {run.host}"
 
 
-def _unheard(facts: Facts) -> Health | None:
+def _without_heartbeats(facts: Facts) -> Health | None:
     """Judge a group with owners that do not report runs, such as sinks of streaming queries."""
     known, last = {run.name for run in facts.runs}, max(map(_end, facts.runs), default=None)
-    owners = [one.owner for one in facts.positions if one.owner and one.owner.run not in known]
+    owners = [position.owner for position in facts.positions if position.owner and position.owner.run not in known]
     silent = [owner for owner in owners if last is None or owner.since > last]
     if not silent:
         return None
-    owner = max(silent, key=lambda one: one.since)
-    words = f"{_named(owner)} has it since {moment(owner.since)} and does not report; {_last_commit(facts)}"
+    owner = max(silent, key=lambda owner: owner.since)
+    words = f"{_named(owner)} has owned it since {moment(owner.since)} without heartbeats; {_last_commit(facts)}"
     recent = facts.last_commit is not None and facts.now - facts.last_commit < patience(facts.history)
     return Health(RUNNING if recent else UNKNOWN, words)
 
 
 def _ended(facts: Facts) -> Health:
     if not facts.runs:
-        return Health(STOPPED, "; ".join(["no run of it is known", *_moved(facts, None)]))
+        return Health(STOPPED, "; ".join(["no run is recorded", *_moved(facts, None)]))
     last = max(facts.runs, key=_end)
     # If a run fails, the runs beside it are stopped, too: report the failure.
     together = [run for run in facts.runs if _end(run) >= max(last.started, _end(last) - ALIVE)]
     failed = next((run for run in together if run.ended is None or run.error is not None), None)
     run = failed or last
     if run.ended is None:
-        words = f"{_named(run)} vanished without a word, last seen {moment(run.seen)}"
+        words = f"{_named(run)} ended without a final heartbeat, last seen {moment(run.seen)}"
     else:
         words = f"{_named(run)} ended {moment(run.ended)}" + (f": {run.error}" if run.error else "")
     return Health(FAILED if failed else STOPPED, "; ".join([words, *_moved(facts, _end(last))]))
@@ -194,23 +194,25 @@ def _ended(facts: Facts) -> Health:
 
 def _moved(facts: Facts, since: datetime | None) -> list[str]:
     """Describe the resets and skips of the group since its last run."""
-    found = []
+    sentences = []
     for kind, where in (("reset", "back"), ("truncation", "back"), ("skip", "ahead")):
         notes = [line for line in facts.notes if line.note.kind == kind and (since is None or line.recorded_at > since)]
         if notes:
             offsets = sum(len(line.note.span) for line in notes)
-            found.append(f"sent {where} over {offsets:,} offsets since then: {notes[-1].note.reason}")
-    return found
+            sentences.append(f"moved {where} by {offsets:,} offsets since then: {notes[-1].note.reason}")
+    return sentences
 
 
 def _stalled(facts: Facts) -> Health | None:
     limit = patience(facts.history)
-    since = {one.partition: _waiting_since(facts, one) for one in facts.positions}
-    late = sorted((time, one) for one, time in since.items() if time is not None and facts.now - time > limit)
+    since = {position.partition: _waiting_since(facts, position) for position in facts.positions}
+    late = sorted(
+        (time, partition) for partition, time in since.items() if time is not None and facts.now - time > limit
+    )
     if not late or facts.lags is None:
         return None
     time, partition = late[0]
-    others = f"; {len(late)} partitions wait" if len(late) > 1 else ""
+    others = f"; {len(late)} partitions are stalled" if len(late) > 1 else ""
     unread = facts.lags[partition].records
     return Health(STALLED, f"{partition} has {unread:,} unread records and no commit since {moment(time)}{others}")
 
@@ -228,7 +230,9 @@ def _waiting_since(facts: Facts, position: Position) -> datetime | None:
         return None
     moved = [position.updated_at]
     if lag.unread <= position.updated_at:
-        moved += [one.updated_at for one in facts.positions if one.owner is not None and one.owner.run == owner.run]
+        moved += [
+            other.updated_at for other in facts.positions if other.owner is not None and other.owner.run == owner.run
+        ]
     return max([*moved, owner.since, facts.state.since, min(lag.unread, facts.now)])
 
 
@@ -238,51 +242,55 @@ def _rewound(facts: Facts) -> Health | None:
         # A second reset on the way does not change the end: the position where the first reset began.
         if note.span.partition not in notes or note.span.stop >= notes[note.span.partition].span.stop:
             notes[note.span.partition] = note
-    at = {one.partition: one.next_offset for one in facts.positions}
-    left = {one: note.span.stop - at[one] for one, note in notes.items() if at.get(one, math.inf) < note.span.stop}
+    at = {position.partition: position.next_offset for position in facts.positions}
+    left = {
+        partition: note.span.stop - at[partition]
+        for partition, note in notes.items()
+        if at.get(partition, math.inf) < note.span.stop
+    }
     if not left:
         return None
-    most = max(left, key=lambda one: left[one])
-    words = f"{sum(left.values()):,} offsets are applied once more, {most} up to {notes[most].span.stop}"
+    most = max(left, key=lambda partition: left[partition])
+    words = f"{sum(left.values()):,} offsets are applied again, {most} up to {notes[most].span.stop}"
     return Health(REWOUND, f"{words}: {notes[most].reason}")
 
 
 def _pace(facts: Facts) -> str:
     if not facts.positions:
-        return "it waits for partitions"
-    if facts.lags is None or all(one.cluster_id == STREAMING for one in facts.positions):
+        return "waiting for an assignment"
+    if facts.lags is None or all(position.cluster_id == STREAMING for position in facts.positions):
         return _last_commit(facts)
     if facts.unread is None:
-        return f"lag is not known, since these brokers do not have {facts.unknown[0]}; {_last_commit(facts)}"
+        return f"lag is unknown, because these brokers do not have {facts.unknown[0]}; {_last_commit(facts)}"
     if (unread := facts.unread) == 0:
         idle = len(facts.rates_in) == len(facts.lags) and not any(facts.rates_in.values())
-        return f"idle: nothing came in for {WINDOW // timedelta(minutes=1)} minutes" if idle else "caught up"
+        return f"idle: no new records for {WINDOW // timedelta(minutes=1)} minutes" if idle else "caught up"
     if held := _held_up(facts):
-        return f"{min(held)} waits for the end of a transaction of its producer"
+        return f"{min(held)} waits for an open transaction of its producer"
     came = sum(facts.rates_in.values()) if len(facts.rates_in) == len(facts.lags) else None
     went, waited = sum(applied_rates(facts).values()), math.inf if facts.waited is None else facts.waited
     late = facts.measured >= BEHIND and waited >= BEHIND.total_seconds()
     if late and came is not None and came > went:
         return f"falling behind: {came:,.1f}/s in, {went:,.1f}/s applied, {unread:,} unread"
     seconds = drain(unread, came, went)
-    left = f", {duration(seconds)} to go" if seconds is not None and math.isfinite(seconds) else ""
+    left = f", {duration(seconds)} left" if seconds is not None and math.isfinite(seconds) else ""
     return f"catching up: {unread:,} unread{left}"
 
 
 def _held_up(facts: Facts) -> list[Partition]:
     """Return the partitions with unread but unreadable records, if no partition has readable records."""
-    at = {one.partition: one.next_offset for one in facts.positions}
-    behind = {one: lag.log for one, lag in (facts.lags or {}).items() if lag.records}
-    held = [one for one, log in behind.items() if log is not None and log.stop <= at[one]]
+    at = {position.partition: position.next_offset for position in facts.positions}
+    behind = {partition: lag.log for partition, lag in (facts.lags or {}).items() if lag.records}
+    held = [partition for partition, log in behind.items() if log is not None and log.stop <= at[partition]]
     return held if len(held) == len(behind) else []
 
 
 def _ownerless(facts: Facts) -> list[str]:
-    free = sorted(one.partition for one in facts.positions if one.owner is None)
+    free = sorted(position.partition for position in facts.positions if position.owner is None)
     if not free or facts.now - min(run.started for run in facts.alive) <= QUIET:
         return []
-    return [f"nobody has {free[0]}" if len(free) == 1 else f"nobody has {len(free)} partitions, such as {free[0]}"]
+    return [f"{free[0]} has no owner" if len(free) == 1 else f"{len(free)} partitions have no owner, such as {free[0]}"]
 
 
 def _last_commit(facts: Facts) -> str:
-    return f"last commit {moment(facts.last_commit)}" if facts.last_commit else "nothing was committed yet"
+    return f"last commit {moment(facts.last_commit)}" if facts.last_commit else "no commit yet"

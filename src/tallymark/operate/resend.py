@@ -24,31 +24,31 @@ PREFIX = "tallymark-"
 def resend(letters: OpenLetters, ledger: Store, brokers: Brokers, producer: Producer, topic: str, by: str) -> Tally:
     """Send these letters, each with its origin in the headers. Letters whose record Kafka has deleted stay dead."""
     total = Tally()
-    while found := letters.take(MOST):
-        whole, gone = completed(found, ledger, brokers)
-        group = {coordinates(letter): letter.group for letter in found}
+    while chunk := letters.take(MOST):
+        whole, gone = completed(chunk, ledger, brokers)
+        group = {coordinates(letter): letter.group for letter in chunk}
         for record in whole:
             headers = origin(record, group[record.partition, record.offset])
             producer.send(topic, record.value, key=record.key, headers=headers)
         producer.flush()
-        missing = {(one.partition, one.offset) for one in gone}
-        _settle(ledger, [letter for letter in found if coordinates(letter) not in missing], by)
-        letters.drop(letter.id for letter in found)
+        missing = {(letter.partition, letter.offset) for letter in gone}
+        _settle(ledger, [letter for letter in chunk if coordinates(letter) not in missing], by)
+        letters.drop(letter.id for letter in chunk)
         total += Tally(applied=len(whole), dead=len(gone))
     return total
 
 
 def origin(record: DeadLetter, group: str) -> list[tuple[str, bytes | None]]:
     """Return the record's own headers and those of its origin, which replace the origin of an earlier resend."""
-    said = {
+    origin = {
         "group": group,
         "topic": record.partition.topic,
         "partition": record.partition.number,
         "offset": record.offset,
         "error": record.error,
     }
-    own = [header for header in record.headers if header[0] not in {PREFIX + name for name in said}]
-    return [*own, *((PREFIX + name, str(value).encode()) for name, value in said.items())]
+    own = [header for header in record.headers if header[0] not in {PREFIX + name for name in origin}]
+    return [*own, *((PREFIX + name, str(value).encode()) for name, value in origin.items())]
 
 
 def _settle(ledger: Store, letters: Sequence[Letter], by: str) -> None:

@@ -49,7 +49,7 @@ class Aim:
             case "file":
                 return self.offsets[log.partition]
             case "shift" if current is None:
-                raise BadInput(f"{log.partition} has no position that could be shifted; use --to-offset for it")
+                raise BadInput(f"{log.partition} has no position to shift; use --to-offset for it")
             case "shift":
                 return (current or 0) + self.number
         return current
@@ -96,13 +96,13 @@ class Planned:
     @property
     def words(self) -> str:
         if self.new is None:
-            return "has no position: stays without one"
+            return "no position: stays without one"
         if self.old is None:
-            return "has no position: gets this one"
+            return "no position: gets this one"
         if self.repeats:
             return f"repeats {self.repeats:,} offsets: append tables will hold their rows twice, upserts will not"
-        gone = f", {self.gone:,} of them gone from the log" if self.gone else ""
-        return f"skips {self.skips:,} offsets{gone}: backfill fills them later" if self.skips else "unchanged"
+        gone = f", {self.gone:,} of them deleted from the log" if self.gone else ""
+        return f"skips {self.skips:,} offsets{gone}: backfill can fill them later" if self.skips else "unchanged"
 
     @property
     def warning(self) -> str | None:
@@ -146,8 +146,8 @@ class Reset:
         with the final plan.
         """
 
-        def decide(found: Mapping[Partition, Position], runs: Sequence[Run]) -> PositionChanges:
-            plan = self._reaching(seen, found).plan(found)
+        def decide(positions: Mapping[Partition, Position], runs: Sequence[Run]) -> PositionChanges:
+            plan = self._reaching(seen, positions).plan(positions)
             if not take_over:
                 check_idle(plan, runs, now)
                 check_unmoved(seen, plan)
@@ -156,17 +156,17 @@ class Reset:
 
         return decide
 
-    def _reaching(self, seen: Sequence[Planned], found: Mapping[Partition, Position]) -> Reset:
+    def _reaching(self, seen: Sequence[Planned], positions: Mapping[Partition, Position]) -> Reset:
         """Return the same reset with logs that reach at least to the positions that have moved since the preview.
 
         A position that has not moved proves nothing about the end of its log, which may have been truncated.
         """
-        before = {one.partition: one.current for one in seen}
+        before = {planned.partition: planned.current for planned in seen}
         logs = {
-            one: log.reaching(found[one].next_offset)
-            if one in found and found[one].next_offset != before.get(one)
+            partition: log.reaching(positions[partition].next_offset)
+            if partition in positions and positions[partition].next_offset != before.get(partition)
             else log
-            for one, log in self.logs.items()
+            for partition, log in self.logs.items()
         }
         return replace(self, logs=logs)
 
@@ -174,36 +174,36 @@ class Reset:
 def changes(plan: Sequence[Planned], reason: str) -> PositionChanges:
     """Return the changes to request from the ledger. Unchanged positions keep their owners."""
     first, restarts = {}, {}
-    for one in plan:
-        if one.changes and one.new is not None:
-            if one.old is None:
-                ids = one.log.topic_id, one.log.cluster_id
-                first[one.partition] = FirstClaim(one.new, *ids, reason, one.log.leader_epoch)
+    for planned in plan:
+        if planned.changes and planned.new is not None:
+            if planned.old is None:
+                ids = planned.log.topic_id, planned.log.cluster_id
+                first[planned.partition] = FirstClaim(planned.new, *ids, reason, planned.log.leader_epoch)
             else:
-                restarts[one.partition] = Restart(one.new, reason, leader_epoch=one.log.leader_epoch)
+                restarts[planned.partition] = Restart(planned.new, reason, leader_epoch=planned.log.leader_epoch)
     return PositionChanges(first, restarts)
 
 
 def busy(plan: Sequence[Planned], runs: Sequence[Run], now: datetime) -> list[Position]:
     """Return the positions that would change although their owner may be alive."""
-    return owners_alive([one.old for one in plan if one.old and one.changes], runs, now)
+    return owners_alive([planned.old for planned in plan if planned.old and planned.changes], runs, now)
 
 
 def check_idle(plan: Sequence[Planned], runs: Sequence[Run], now: datetime) -> None:
     for position in busy(plan, runs, now):
         raise CommitRefused(
-            f"{position.partition} is held by {position.owner}, which may be at work; nothing was changed: "
-            "stop it (one that was killed is taken for dead after 30 seconds), or --take-over"
+            f"{position.partition} is owned by {position.owner}, which may be running; nothing was changed: "
+            "stop it (a killed run counts as dead after 30 seconds), or use --take-over"
         )
 
 
-def check_unmoved(seen: Sequence[Planned], found: Sequence[Planned]) -> None:
+def check_unmoved(seen: Sequence[Planned], locked: Sequence[Planned]) -> None:
     """Compare positions with the preview. First offsets are compared, too, because a new tally may have begun."""
-    for before, now in zip(seen, found, strict=True):
+    for before, now in zip(seen, locked, strict=True):
         if _place(before) != _place(now):
             raise PositionMoved(
-                f"{now.partition}: the position has moved from {_words(before)} to {_words(now)} meanwhile; "
-                "nothing was changed: look at the preview again"
+                f"{now.partition}: the position has moved from {_words(before)} to {_words(now)} since the preview; "
+                "nothing was changed: preview the reset again"
             )
 
 
@@ -217,25 +217,29 @@ def _words(planned: Planned) -> str:
 
 def parse_scope(texts: Collection[str]) -> dict[str, frozenset[int] | None]:
     """Parse ``orders`` or ``orders:0,3``, as in kafka-consumer-groups. Repeated topics are combined."""
-    found: dict[str, frozenset[int] | None] = {}
+    scope: dict[str, frozenset[int] | None] = {}
     for text in texts:
         topic, some, numbers = text.partition(":")
         if not topic or (some and not re.fullmatch(r"\d+(,\d+)*", numbers)):
-            raise BadInput(f"--topic {text} is not understood; write --topic orders or --topic orders:0,3")
+            raise BadInput(f"--topic {text} is not valid; write --topic orders or --topic orders:0,3")
         chosen = frozenset(map(int, numbers.split(","))) if some else None
-        before = found.get(topic, frozenset())
-        found[topic] = None if chosen is None or before is None else before | chosen
-    return found
+        before = scope.get(topic, frozenset())
+        scope[topic] = None if chosen is None or before is None else before | chosen
+    return scope
 
 
-def within(scope: Scope, there: Collection[Partition]) -> list[Partition]:
+def within(scope: Scope, partitions: Collection[Partition]) -> list[Partition]:
     """Return the partitions of the scope, all of which must exist."""
     for topic, numbers in scope.items():
-        held = sorted(one.number for one in there if one.topic == topic)
+        held = sorted(partition.number for partition in partitions if partition.topic == topic)
         for missing in sorted((numbers or frozenset()) - set(held)):
             last = f"0..{held[-1]}" if held else "none"
             raise UnknownPartition(f"topic {topic} has no partition {missing}; its partitions are {last}")
-    return sorted(one for one in there if one.topic in scope and _chosen(scope[one.topic], one.number))
+    return sorted(
+        partition
+        for partition in partitions
+        if partition.topic in scope and _chosen(scope[partition.topic], partition.number)
+    )
 
 
 def _chosen(numbers: frozenset[int] | None, number: int) -> bool:

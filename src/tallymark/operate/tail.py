@@ -34,19 +34,23 @@ class Look:
         logs = self._brokers.logs(self._brokers.topics([topic]))
         self._logs = {one: log for one, log in logs.items() if partition in (None, one.number)}
         if not self._logs:
-            raise BadInput(f"topic {topic} has no partition {partition}; it has {len(logs)}, counted from 0")
+            raise BadInput(f"topic {topic} has no partition {partition}; its partitions are 0..{len(logs) - 1}")
         self._offsets = self._starting_offsets(start)
 
     @property
     def offsets(self) -> int:
         """The number of offsets between the start and the end."""
-        return sum(max(0, self._logs[one].stop - offset) for one, offset in self._offsets.items())
+        return sum(max(0, self._logs[partition].stop - offset) for partition, offset in self._offsets.items())
 
     def records(self, *, follow: bool) -> Iterator[Record]:
         """Yield records, in order within each partition, up to the end of the log at creation, or without end."""
-        left = {one: log.stop for one, log in self._logs.items() if follow or self._offsets[one] < log.stop}
+        left = {
+            partition: log.stop
+            for partition, log in self._logs.items()
+            if follow or self._offsets[partition] < log.stop
+        }
         with closing(Fetcher(self._source, self._brokers)) as fetcher:
-            fetcher.add({one: self._offsets[one] for one in left})
+            fetcher.add({partition: self._offsets[partition] for partition in left})
             heard = time.monotonic()
             while left:
                 came = fetcher.fetch(AT_ONCE, WAIT_SECONDS)
@@ -64,16 +68,19 @@ class Look:
 
     def _starting_offsets(self, start: str) -> Mapping[Partition, int]:
         if re.fullmatch(r"-?\d+", start):
-            return {one: _clamped(log, int(start)) for one, log in self._logs.items()}
+            return {partition: _clamped(log, int(start)) for partition, log in self._logs.items()}
         if start in ("earliest", "latest"):
-            return {one: log.start if start == "earliest" else log.stop for one, log in self._logs.items()}
+            return {partition: log.start if start == "earliest" else log.stop for partition, log in self._logs.items()}
         try:
             moment = Start.at(datetime.fromisoformat(start.replace("Z", "+00:00"))).timestamp
         except ValueError:
             raise BadInput(f"--from {start} is not known; write {FORMS}") from None
         assert moment is not None
-        found = self._brokers.offsets_at(self._logs, moment)
-        return {one: log.stop if found[one] is None else found[one] or 0 for one, log in self._logs.items()}
+        offsets = self._brokers.offsets_at(self._logs, moment)
+        return {
+            partition: log.stop if offsets[partition] is None else offsets[partition] or 0
+            for partition, log in self._logs.items()
+        }
 
 
 def _clamped(log: Log, offset: int) -> int:

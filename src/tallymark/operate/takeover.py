@@ -49,15 +49,21 @@ class Checkpoint:
         """Return the spans of a batch that was begun but not committed. Its sink may have written them."""
         done = self.offsets(source)
         ends = _merged(self.name, self._chosen(self.begun_sources, source)) if self.begun is not None else {}
-        return [Span(one, done.get(one, 0), end) for one, end in sorted(ends.items()) if end > done.get(one, 0)]
+        return [
+            Span(partition, done.get(partition, 0), end)
+            for partition, end in sorted(ends.items())
+            if end > done.get(partition, 0)
+        ]
 
     def _chosen(self, sources: Sequence[Offsets | None], source: int | None) -> list[Offsets]:
         if source is not None and not 0 <= source < len(sources):
-            raise BadInput(f"{self.name} has no source {source}; it has {len(sources)}, the first one is 0")
-        found = [one for one in (sources if source is None else [sources[source]]) if one is not None]
-        if not found:
-            raise BadInput(f"{self.name}: its {'sources are' if source is None else f'source {source} is'} not Kafka's")
-        return found
+            raise BadInput(f"{self.name} has no source {source}; its sources are 0..{len(sources) - 1}")
+        chosen = [offsets for offsets in (sources if source is None else [sources[source]]) if offsets is not None]
+        if not chosen:
+            raise BadInput(
+                f"{self.name}: its {'sources are' if source is None else f'source {source} is'} not from Kafka"
+            )
+        return chosen
 
 
 def read_checkpoint(place: str) -> Checkpoint:
@@ -65,12 +71,10 @@ def read_checkpoint(place: str) -> Checkpoint:
     folder = _folder(place)
     offsets, commits = _batches(folder / "offsets"), _batches(folder / "commits")
     if not offsets:
-        raise BadInput(f"{folder} is no checkpoint of Structured Streaming: there is no batch in its folder offsets")
-    done = max((one for one in commits if one in offsets), default=None)
+        raise BadInput(f"{folder} is not a checkpoint of Structured Streaming: its folder offsets has no batch")
+    done = max((batch for batch in commits if batch in offsets), default=None)
     if done is None:
-        raise BadInput(
-            f"{folder}: no batch of it was committed, so there is no offset to take over; use start= instead"
-        )
+        raise BadInput(f"{folder}: no batch was committed, so there is no offset to import; use start= instead")
     begun = offsets[-1] if offsets[-1] > done else None
     later = [] if begun is None else _sources(folder / "offsets" / str(begun))
     return Checkpoint(str(folder), done, _sources(folder / "offsets" / str(done)), begun, later)
@@ -79,16 +83,16 @@ def read_checkpoint(place: str) -> Checkpoint:
 def _folder(place: str) -> Path:
     scheme, host, path = urlsplit(place)[:3]
     if scheme not in ("", "file") or host not in ("", "localhost"):
-        raise BadInput(f"{place}: only a folder of this machine can be read; copy the checkpoint here first")
+        raise BadInput(f"{place}: only a local folder can be read; copy the checkpoint to this machine first")
     return Path(unquote(path) if scheme else place)
 
 
 def _batches(folder: Path) -> list[int]:
     try:
-        found = list(folder.iterdir()) if folder.is_dir() else []
+        files = list(folder.iterdir()) if folder.is_dir() else []
     except OSError as error:
         raise BadInput(f"{folder} can't be read: {error.strerror}") from None
-    return sorted(int(file.name) for file in found if file.name.isdecimal())
+    return sorted(int(file.name) for file in files if file.name.isdecimal())
 
 
 def _sources(file: Path) -> list[Offsets | None]:
@@ -97,7 +101,7 @@ def _sources(file: Path) -> list[Offsets | None]:
     except (OSError, UnicodeDecodeError) as error:
         raise BadInput(f"{file} can't be read: {getattr(error, 'strerror', None) or error}") from None
     if not lines or lines[0] != VERSION:
-        raise BadInput(f"{file} is written as {lines[0] if lines else 'nothing'}; only {VERSION} can be read")
+        raise BadInput(f"{file} has format {lines[0] if lines else 'none'}; only {VERSION} can be read")
     return [_source(line, file) for line in lines[2:]]
 
 
@@ -106,12 +110,12 @@ def _source(line: str, file: Path) -> Offsets | None:
     if line == NO_OFFSET:
         return {}
     try:
-        found = dict(_flat(json.loads(line)))
+        offsets = dict(_flat(json.loads(line)))
     except (ValueError, AttributeError, TypeError):
         return None
-    if any(offset < 0 for offset in found.values()):
-        raise BadInput(f"{file} holds an offset below zero, which Structured Streaming never writes")
-    return found
+    if any(offset < 0 for offset in offsets.values()):
+        raise BadInput(f"{file} has a negative offset, which Structured Streaming never writes")
+    return offsets
 
 
 def _flat(topics: Any) -> Iterator[tuple[Partition, int]]:
@@ -137,22 +141,24 @@ SURELY_PLAIN = 24
 
 def write_offsets(offsets: Mapping[Partition, int]) -> str:
     """Format the offsets of one group as a file."""
-    return "".join(f"{_quoted(one.topic)},{one.number},{offset}\n" for one, offset in sorted(offsets.items()))
+    return "".join(
+        f"{_quoted(partition.topic)},{partition.number},{offset}\n" for partition, offset in sorted(offsets.items())
+    )
 
 
 def read_offsets(lines: Iterable[str], group: str, name: str) -> dict[Partition, int]:
     """Parse the offsets of this group. ``name`` is the file name for error messages."""
-    found: dict[Partition, int] = {}
+    offsets: dict[Partition, int] = {}
     reader = csv.reader(lines)
     for cells in reader:
         place = f"{name} line {reader.line_num}"
         if cells and (row := _row(cells, group, place)):
             partition, offset = row
-            if found.setdefault(partition, offset) != offset:
-                raise BadInput(f"{place}: {partition} stands there twice, with {found[partition]} and {offset}")
-    if not found:
+            if offsets.setdefault(partition, offset) != offset:
+                raise BadInput(f"{place}: {partition} appears twice, with {offsets[partition]} and {offset}")
+    if not offsets:
         raise BadInput(f"{name} has no offsets of group {group}")
-    return found
+    return offsets
 
 
 def _row(cells: list[str], group: str, place: str) -> tuple[Partition, int] | None:
@@ -179,21 +185,21 @@ def _quoted(topic: str) -> str:
 
 def committed(brokers: Brokers, group: str) -> dict[Partition, int]:
     """Return the offsets that a Kafka group has committed."""
-    asked = [ConsumerGroupTopicPartitions(group)]
-    found = brokers.ask(lambda admin: admin.list_consumer_group_offsets(asked, request_timeout=TIMEOUT))
+    groups = [ConsumerGroupTopicPartitions(group)]
+    answers = brokers.ask(lambda admin: admin.list_consumer_group_offsets(groups, request_timeout=TIMEOUT))
     return {
-        Partition(one.topic, one.partition): one.offset
-        for answer in found.values()
-        for one in answer.topic_partitions
-        if one.offset >= 0
+        Partition(entry.topic, entry.partition): entry.offset
+        for answer in answers.values()
+        for entry in answer.topic_partitions
+        if entry.offset >= 0
     }
 
 
 def adopt(
-    there: Mapping[Partition, int], logs: Mapping[Partition, Log], positions: Mapping[Partition, Position]
+    imported: Mapping[Partition, int], logs: Mapping[Partition, Log], positions: Mapping[Partition, Position]
 ) -> list[Planned]:
     """Plan the import of these offsets. Pure. Partitions without an imported offset are unchanged."""
-    return [_adopted(log, there.get(one), positions.get(one)) for one, log in sorted(logs.items())]
+    return [_adopted(log, imported.get(partition), positions.get(partition)) for partition, log in sorted(logs.items())]
 
 
 def _adopted(log: Log, offset: int | None, position: Position | None) -> Planned:
@@ -205,12 +211,12 @@ def _adopted(log: Log, offset: int | None, position: Position | None) -> Planned
     if offset > log.end:
         raise BeyondEnd(
             f"{log.partition}: offset {offset} is past the end of the log at {log.end}; "
-            "these are offsets of another topic or cluster: check --brokers"
+            "the offsets belong to another topic or cluster: check --brokers"
         )
     if position is not None and position.next_offset != offset:
         raise BadInput(
-            f"{log.partition} has position {position.next_offset} already, and {offset} there; "
-            "a position that exists is not imported over: tallymark reset moves it"
+            f"{log.partition} already has position {position.next_offset}, and the import has {offset}; "
+            "an import does not change positions: move it with tallymark reset"
         )
     return Planned(log, position, offset, offset)
 
@@ -222,31 +228,33 @@ def lag(planned: Planned) -> int | None:
 def meaning(planned: Planned, going_on: Collection[str]) -> str:
     """Describe what the next run will do. ``going_on`` are the topics with a position in any partition by then."""
     if planned.new is None and planned.partition.topic in going_on:
-        return "no offset there: begins at the earliest"
+        return "not imported: starts at the earliest offset"
     if planned.new is None:
-        return "no offset there: begins as start= says"
+        return "not imported: starts where start= says"
     if not planned.changes:
         return "unchanged"
     gone = planned.log.start - planned.new
     if gone > 0:
-        return f"{gone:,} offsets before {planned.log.start} are gone unread: on_loss= says what to do about them"
-    return f"goes on at {planned.new}"
+        return f"{gone:,} offsets before {planned.log.start} are deleted and unread: on_loss= decides what happens"
+    return f"continues at {planned.new}"
 
 
-def adopting(plan: Sequence[Planned], there: Mapping[Partition, int], reason: str) -> Decision:
+def adopting(plan: Sequence[Planned], imported: Mapping[Partition, int], reason: str) -> Decision:
     """Return a decision that creates the positions of the plan, unless different positions exist by then."""
-    logs = {one.partition: one.log for one in plan}
+    logs = {planned.partition: planned.log for planned in plan}
 
-    def decide(found: Mapping[Partition, Position], _: Sequence[Run]) -> PositionChanges:
+    def decide(positions: Mapping[Partition, Position], _: Sequence[Run]) -> PositionChanges:
         try:
-            again = adopt(there, logs, found)
+            again = adopt(imported, logs, positions)
         except BadInput as moved:
             raise PositionMoved(f"{moved}; nothing was changed") from None
         return PositionChanges(
             {
-                one.partition: FirstClaim(one.new, one.log.topic_id, one.log.cluster_id, reason, one.log.leader_epoch)
-                for one in again
-                if one.old is None and one.new is not None
+                planned.partition: FirstClaim(
+                    planned.new, planned.log.topic_id, planned.log.cluster_id, reason, planned.log.leader_epoch
+                )
+                for planned in again
+                if planned.old is None and planned.new is not None
             }
         )
 
@@ -257,8 +265,8 @@ def check_stopped(brokers: Brokers, group: str) -> None:
     """Refuse to import from a Kafka group with members: what it reads after the import would be read twice."""
     members = brokers.members(group)
     if members:
-        names = ", ".join(sorted({f"{one.client}{one.host}" for one in members}))
+        names = ", ".join(sorted({f"{member.client}{member.host}" for member in members}))
         raise BadInput(
-            f"Kafka group {group} has {len(members)} members ({names}), which go on and can't be fenced; "
-            "stop them first, or --while-running, and what they read from now on is read here again"
+            f"Kafka group {group} has {len(members)} members ({names}), which can't be fenced; stop them first, or use "
+            "--while-running: records that they read from now on are read here again"
         )

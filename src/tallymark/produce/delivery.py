@@ -26,7 +26,7 @@ def guarded(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
     except Exception:
-        log.exception("function=%r raised and is passed over", function)
+        log.exception("callback raised, ignored function=%r", function)
         return None
 
 
@@ -54,7 +54,7 @@ class Interceptors:
 
 
 def _methods(interceptors: Sequence[Any], name: str) -> list[Callable[..., Any]]:
-    return [getattr(one, name) for one in interceptors if hasattr(one, name)]
+    return [getattr(interceptor, name) for interceptor in interceptors if hasattr(interceptor, name)]
 
 
 WAIT_SECONDS = 60.0
@@ -86,7 +86,7 @@ OnDelivery = Callable[["Metadata | None", "TallymarkError | None"], Any]
 class Delivery:
     """The future of a sent record, light enough to be created for every record."""
 
-    __slots__ = ("_reports", "error", "headers", "on_delivery", "place", "unheard")
+    __slots__ = ("_reports", "error", "headers", "on_delivery", "place", "unreported")
 
     def __init__(self, reports: Reports, on_delivery: OnDelivery | None, headers: Headers | None) -> None:
         self._reports = reports
@@ -94,7 +94,7 @@ class Delivery:
         self.headers = headers
         self.place: tuple[Any, ...] | None = None
         self.error: TallymarkError | None = None
-        self.unheard = 0
+        self.unreported = 0
 
     def __call__(self, error: Any, message: Any) -> None:
         """Handle the client's delivery report."""
@@ -120,7 +120,7 @@ class Delivery:
         if self.place is None:
             self._reports.wait(self.done, timeout)
         if self.error is not None:
-            self._reports.heard(self)
+            self._reports.mark_reported(self)
         return self.error
 
     def metadata(self) -> Metadata:
@@ -151,8 +151,8 @@ class Reports:
         self.listens = bool(interceptors.acknowledging or on_success)
         self.delivered = self.failed = 0
         self._lock = threading.Lock()
-        # tell() reports all counted failures and starts a new count, so deliveries of earlier counts are reported.
-        self._count, self._tellings = 0, 1
+        # raise_failures() reports all counted failures and begins a round; deliveries of earlier rounds are reported.
+        self._count, self._round = 0, 1
         self._first: TallymarkError | None = None
 
     def succeed(self, delivery: Delivery) -> None:
@@ -177,20 +177,20 @@ class Reports:
         if delivery.on_delivery is not None:
             guarded(delivery.on_delivery, None, error)
 
-    def heard(self, delivery: Delivery) -> None:
+    def mark_reported(self, delivery: Delivery) -> None:
         """Mark the failure of a delivery as reported, if it failed."""
         with self._lock:
-            if delivery.unheard == self._tellings:
+            if delivery.unreported == self._round:
                 self._count -= 1
                 self._first = self._first if self._count else None
-            delivery.unheard = 0
+            delivery.unreported = 0
 
-    def tell(self) -> None:
+    def raise_failures(self) -> None:
         """Raise the unreported failures."""
         with self._lock:
             count, first = self._count, self._first
             self._count, self._first = 0, None
-            self._tellings += 1
+            self._round += 1
         if count:
             records = "1 record was" if count == 1 else f"{count:,} records were"
             raise NotDelivered(f"{records} not delivered; the first: {first}") from first
@@ -198,20 +198,20 @@ class Reports:
     def log(self) -> None:
         """Log the unreported failures, for callers that raise another exception."""
         try:
-            self.tell()
+            self.raise_failures()
         except NotDelivered as error:
             log.error("%s", error)
 
     def forget(self) -> None:
         """Mark all failures as reported."""
         with suppress(NotDelivered):
-            self.tell()
+            self.raise_failures()
 
     def _note(self, delivery: Delivery, error: TallymarkError) -> None:
         with self._lock:
             self._count += 1
             self._first = self._first or error
-            delivery.unheard = self._tellings
+            delivery.unreported = self._round
 
 
 def _outgoing(message: Any, headers: Headers | None) -> Outgoing:

@@ -172,7 +172,7 @@ class Producer:
         """
         self._pump.check_caller()
         if self._transactions is None:
-            raise BadInput("this producer has no transactions; make it with transactional_id='a-name-of-its-own'")
+            raise BadInput("this producer has no transactions; create it with a transactional_id= of its own")
         if self._state.closed or self._state.failure:
             raise self._state.refusal()
         try:
@@ -189,7 +189,7 @@ class Producer:
     def flush(self, timeout: float = WAIT_SECONDS) -> None:
         """Wait until every record is delivered or has failed, and raise unreported failures."""
         self._empty(timeout)
-        self._reports.tell()
+        self._reports.raise_failures()
 
     def close(self, timeout: float = WAIT_SECONDS) -> None:
         """Flush and close. Records that are not delivered in time are dropped and reported."""
@@ -197,18 +197,18 @@ class Producer:
         with self._closing:
             if self._state.closed:
                 return
-            self._state.close("this producer is closed; make a new one")
+            self._state.close("this producer is closed; create a new one")
             try:
                 self._empty(timeout)
             except TallymarkError as error:
                 self._reasons.dropping = f"the producer was closed: {error}"
             except BaseException as error:
-                self._reasons.dropping = f"the producer was closed: {type(error).__name__} cut its flush short"
+                self._reasons.dropping = f"the producer was closed: {type(error).__name__} interrupted its flush"
                 self._end()
                 self._reports.log()
                 raise
             self._end()
-            self._reports.tell()
+            self._reports.raise_failures()
 
     def detach(self) -> None:
         """Close in a forked child: the producer and its records belong to the parent process."""
@@ -251,7 +251,7 @@ class Producer:
 
         if not self._pump.wait_until(delivered, seconds):
             count = self.statistics().waiting
-            waiting = f"{count:,} {'record waits' if count == 1 else 'records wait'} after {seconds:g} s"
+            waiting = f"{count:,} {'record is' if count == 1 else 'records are'} not delivered after {seconds:g} s"
             raise StillWaiting(f"{waiting}: {self._reasons.of_waiting(sorted(self._topics))}")
 
     def _wait_for_room(self, record: tuple[Any, ...]) -> None:
@@ -267,17 +267,22 @@ class Producer:
             return True
 
         if self._pump.serves_here():
-            raise BufferFull("the buffer is full of records, and a callback can't wait for room; make it larger")
+            raise BufferFull(
+                "the buffer is full, and a callback can't wait for space; increase queue.buffering.max.messages or "
+                "queue.buffering.max.kbytes"
+            )
         if not self._pump.wait_until(fits, self._buffer_seconds):
             why = self._reasons.of_waiting([record[0], *sorted(self._topics - {record[0]})])
-            raise BufferFull(f"the buffer was full of records for {self._buffer_seconds:g} s: {why}")
+            raise BufferFull(f"the buffer was full for {self._buffer_seconds:g} s: {why}")
 
     def _refused(self, error: Exception, record: tuple[Any, ...]) -> TallymarkError:
         """Return why the client refused a record. This stops the producer only if the client has a fatal error."""
         code = error.args[0].code() if isinstance(error, KafkaException) else None
         if code == KafkaError._STATE and self._transactions:
             first = f": {self._state.first}" if self._state.first else ""
-            return NotDelivered(f"topic {record[0]}: not sent, because its transaction has failed or ended{first}")
+            return NotDelivered(
+                f"topic {record[0]}: the record was not sent, because its transaction has failed or ended{first}"
+            )
         if code != KafkaError._FATAL:
             return self._reasons.of_refusal(error, record, self.settings.get("message.max.bytes", 1_000_000))
         with suppress(BadInput):  # a callback can't wait for the report, which has the reason
@@ -298,7 +303,7 @@ class Producer:
         with self._closing:
             self._drop_all()
         if delivery.place is None:
-            self._reports.heard(delivery)
+            self._reports.mark_reported(delivery)
             raise self._state.refusal()
 
     def _drop_all(self) -> None:

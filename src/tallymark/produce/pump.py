@@ -39,7 +39,7 @@ def _close_all() -> None:
         try:
             producer.close(EXIT_SECONDS)
         except TallymarkError as error:
-            log.error("a producer was not closed before the process ended: %s", error)
+            log.error("producer not closed before the process ended error=%s", error)
 
 
 def _detach_all() -> None:
@@ -58,7 +58,7 @@ BUSY_SECONDS = 0.02
 """How long the thread sleeps while the sender serves reports."""
 JOIN_SECONDS = 5.0
 """How long ``close`` waits for the thread, which may be in a callback that does not return."""
-FORKED = "this producer was made before a fork; make one in each process"
+FORKED = "this producer was created before a fork; create one in each process"
 
 
 class Pump:
@@ -114,8 +114,8 @@ class Pump:
     def check_caller(self) -> None:
         if self.serves_here():
             raise BadInput(
-                "a delivery callback can't wait for deliveries, nor can a signal handler that interrupts a wait: "
-                "reports come one after the other"
+                "a delivery callback, or a signal handler that interrupts a wait, can't wait for deliveries, because "
+                "reports are served one at a time; wait outside of it"
             )
 
     @contextmanager
@@ -169,6 +169,6 @@ class Pump:
                 if seen == self._nudges and self._serve(BLOCK_SECONDS):
                     continue
             except BaseException:  # a callback may raise SystemExit, which has no effect in this thread
-                log.exception("a callback raised in the producer's thread and is passed over")
+                log.exception("callback raised in the thread of the producer, ignored")
             seen = self._nudges
             time.sleep(BUSY_SECONDS)

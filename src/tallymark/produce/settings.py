@@ -50,12 +50,12 @@ def java_partition(key: bytes, partitions: int) -> int:
 def count_partitions(client: Any, explain: Callable[[Any, str], TallymarkError], topic: str) -> int:
     """Return the number of partitions from the cluster's metadata."""
     try:
-        found = client.list_topics(topic, timeout=ASK_SECONDS).topics[topic]
+        metadata = client.list_topics(topic, timeout=ASK_SECONDS).topics[topic]
     except KafkaException as error:
         raise explain(error.args[0], topic) from error
-    if found.error is not None:
-        raise explain(found.error, topic)
-    return len(found.partitions)
+    if metadata.error is not None:
+        raise explain(metadata.error, topic)
+    return len(metadata.partitions)
 
 
 class Choice:
@@ -71,7 +71,7 @@ class Choice:
         chosen: Any = self._partitioner(topic, key.encode() if isinstance(key, str) else key, partitions)
         if not isinstance(chosen, int) or not 0 <= chosen < partitions:
             raise BadInput(
-                f"the partitioner chose {chosen!r} for topic {topic}: write a number from 0 to {partitions - 1}"
+                f"the partitioner returned {chosen!r} for topic {topic}; return a number from 0 to {partitions - 1}"
             )
         return chosen
 
@@ -123,14 +123,14 @@ def encode(value: Any) -> str | bytes:
 def check_topic(topic: Any) -> str:
     if isinstance(topic, str) and TOPIC.fullmatch(topic):
         return topic
-    raise BadInput(f"topic={topic!r} is no name for a topic: letters, digits, '.', '_' and '-', at most 249 of them")
+    raise BadInput(f"topic={topic!r} is not a topic name; use at most 249 letters, digits, '.', '_' and '-'")
 
 
 def check_key(key: Any) -> str | bytes | None:
     if key is None or isinstance(key, (str, bytes)):
         return key
     raise BadInput(
-        f"key={key!r} must be str, bytes or None: Java's clients hash the bytes, so say which; str(key) in most cases"
+        f"key={key!r} must be str, bytes or None, because clients partition by its bytes; in most cases pass str(key)"
     )
 
 
@@ -152,7 +152,7 @@ def _default(value: Any) -> str:
         return value.isoformat()
     if isinstance(value, (Decimal, UUID)):
         return str(value)
-    raise TypeError(f"{type(value).__name__} is not known to JSON")
+    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 _JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_default)
@@ -171,14 +171,14 @@ WITHOUT_END = 2_147_483_647
 REFUSED = {
     "bootstrap.servers": "the brokers are the first argument of Producer()",
     "metadata.broker.list": "the brokers are the first argument of Producer()",
-    "transactional.id": "it is transactional_id=",
-    "default.topic.config": "write its settings beside the others",
-    "delivery.report.only.error": "every record's report is needed to know what became of it",
-    "on_delivery": "it is on_delivery= of send(), or on_success= and on_error=",
-    "dr_cb": "it is on_delivery= of send(), or on_success= and on_error=",
-    "error_cb": "errors are explained to whoever waits",
-    "stats_cb": "what it raises would hit whoever sends; see statistics()",
-    "throttle_cb": "what it raises would hit whoever sends; the brokers' own metrics tell of it",
+    "transactional.id": "pass transactional_id= instead",
+    "default.topic.config": "write its settings directly in settings=",
+    "delivery.report.only.error": "the producer needs the report of every record",
+    "on_delivery": "pass on_delivery= to send(), or on_success= and on_error= to Producer()",
+    "dr_cb": "pass on_delivery= to send(), or on_success= and on_error= to Producer()",
+    "error_cb": "calls that wait raise the errors",
+    "stats_cb": "its exceptions would be raised by send(); use statistics()",
+    "throttle_cb": "its exceptions would be raised by send(); use the metrics of the brokers",
 }
 """Settings that have their own argument, or that would hide the outcome of a record, and why."""
 BASE = {
@@ -191,14 +191,14 @@ BASE = {
 """Settings of every profile. Keys are partitioned as by Java's default partitioner."""
 _ALL, _YES = ("all", "-1"), ("true", "1")
 _IDEMPOTENT = {
-    "acks": (_ALL, "all replicas in sync acknowledge, or a broker that dies takes records with it"),
-    "enable.idempotence": (_YES, "a retry would repeat records and change their order"),
-    "retries": ((str(WITHOUT_END),), "it retries without end; buffer_seconds= and timeouts bound who waits"),
+    "acks": (_ALL, "without the acknowledgement of all in-sync replicas, a failed broker loses records"),
+    "enable.idempotence": (_YES, "without idempotence, a retry repeats and reorders records"),
+    "retries": ((str(WITHOUT_END),), "its retries are unlimited; limit the wait with buffer_seconds= and timeouts"),
     "max.in.flight.requests.per.connection": (
         tuple("12345"),
-        "with more than 5 requests under way brokers can't keep the order",
+        "with more than 5 requests in flight, brokers can't keep the order",
     ),
-    "queuing.strategy": (("fifo",), "records would change their order"),
+    "queuing.strategy": (("fifo",), "other strategies reorder records"),
 }
 
 
@@ -221,7 +221,7 @@ class Profile:
         for name, value in own.items():
             allowed, why = self.fixed.get(name, ((), ""))
             if why and str(value).lower() not in allowed:
-                raise BadInput(f"profile {self.name} with {name}={value} is a contradiction: {why}")
+                raise BadInput(f"profile {self.name} does not allow {name}={value}: {why}")
         return {**BASE, **_renamed(self.settings), **own}
 
 
@@ -239,10 +239,10 @@ NO_LOSS = Profile(
         **_IDEMPOTENT,
         "message.timeout.ms": (
             ("0",),
-            "a record that is given up is lost; buffer_seconds= and timeouts bound who waits",
+            "a record that times out is lost; limit the wait with buffer_seconds= and timeouts",
         ),
         # Without it, the client sends the records after a refused batch before it reports the refusal.
-        "enable.gapless.guarantee": (_YES, "what comes after a failed record would overtake it"),
+        "enable.gapless.guarantee": (_YES, "without it, later records overtake a failed record"),
     },
     stops_on_failure=True,
 )
@@ -265,18 +265,18 @@ def choose(profile: str | Profile, transactional_id: str | None) -> Profile:
     if transactional_id is None:
         return chosen
     if chosen is not NO_LOSS:
-        raise BadInput(f"transactional_id= and profile {chosen.name} are a contradiction: leave profile= out")
+        raise BadInput(f"transactional_id= and profile {chosen.name} exclude each other; leave out profile=")
     return transactional(transactional_id)
 
 
 def _renamed(settings: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    renamed: dict[str, Any] = {}
     for name, value in settings.items():
         known = ALIASES.get(name, name)
-        if known in found:
+        if known in renamed:
             raise BadInput(f"Producer(settings=...): {name} and {known} are the same setting; write one of them")
-        found[known] = value
-    return found
+        renamed[known] = value
+    return renamed
 
 
 def check(settings: Mapping[str, Any], where: str = "Producer(settings=...)") -> None:

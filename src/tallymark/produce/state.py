@@ -45,24 +45,24 @@ class Reasons:
         """Translate an error of the client to a ``TallymarkError``."""
         code, where = error.code(), f"topic {topic}: " if topic else ""
         if code in DROPPED:
-            unsure = "it may be in the log, if it was under way before"
+            unsure = "it may be in the log if it was already in flight"
             return RecordDropped(f"{where}the record was dropped, because {self.dropping}; {unsure}")
         if code in FENCED and self._transactional_id:
             return Fenced(
-                f"another producer came with transactional_id {self._transactional_id}, or its transaction took longer "
-                "than transaction.timeout.ms, and this one is shut out: close it, make a new one, and give every "
-                "producer that runs at the same time an id of its own"
+                f"this producer is fenced: another producer uses transactional_id {self._transactional_id}, or its "
+                "transaction took longer than transaction.timeout.ms; create a new one, and give every concurrent "
+                "producer its own id"
             )
         if code in _UNKNOWN and topic:
             return UnknownTopic(f"topic {topic} does not exist on {self._cluster.brokers}; {missing_topic(topic)}")
         if code == KafkaError._UNKNOWN_PARTITION:
-            return UnknownPartition(f"topic {topic} has no partition {partition}; send to one that it has, or add it")
-        if code == KafkaError.MSG_SIZE_TOO_LARGE and topic:
-            return RecordTooLarge(
-                f"{where}the broker refused a batch that is larger than the topic's max.message.bytes"
+            return UnknownPartition(
+                f"topic {topic} has no partition {partition}; send to an existing partition, or add it"
             )
+        if code == KafkaError.MSG_SIZE_TOO_LARGE and topic:
+            return RecordTooLarge(f"{where}the broker refused a batch that exceeds the topic's max.message.bytes")
         if code == KafkaError._MSG_TIMED_OUT:
-            return NotDelivered(f"{where}the record was given up after message.timeout.ms")
+            return NotDelivered(f"{where}the record was not delivered within message.timeout.ms")
         return self._explained(error, topic)
 
     def of_refusal(self, error: Exception, record: Sequence[Any], most: int) -> TallymarkError:
@@ -72,7 +72,7 @@ class Reasons:
             return BadInput(f"topic {topic}: the record can't be sent: {error}")
         if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
             size = sum(len(part.encode() if isinstance(part, str) else part or b"") for part in (key, value))
-            return RecordTooLarge(f"topic {topic}: a record of {size:,} bytes is above message.max.bytes={most}")
+            return RecordTooLarge(f"topic {topic}: a record of {size:,} bytes exceeds message.max.bytes={most}")
         return self.of_failure(error.args[0], topic, partition)
 
     def of_waiting(self, topics: Sequence[str]) -> str:
@@ -84,13 +84,13 @@ class Reasons:
         brokers = Brokers(self._cluster)
         try:
             for topic in topics:
-                if found := _holdup(brokers, topic):
-                    return found
+                if reason := _holdup(brokers, topic):
+                    return reason
             if not topics:
                 brokers.nodes(ASK_SECONDS)
         except TallymarkError as error:
             return str(error)
-        return "the brokers answer, but have not acknowledged yet; look at their logs"
+        return "the brokers are reachable, but have not acknowledged the records; check their logs"
 
     def _explained(self, error: Any, topic: str | None) -> TallymarkError:
         try:
@@ -101,18 +101,18 @@ class Reasons:
 
 def _holdup(brokers: Brokers, topic: str) -> str:
     """Return what is wrong with the partition that has the fewest live replicas, or an empty string."""
-    asked = TopicCollection([topic])
-    answer = brokers.ask(lambda admin: admin.describe_topics(asked, request_timeout=ASK_SECONDS), topic)
+    names = TopicCollection([topic])
+    answer = brokers.ask(lambda admin: admin.describe_topics(names, request_timeout=ASK_SECONDS), topic)
     partitions = answer[topic].partitions
-    nodes = {node.id: node for one in partitions for node in one.isr}
+    nodes = {node.id: node for partition in partitions for node in partition.isr}
     up = {number for number, node in nodes.items() if _listens(node)}
-    worst = min(partitions, key=lambda one: sum(node.id in up for node in one.isr))
+    worst = min(partitions, key=lambda partition: sum(node.id in up for node in partition.isr))
     where, least = f"topic {topic} partition {worst.id}", _min_insync(brokers, topic)
-    alive, wanted = sum(node.id in up for node in worst.isr), len(worst.replicas) if least is None else least
-    if alive < wanted:
+    alive, needed = sum(node.id in up for node in worst.isr), len(worst.replicas) if least is None else least
+    if alive < needed:
         limit = "" if least is None else f", and min.insync.replicas is {least}"
-        return f"{where} has {alive} of {len(worst.replicas)} replicas in sync{limit}: bring the other brokers back"
-    return f"{where} has no leader: bring its brokers back" if worst.leader is None or worst.leader.id < 0 else ""
+        return f"{where} has {alive} of {len(worst.replicas)} in-sync replicas{limit}; restart the other brokers"
+    return f"{where} has no leader; restart its brokers" if worst.leader is None or worst.leader.id < 0 else ""
 
 
 def _listens(node: Any) -> bool:
@@ -152,9 +152,9 @@ class ProducerState:
         if isinstance(self.failure, Fenced):
             return Fenced(str(self.failure))
         if self.failure is None:
-            return BadInput("a producer with transactional_id= sends inside of `with producer.transaction():` only")
+            return BadInput("a producer with transactional_id= can send only inside `with producer.transaction():`")
         return ProducerStopped(
-            f"this producer stopped at its first failure, so that nothing overtakes it: {self.failure}; make a new one"
+            f"this producer stopped at its first failure, to keep the order: {self.failure}; create a new one"
         )
 
     def close(self, why: str) -> None:
@@ -166,7 +166,7 @@ class ProducerState:
         if self.failure is None:
             self.failure = error
             self.halted = True
-            self._reasons.dropping = f"it was queued behind a record that failed: {error}"
+            self._reasons.dropping = f"it was queued after a failed record: {error}"
 
     def on_failure(self, error: TallymarkError) -> None:
         """Handle a failed record. ``first`` keeps the first failure since the transaction began."""

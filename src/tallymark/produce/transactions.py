@@ -35,13 +35,15 @@ class Transactions:
     def one(self) -> Iterator[None]:
         """Commit at the end of the block, or abort if it raises."""
         if not self._one_at_a_time.acquire(blocking=False):
-            raise BadInput("this producer is in a transaction already; make another one, with an id of its own")
+            raise BadInput(
+                "this producer is already in a transaction; create another producer with its own transactional_id="
+            )
         try:
             self._begin()
             try:
                 yield
             except BaseException as error:
-                self._abort(f"its block raised {type(error).__name__}")
+                self._abort(f"the block raised {type(error).__name__}")
                 raise
             self._commit()
         finally:
@@ -58,8 +60,8 @@ class Transactions:
         try:
             self._finish(self._client.commit_transaction, "commit")
         except _Abortable as error:
-            self._abort("a record of it failed")
-            words = f"the transaction of {self._name} was aborted, and nothing of it is visible"
+            self._abort("one of its records failed")
+            words = f"the transaction of {self._name} was aborted; none of its records is visible"
             raise CommitRefused(f"{words}: {self._state.first or error}") from error
 
     def _abort(self, why: str) -> None:
@@ -68,7 +70,7 @@ class Transactions:
             self._finish(self._client.abort_transaction, "abort")
         except TallymarkError as error:
             # The coordinator aborts it after transaction.timeout.ms, or when the id is used again.
-            log.warning("transaction=%s could not be aborted: %s", self._name, error)
+            log.warning("transaction not aborted transaction=%s error=%s", self._name, error)
 
     def _finish(self, call: Callable[[float], None], what: str) -> None:
         """Commit or abort. If this fails, stop the producer: its client can't leave the transaction."""
@@ -94,7 +96,7 @@ class Transactions:
                 if error.code() in FENCED or error.txn_requires_abort() or not error.retriable():
                     raise self._refusal(error, what) from raised
                 if time.monotonic() >= deadline:
-                    why = f"{self._seconds:g} s were not enough: {self._reasons.of_waiting(())}"
+                    why = f"no answer within {self._seconds:g} s: {self._reasons.of_waiting(())}"
                     raise self._unfinished(what, why) from raised
             time.sleep(RETRY_SECONDS)
 
@@ -110,10 +112,10 @@ class Transactions:
     def _unfinished(self, what: str, why: str) -> TallymarkError:
         if what == "commit":
             return CommitUnknown(
-                f"the commit of the transaction of {self._name} was not confirmed: {why}; what was sent in it may or "
-                "may not be visible: read it back before you send it again"
+                f"the commit of the transaction of {self._name} was not confirmed: {why}; its records may or may not "
+                "be visible: check the topic before you send them again"
             )
-        return CommitRefused(f"the {what} of the transaction of {self._name} did not come through: {why}")
+        return CommitRefused(f"the {what} of the transaction of {self._name} failed: {why}")
 
 
 class _Abortable(TallymarkError):

@@ -53,8 +53,8 @@ class Destination:
             raise BadInput(f"delivery={self.delivery!r} is not known; write {', '.join(get_args(Delivery))}")
         if self.delivery == "exactly-once" and self.rows is not self.ledger:
             raise BadInput(
-                f"exactly once needs rows and ledger in one transaction, and {self.rows.name} and {self.ledger.name} "
-                "can't share one; leave out ledger=, or choose delivery='at-least-once' or 'at-most-once'"
+                f"delivery='exactly-once' needs rows and ledger in one transaction, which {self.rows.name} and "
+                f"{self.ledger.name} can't share; leave out ledger=, or set delivery='at-least-once' or 'at-most-once'"
             )
 
     def ping(self, stop: threading.Event | None = None, patience: float | None = None) -> None:
@@ -142,7 +142,11 @@ class Committer:
             except (Unreachable, RowsRefused, BatchTooLarge) as error:
                 if not sent and isinstance(error, Unreachable):
                     raise
-                log.error("rows may be lost, as at-most-once allows group=%s error=%s", self.group, error)
+                log.error(
+                    "rows not written, positions already committed delivery=at-most-once group=%s error=%s",
+                    self.group,
+                    error,
+                )
 
         self.retrying(attempt)
 
@@ -156,7 +160,7 @@ class Committer:
                 renewed, landed = self.outcome(entry, claims)
                 claims.update(renewed)
                 if landed:
-                    log.warning("commit had reached the database group=%s batch=%s", self.group, entry.batch)
+                    log.warning("commit confirmed after a connection loss group=%s batch=%s", self.group, entry.batch)
                     return
                 unknown = False
             try:
@@ -194,14 +198,16 @@ class Committer:
     def _refusing(self, batch: BatchToCommit, refusals: Sequence[Refusal]) -> BatchToCommit:
         distinct = {refusal.record: refusal for refusal in reversed(refusals)}
         log.warning(
-            "tables refused records group=%s batch=%s records=%d first=%s",
+            "records refused group=%s batch=%s records=%d first=%s",
             self.group,
             batch.name,
             len(distinct),
             refusals[0].error,
         )
-        found = [*batch.reading.refusals, *distinct.values()]
-        reading, refused = self.retrying(lambda: without_refused(batch.reading, found, batch.tables, batch.again))
+        known_refusals = [*batch.reading.refusals, *distinct.values()]
+        reading, refused = self.retrying(
+            lambda: without_refused(batch.reading, known_refusals, batch.tables, batch.again)
+        )
         known = records_of(batch.letters)
         undecoded = [letter for letter in reading.dead_letters if (letter.partition, letter.offset) not in known]
         fetched = self._letters([refusal for refusal in refused if refusal.record not in known])
@@ -242,7 +248,7 @@ def _landed(entry: Entry, held: Mapping[Partition, Claim]) -> bool:
     at_stop = [held[step.partition].position.next_offset == step.stop for step in entry.advances]
     at_start = [held[step.partition].position.next_offset == step.start for step in entry.advances]
     if not all(at_stop) and not all(at_start):
-        raise CommitRefused(f"group {entry.group}: positions moved while the connection was broken; start again")
+        raise CommitRefused(f"group {entry.group}: positions changed during a connection loss; start the run again")
     return all(at_stop)
 
 
@@ -278,8 +284,8 @@ class HandledCommitter:
         db: Transaction | None = None
 
         def entry() -> Entry:
-            made = self._entry(accounts, handled)
-            handled.entry = replace(made, rows=dict(db.written) if db is not None else {})
+            draft = self._entry(accounts, handled)
+            handled.entry = replace(draft, rows=dict(db.written) if db is not None else {})
             return handled.entry
 
         try:

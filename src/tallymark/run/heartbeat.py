@@ -23,7 +23,7 @@ PRUNE_SECONDS = 86_400.0
 class Heartbeat:
     """Sends heartbeats from a separate thread, from ``start`` to ``end``. A failed heartbeat is not retried.
 
-    The thread ends by itself when ``wanted`` returns False. Once a day it prunes the history of the group.
+    The thread ends by itself when ``is_active`` returns False. Once a day it prunes the history of the group.
     """
 
     def __init__(
@@ -31,13 +31,13 @@ class Heartbeat:
         ledger: Store,
         group: str,
         owner: Owner,
-        wanted: Callable[[], bool] = lambda: True,
+        is_active: Callable[[], bool] = lambda: True,
         retention: Retention = DEFAULT_RETENTION,
     ) -> None:
         self._ledger = ledger
         self._group = group
         self._run = Run(owner.run, owner.host, owner.since, owner.since)
-        self._wanted = wanted
+        self._is_active = is_active
         self._retention = retention
         self._known = False
         self._pruned = -PRUNE_SECONDS
@@ -45,7 +45,7 @@ class Heartbeat:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        self._tell()
+        self._write()
         self._prune()
         self._thread = threading.Thread(target=self._beat, name="tallymark-heartbeat", daemon=True)
         self._thread.start()
@@ -65,17 +65,17 @@ class Heartbeat:
 
     def _finish(self, error: str | None) -> None:
         self._run = replace(self._run, ended=datetime.now(timezone.utc), error=error)
-        self._tell()
+        self._write()
 
     def _beat(self) -> None:
         while not self._ending.wait(BEAT_SECONDS):
-            if not self._wanted():
+            if not self._is_active():
                 self._finish(None)
                 return
-            self._tell()
+            self._write()
             self._prune()
 
-    def _tell(self) -> None:
+    def _write(self) -> None:
         # Informational entries must not stop the run.
         with suppress(TallymarkError):
             if self._known or self._ledger.has_ledger():
@@ -92,7 +92,7 @@ class Heartbeat:
             self._pruned = time.monotonic()
 
 
-def words(error: BaseException | None) -> str | None:
+def error_text(error: BaseException | None) -> str | None:
     """The text of an error; None for exceptions that only ask the program to end."""
     if error is None or isinstance(error, GeneratorExit | KeyboardInterrupt | SystemExit):
         return None

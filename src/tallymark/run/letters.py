@@ -10,12 +10,12 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import count, islice
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from tallymark.core.batch import NOT_KEPT, BatchToCommit, check_letters, is_kept, refused, without_refused
 from tallymark.core.budget import Budget
@@ -24,21 +24,26 @@ from tallymark.core.journal import DEAD, Journal, Letter, LetterQuery
 from tallymark.core.plan import Plan
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import DeadLetter, RawRecord, Reader, Reading
-from tallymark.core.retry import retrying
 from tallymark.core.spans import Partition, Position, Tally
 from tallymark.core.tables import Refusal
 from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, TallymarkError
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import is_pattern
 from tallymark.run.commit import Committer, Destination
+from tallymark.run.prepare import empty_reading
 from tallymark.run.setup import Job
 from tallymark.run.skips import check_order
+from tallymark.run.until import Retrying
 from tallymark.stores.contract import Store
+
+log = logging.getLogger(__name__)
 
 MOST = 1_000
 """Maximum number of letters in one transaction."""
 MOST_REFUSALS = 5
 """How often the same letters may be refused in a row although none of them has been settled."""
+UNLIMITED = Budget(max_dead_per_batch=None, max_dead_ratio_per_batch=None)
+"""Replays have no budget: a record that fails again was dead before."""
 
 
 class OpenLetters:
@@ -49,7 +54,7 @@ class OpenLetters:
 
     def __init__(self, group: str, ledger: Store, topics: Collection[str], query: LetterQuery) -> None:
         if query.group not in (None, group):
-            raise BadInput(f"these are the dead letters of group {group}, and not of {query.group}")
+            raise BadInput(f"LetterQuery(group={query.group!r}) does not match group {group}; leave out group=")
         self._group = group
         self._ledger = ledger
         # A dict keeps the order and deletes in constant time.
@@ -64,11 +69,11 @@ class OpenLetters:
     def take(self, most: int) -> list[Letter]:
         """The next open letters, at most one for each record; empty if all were tried."""
         while self._left:
-            wanted = list(islice(self._left, most))
-            found = self._ledger.journal().letters(LetterQuery(self._group, ids=wanted))
-            self.drop(set(wanted) - {letter.id for letter in found})
-            if found:
-                distinct = list({coordinates(letter): letter for letter in reversed(found)}.values())
+            ids = list(islice(self._left, most))
+            letters = self._ledger.journal().letters(LetterQuery(self._group, ids=ids))
+            self.drop(set(ids) - {letter.id for letter in letters})
+            if letters:
+                distinct = list({coordinates(letter): letter for letter in reversed(letters)}.values())
                 self._notice([letter.id for letter in distinct])
                 return sorted(distinct, key=coordinates)
         return []
@@ -93,28 +98,28 @@ def chosen(ledger: Store, query: LetterQuery, topics: Collection[str]) -> list[L
     """The open letters that a query finds in the given topics, which may be patterns."""
     journal, query = _journal(ledger), replace(query, states=(DEAD,))
     # The number of parameters in a statement is limited.
-    asked = [query] if query.ids is None else [replace(query, ids=part) for part in _parts(query.ids)]
-    found = (letter for one in asked for letter in journal.letters(one))
-    return [letter for letter in found if _reads(topics, letter.record.partition.topic)]
+    queries = [query] if query.ids is None else [replace(query, ids=part) for part in _parts(query.ids)]
+    letters = (letter for query in queries for letter in journal.letters(query))
+    return [letter for letter in letters if _reads(topics, letter.record.partition.topic)]
 
 
 def _parts(ids: Collection[str]) -> Iterator[list[str]]:
     """The ids in chunks, oldest first; ids are increasing numbers."""
-    ordered = sorted(ids, key=lambda one: (len(one), one))
+    ordered = sorted(ids, key=lambda letter: (len(letter), letter))
     return (ordered[at : at + MOST] for at in range(0, len(ordered), MOST))
 
 
 def _journal(ledger: Store) -> Journal:
     """Access to the ledger's letters. ``create_ledger`` upgrades a ledger of an older version."""
     if not ledger.has_ledger():
-        raise BadInput(f"{ledger.name} has no ledger: nothing has run into it yet")
+        raise BadInput(f"{ledger.name} has no ledger, because no group has run with it yet; check the URL of the store")
     ledger.create_ledger()
     return ledger.journal()
 
 
 def outcome(replays: Iterable[Replay]) -> Tally:
     """How many letters were applied, and how many failed again."""
-    died = [one.error is not None for one in replays]
+    died = [attempt.error is not None for attempt in replays]
     return Tally(applied=died.count(False), dead=died.count(True))
 
 
@@ -126,31 +131,39 @@ def coordinates(letter: Letter) -> tuple[Partition, int]:
 def completed(letters: Sequence[Letter], ledger: Store, brokers: Brokers) -> tuple[list[DeadLetter], list[DeadLetter]]:
     """The letters with their records, fetched from Kafka if not in the ledger; and those that Kafka has deleted."""
     missing = [letter for letter in letters if not is_kept(letter.record)]
-    found = _fetched(missing, ledger, brokers)
+    records = _fetched(missing, ledger, brokers)
     whole = [letter.record for letter in letters if is_kept(letter.record)]
-    whole += [_with(letter.record, found[coordinates(letter)]) for letter in missing if coordinates(letter) in found]
-    gone = [_gone(letter.record) for letter in missing if coordinates(letter) not in found]
+    whole += [
+        _with(letter.record, records[coordinates(letter)]) for letter in missing if coordinates(letter) in records
+    ]
+    gone = [_gone(letter.record) for letter in missing if coordinates(letter) not in records]
     return whole, gone
 
 
 def _fetched(letters: Sequence[Letter], ledger: Store, brokers: Brokers) -> dict[tuple[Partition, int], RawRecord]:
     """The records that Kafka still holds, for topics that have not been recreated since."""
-    wanted: dict[Partition, list[int]] = {}
+    offsets: dict[Partition, list[int]] = {}
     for group in {letter.group for letter in letters}:
-        mine = [letter.record for letter in letters if letter.group == group]
-        same = _same({record.partition for record in mine}, ledger.positions(group).get(group, []), brokers)
-        for record in mine:
+        records = [letter.record for letter in letters if letter.group == group]
+        same = _same({record.partition for record in records}, ledger.positions(group).get(group, []), brokers)
+        for record in records:
             if record.partition in same:
-                wanted.setdefault(record.partition, []).append(record.offset)
-    return brokers.records(wanted) if wanted else {}
+                offsets.setdefault(record.partition, []).append(record.offset)
+    return brokers.records(offsets) if offsets else {}
 
 
 def _same(partitions: Collection[Partition], saved: Iterable[Position], brokers: Brokers) -> set[Partition]:
     """The partitions whose topic id and cluster id are still those in the ledger."""
-    topics = brokers.topics(sorted({one.topic for one in partitions}), existing_only=True) if partitions else {}
+    topics = (
+        brokers.topics(sorted({partition.topic for partition in partitions}), existing_only=True) if partitions else {}
+    )
     ids = {(name, topic.id, brokers.cluster_id()) for name, topic in topics.items()}
-    found = {one.partition for one in saved if (one.partition.topic, one.topic_id, one.cluster_id) in ids}
-    return found.intersection(partitions)
+    same = {
+        position.partition
+        for position in saved
+        if (position.partition.topic, position.topic_id, position.cluster_id) in ids
+    }
+    return same.intersection(partitions)
 
 
 def _with(letter: DeadLetter, record: RawRecord) -> DeadLetter:
@@ -163,15 +176,7 @@ def _gone(letter: DeadLetter) -> DeadLetter:
 
 
 def _reads(topics: Collection[str], topic: str) -> bool:
-    return any(re.match(one, topic) if is_pattern(one) else one == topic for one in topics)
-
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-UNLIMITED = Budget(max_dead_per_batch=None, max_dead_ratio_per_batch=None)
-"""Replays have no budget: a record that fails again was dead before."""
+    return any(re.match(name, topic) if is_pattern(name) else name == topic for name in topics)
 
 
 class Rereader(Reader, Protocol):
@@ -184,8 +189,8 @@ class Rereader(Reader, Protocol):
 def check_delivery(delivery: str) -> None:
     if delivery != "exactly-once":
         raise BadInput(
-            f"replay is exactly-once only; leave out delivery={delivery!r}, "
-            "or send the dead letters elsewhere: tallymark dead-letters replay --to-topic"
+            f"replay requires exactly-once delivery; leave out delivery={delivery!r}, "
+            "or send the dead letters to a topic: tallymark dead-letters replay --to-topic"
         )
 
 
@@ -222,6 +227,7 @@ class Replayer:
         stop: threading.Event,
     ) -> None:
         self._job, self._brokers, self._reader, self._on_step, self._stop = job, brokers, reader, on_step, stop
+        self._retrying = Retrying(stop, job.patience)
         self._store = destination.rows
         self._records: dict[tuple[object, int], DeadLetter] = {}
         self._committer = Committer(job.group, destination, UNLIMITED, self._letters, job.patience, stop)
@@ -238,7 +244,7 @@ class Replayer:
             try:
                 total += self._try(letters, len(left) - len(letters))
             except CommitRefused as error:
-                log.warning("looking again group=%s: %s", self._job.group, error)
+                log.warning("letters refused, looking them up again group=%s error=%s", self._job.group, error)
                 left.refused(error)
             except BatchTooLarge as error:
                 self._try_fewer(len(letters), error)
@@ -270,7 +276,7 @@ class Replayer:
     def _prepared(self, name: str, letters: Sequence[Letter], progress: Progress) -> BatchToCommit:
         started = datetime.now(timezone.utc)
         records, gone = completed(letters, self._store, self._brokers)
-        self._records = {(one.partition, one.offset): one for one in records}
+        self._records = {(record.partition, record.offset): record for record in records}
         again, tables = partial(self._reading, records, name), self._job.tables
         reading = again()
         self._on_step(Step.READ, progress)
@@ -284,30 +290,28 @@ class Replayer:
     def _reading(
         self, records: Sequence[DeadLetter], name: str, without: Collection[tuple[Partition, int]] = ()
     ) -> Reading:
-        wanted = [one for one in records if (one.partition, one.offset) not in without]
-        reading = self._reader.reread(wanted, name) if wanted else self._nothing()
-        _check_count(reading, len(wanted))
+        records = [record for record in records if (record.partition, record.offset) not in without]
+        reading = self._reader.reread(records, name) if records else empty_reading(self._reader)
+        _check_count(reading, len(records))
         return reading
 
     def _try_fewer(self, letters: int, error: BatchTooLarge) -> None:
         if letters <= 1:
             raise error
         self._limit = letters // 2
-        log.info("replaying in smaller batches: %s group=%s letters=%d", error, self._job.group, self._limit)
+        log.info("replaying in smaller batches group=%s letters=%d error=%s", self._job.group, self._limit, error)
 
     def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
-        return [replace(self._records[one.record], table=one.table, error=one.error) for one in refusals]
-
-    def _nothing(self) -> Reading:
-        return Reading({}, {name: schema.empty_table() for name, schema in self._reader.schemas().items()}, [])
-
-    def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self._job.patience)
+        return [
+            replace(self._records[refusal.record], table=refusal.table, error=refusal.error) for refusal in refusals
+        ]
 
 
-def _check_count(reading: Reading, given: int) -> None:
+def _check_count(reading: Reading, expected: int) -> None:
     """Settling a letter whose record was not read would lose the record."""
     check_letters(reading)
     counted = sum(seen.records for seen in reading.seen.values())
-    if counted != given:
-        raise TallymarkError(f"the reader was given {given} records of dead letters and counted {counted}")
+    if counted != expected:
+        raise TallymarkError(
+            f"the reader counted {counted} records for {expected} dead letters; none of them was settled"
+        )

@@ -12,14 +12,13 @@ from collections.abc import Callable, Collection
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timezone
-from typing import Literal, TypeVar
+from typing import Literal
 
 from tallymark.core.claims import Entry
 from tallymark.core.plan import Plan
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import Reader
-from tallymark.core.retry import Background, retrying
+from tallymark.core.retry import Background
 from tallymark.core.spans import Partition, Tally
 from tallymark.errors import (
     BatchTooLarge,
@@ -37,12 +36,11 @@ from tallymark.run.commit import Committer, Destination
 from tallymark.run.ownership import Ownership, OwnershipChange
 from tallymark.run.prepare import Cursor, Preparation, Prepared
 from tallymark.run.setup import Job
-from tallymark.run.until import Goals, may_go_on
+from tallymark.run.until import Goals, Retrying, may_go_on
 
 log = logging.getLogger(__name__)
 
 Until = Literal["stopped", "caught-up"]
-T = TypeVar("T")
 
 FIRST_WAIT, LONGEST_WAIT = 0.01, 0.1
 """Shortest and longest wait of an idle loop, in seconds; the wait grows while there are no new records."""
@@ -67,6 +65,7 @@ class Loop:
         self._reader = reader
         self._on_step = on_step
         self._stop = brokers.stop
+        self._retrying = Retrying(self._stop, job.patience)
         member = membership or Alone(brokers, job.topics)
         self._ownership = Ownership(
             job.group,
@@ -106,15 +105,12 @@ class Loop:
 
     def _check(self) -> dict[str, Topic]:
         """Check everything that can be checked before joining and claiming. Returns the existing topics."""
-        topics = retrying(lambda: self._brokers.find(self.job.topics), self._stop, self.job.patience)
+        topics = self._retrying(lambda: self._brokers.find(self.job.topics))
         schemas = self._reader.schemas()
         self._store.check_tables(self.job.tables, schemas)
         self._ledger.create_ledger()
         self._store.create_tables(self.job.tables, schemas)
         return topics
-
-    def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self.job.patience)
 
     def _running(self, goals: Goals | None, meanwhile: Callable[[], None] | None = None) -> bool:
         """Whether to continue; waits while the group is paused."""
@@ -136,7 +132,7 @@ class Loop:
         if change.gone:
             self._cursor.turn += 1
             self._reader.release(change.gone)
-        self._cursor.add({one: self._ownership.claims[one].position.mark for one in change.gained})
+        self._cursor.add({partition: self._ownership.claims[partition].position.mark for partition in change.gained})
         if change.gained:
             self._check_gained(change.gained)
             self._retrying(self._clear_stages)
@@ -154,11 +150,11 @@ class Loop:
 
     def _cut_back(self, cut: LogTruncated) -> None:
         # Only committed positions count: an abandoned batch may have been read past the truncation.
-        at = {one: claim.position.next_offset for one, claim in self._ownership.claims.items()}
-        found = [one for one in cut.found if at.get(one.partition) == one.position]
-        if found and self.job.on_loss == "fail":
+        at = {partition: claim.position.next_offset for partition, claim in self._ownership.claims.items()}
+        truncations = [one for one in cut.found if at.get(one.partition) == one.position]
+        if truncations and self.job.on_loss == "fail":
             raise cut
-        self._follow(self._ownership.cut_back(found))
+        self._follow(self._ownership.cut_back(truncations))
 
     def _clear_stages(self) -> None:
         """Remove the staging tables of runs that hold no partition any more."""
@@ -173,7 +169,7 @@ class Loop:
         except Unreachable as error:
             if not self._stop.is_set():
                 raise
-            log.warning("left without waiting any longer group=%s: %s", self.job.group, error)
+            log.warning("stopped while a server was unreachable group=%s error=%s", self.job.group, error)
         finally:
             # Cancel a pending read instead of waiting for it.
             self._stop.set()
@@ -201,7 +197,7 @@ class Loop:
             if not finished:
                 ahead = background.submit(self._ahead.prepare)
             if prepared is not None and self._running(goals):
-                self._total += self._commit_if_ours(prepared)
+                self._total += self._commit_if_owned(prepared)
             if finished and self._finished(goals):
                 self._running(goals)
                 return
@@ -229,7 +225,7 @@ class Loop:
         return None
 
     def _abandon(self, prepared: Prepared) -> None:
-        log.info("abandoned a batch, its partitions are gone group=%s batch=%s", self.job.group, prepared.batch.name)
+        log.info("batch abandoned, partitions no longer owned group=%s batch=%s", self.job.group, prepared.batch.name)
         self._ahead.discard(prepared.batch)
         self._on_step(Step.DROPPED, Progress(prepared.batch.name, prepared.batch.plan.offsets, prepared.behind))
 
@@ -238,10 +234,12 @@ class Loop:
             return True
         return goals is not None and self._ownership.assigned and goals.reached(self._cursor.offsets)
 
-    def _commit_if_ours(self, prepared: Prepared) -> Tally:
+    def _commit_if_owned(self, prepared: Prepared) -> Tally:
         if prepared.turn != self._cursor.turn:
             claims, moved = self._ownership.claims, {move.partition for move in prepared.batch.plan.moves}
-            self._cursor.go_back({one: claim.position.mark for one, claim in claims.items() if one in moved})
+            self._cursor.go_back(
+                {partition: claim.position.mark for partition, claim in claims.items() if partition in moved}
+            )
             self._abandon(prepared)
             return Tally()
         try:
@@ -259,7 +257,7 @@ class Loop:
             )
         except BatchTooLarge as error:
             self._on_step(Step.DROPPED, replace(progress, error=error))
-            log.info("committing in parts: %s group=%s batch=%s", error, self.job.group, batch.name)
+            log.info("committing in smaller batches group=%s batch=%s error=%s", self.job.group, batch.name, error)
             return self._commit_in_parts(batch.plan, prepared.behind)
         except Exception as error:
             self._on_step(Step.DROPPED, replace(progress, error=error))
@@ -274,7 +272,7 @@ class Loop:
     def _report(self, prepared: Prepared, entry: Entry, progress: Progress) -> None:
         for move in prepared.batch.plan.moves:
             if move.skipped:
-                log.warning("skipped group=%s span=%s: %s", self.job.group, move.skipped_span, move.reason)
+                log.warning("skipped group=%s span=%s reason=%s", self.job.group, move.skipped_span, move.reason)
         tallies = {step.partition: step.tally for step in entry.advances}
         progress = replace(progress, tally=entry.tally, tallies=tallies, rows=entry.rows)
         self._on_step(Step.COMMITTED, progress)
@@ -291,7 +289,3 @@ class Loop:
             total += self._commit(part)
             planned = planned.after(part.batch.plan)
         return total
-
-
-def _now() -> datetime:
-    return datetime.now(timezone.utc)

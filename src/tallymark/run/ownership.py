@@ -10,32 +10,25 @@ import logging
 import sys
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
 from functools import partial
 
-from tallymark.core.claims import Claim, Entry, PositionChanges, Rebalance, advanced, check_held
+from tallymark.core.claims import Claim, Entry, PositionChanges, advanced, check_held
 from tallymark.core.plan import OnLoss, check_identity, readable_from
 from tallymark.core.retention import DEFAULT_RETENTION, Retention
-from tallymark.core.retry import retrying
 from tallymark.core.spans import Log, Mark, Owner, Partition, Position, Truncation
 from tallymark.core.start import Start, StartRules
 from tallymark.errors import Fenced, PositionRefused, TallymarkError, UnknownTopic, Unreachable
 from tallymark.kafka.brokers import Brokers, Topic
 from tallymark.kafka.membership import Assignment, Membership
-from tallymark.run.heartbeat import Heartbeat, words
+from tallymark.run.heartbeat import Heartbeat, error_text
+from tallymark.run.rebalances import Fences, RebalanceLog
 from tallymark.run.truncation import Validation, cut_back
-from tallymark.run.until import Goals
+from tallymark.run.until import Goals, Retrying
 from tallymark.stores.contract import Store
 
 log = logging.getLogger(__name__)
-
-MOST_FENCES = 5
-FENCES_SECONDS = 600.0
-"""How often other owners may claim a partition that the group assigns to this run, and within which time."""
 
 GOOD_FOR_SECONDS = 0.05
 """How long the brokers' answer that a topic is still the same remains valid."""
@@ -43,8 +36,6 @@ LOOK_SECONDS = 5.0
 """How often a run checks its claims: without records to commit it would not notice that it is fenced."""
 LONG_WAIT = 5.0
 """Seconds without an assignment after which a warning is logged."""
-rebalance_listeners: list[Callable[[Rebalance], None]] = []
-"""Callbacks for every rebalance that a run of this process takes part in."""
 
 
 @dataclass(frozen=True)
@@ -76,38 +67,32 @@ class Ownership:
         """Whether topics may be created and deleted, because a pattern selects them."""
         self.claims: dict[Partition, Claim] = {}
         self.topics: dict[str, Topic] = {}
-        self.rebalances = 0
-        """Number of rebalances in this run; the ledger records the latest."""
-        self._group = group
-        self._owner = owner
-        self._membership = membership
-        self._brokers = brokers
-        self._ledger = ledger
-        self._start = start
-        self._stop = stop
-        self._patience = patience
+        self._group, self._owner, self._membership = group, owner, membership
+        self._brokers, self._ledger, self._start = brokers, ledger, start
+        self._retrying = Retrying(stop, patience)
         self._serials: dict[Partition, int] = {}
-        self._fenced: dict[Partition, list[float]] = defaultdict(list)
+        self._fences = Fences()
+        self._rebalances = RebalanceLog(ledger, group, owner, enabled=membership.grace is not None)
         self._start_rules = StartRules(start, frozenset(), membership.chosen, tolerant)
         self._may_override, self._epochs = True, dict[Partition, int]()
-        # The order in which members claim is irrelevant if all start at the earliest or partitions are chosen by hand.
+        # The order of claims is irrelevant if all members start at the earliest, or partitions are chosen explicitly.
         self._begins = start.kind != "earliest" and membership.chosen is None
         self._heartbeat = Heartbeat(ledger, group, owner, retention=retention)
         self._failure: str | None = None
         self._identified = -GOOD_FOR_SECONDS
         self._joined, self._looked = 0.0, time.monotonic()
-        self.validation = Validation(brokers, stop, patience)
+        self.validation = Validation(brokers, self._retrying)
 
     def join(self, topics: Collection[str]) -> None:
         """Join the group. ``topics`` are those that exist now: topics added later start at the earliest offset."""
         self._start_rules = replace(self._start_rules, topics=frozenset(topics))
         if self._membership.grace is not None and not self._start.prefer_saved:
             # Read epochs before members: a later claim raises the epoch; an earlier claimant is a member or has left.
-            self._epochs = {one: position.epoch for one, position in self._saved().items()}
-            others = retrying(lambda: self._brokers.members(self._group), self._stop, self._patience)
+            self._epochs = {partition: position.epoch for partition, position in self._saved().items()}
+            others = self._retrying(lambda: self._brokers.members(self._group))
             self._may_override = not others
         self._heartbeat.start()
-        retrying(self._membership.join, self._stop, self._patience)
+        self._retrying(self._membership.join)
         self._joined = time.monotonic()
 
     def goals(self, topics: Mapping[str, Topic]) -> Goals:
@@ -123,8 +108,13 @@ class Ownership:
                 # The topic was deleted between the two requests; a retry does not list it any more.
                 raise Unreachable(str(gone)) from gone
 
-        ask = partial(retrying, logs, self._stop, self._patience)
+        ask = partial(self._retrying, logs)
         return Goals([log for log in ask().values() if chosen is None or log.partition in chosen], self._saved, ask)
+
+    @property
+    def rebalances(self) -> int:
+        """Number of rebalances in this run."""
+        return self._rebalances.count
 
     @property
     def assigned(self) -> bool:
@@ -134,26 +124,28 @@ class Ownership:
     def reconcile(self) -> OwnershipChange:
         """Bring claims in line with the assignment and with claims of other owners."""
         try:
-            self._look_at_claims()
+            self._check_claims()
         except Fenced as refused:
             return self.recover(refused)
-        now = retrying(self._membership.assignment, self._stop, self._patience)
-        self._say_waiting(now)
-        lost = [one for one in self.claims if now.ours.get(one) != self._serials[one]]
-        revoked = [one for one in self.claims if one in now.leaving and one not in lost]
+        now = self._retrying(self._membership.assignment)
+        self._warn_if_waiting(now)
+        lost = [partition for partition in self.claims if now.ours.get(partition) != self._serials[partition]]
+        revoked = [partition for partition in self.claims if partition in now.leaving and partition not in lost]
         if lost:
             self._drop(lost)
-            self._remember("lost", lost=lost, since=now.announced_at)
+            self._rebalances.record("lost", held=len(self.claims), lost=lost, since=now.announced_at)
         if revoked:
             self._release(revoked)
         self._membership.acknowledge(now.leaving)
         if revoked:
-            self._remember("revoked", lost=revoked, since=now.announced_at)
-        wanted = {one: serial for one, serial in now.ours.items() if self._wants(one, now.leaving)}
+            self._rebalances.record("revoked", held=len(self.claims), lost=revoked, since=now.announced_at)
+        claimable = {
+            partition: serial for partition, serial in now.ours.items() if self._may_claim(partition, now.leaving)
+        }
         gained: frozenset[Partition] = frozenset()
-        if wanted:
+        if claimable:
             try:
-                gained = self._gain(wanted)
+                gained = self._gain(claimable)
             except Fenced as refused:
                 recovered = self.recover(refused)
                 return OwnershipChange(recovered.gained, recovered.gone.union(lost, revoked))
@@ -161,7 +153,7 @@ class Ownership:
                 if not self.tolerant:
                     raise
             if gained:
-                self._remember("assigned", gained=gained, since=now.announced_at)
+                self._rebalances.record("assigned", held=len(self.claims), gained=gained, since=now.announced_at)
         return OwnershipChange(gained, frozenset([*lost, *revoked]))
 
     def recover(self, refused: Fenced) -> OwnershipChange:
@@ -173,18 +165,20 @@ class Ownership:
         if self._membership.grace is None:
             raise refused
         before = frozenset(self.claims)
-        found = self._saved()
-        fenced = [one for one, held in self.claims.items() if one not in found or not held.held_in(found[one])]
-        log.warning("claimed by others group=%s partitions=%s: %s", self._group, ",".join(map(str, fenced)), refused)
-        for one in fenced:
-            self._fenced[one] = [at for at in self._fenced[one] if time.monotonic() - at < FENCES_SECONDS]
-            self._fenced[one].append(time.monotonic())
-            if len(self._fenced[one]) > MOST_FENCES:
+        saved = self._saved()
+        fenced = [
+            partition
+            for partition, held in self.claims.items()
+            if partition not in saved or not held.held_in(saved[partition])
+        ]
+        log.warning("fenced group=%s partitions=%s error=%s", self._group, ",".join(map(str, fenced)), refused)
+        for partition in fenced:
+            if self._fences.add(partition):
                 raise refused
         self._drop(fenced)
-        self._remember("lost", lost=fenced, since=time.monotonic())
+        self._rebalances.record("lost", held=len(self.claims), lost=fenced, since=time.monotonic())
         try:
-            self.claims = retrying(lambda: self._ledger.reclaim(self._group, self.claims), self._stop, self._patience)
+            self.claims = self._retrying(lambda: self._ledger.reclaim(self._group, self.claims))
         except Fenced as again:
             return OwnershipChange(self.recover(again).gained, before)
         return OwnershipChange(frozenset(self.claims), before)
@@ -201,17 +195,17 @@ class Ownership:
 
         Only the text is kept: a reference to the exception would keep its frames alive, and the loop with them.
         """
-        self._failure = words(error)
+        self._failure = error_text(error)
 
     def leave(self) -> bool:
         """Release all partitions, first in the ledger, then in the group. Returns whether the ledger is reachable."""
         error = sys.exc_info()[1]
-        reason = self._failure if isinstance(error, GeneratorExit) else words(error)
+        reason = self._failure if isinstance(error, GeneratorExit) else error_text(error)
         held, began = list(self.claims), time.monotonic()
         reached = self._release(held)
         self._membership.leave()
         if held:
-            self._remember("left", lost=held, since=began, written=reached)
+            self._rebalances.record("left", held=len(self.claims), lost=held, since=began, written=reached)
         self._heartbeat.end(reason, reached=reached)
         return reached
 
@@ -223,7 +217,7 @@ class Ownership:
     def logs(self, partitions: Collection[Partition]) -> dict[Partition, Log]:
         """The brokers' logs of these claimed partitions."""
         topics = {name: topic.only(partitions) for name, topic in self.held_topics().items()}
-        return retrying(lambda: self._brokers.logs(topics), self._stop, self._patience)
+        return self._retrying(lambda: self._brokers.logs(topics))
 
     def readable(self, partitions: Collection[Partition], on_loss: OnLoss) -> dict[Partition, Mark]:
         """Where reading can continue in these partitions; raises if it can't without losing or repeating records.
@@ -232,24 +226,26 @@ class Ownership:
         """
         logs = self.logs(partitions)
         try:
-            marks = {one: self.claims[one].position.mark for one in logs}
+            marks = {partition: self.claims[partition].position.mark for partition in logs}
             self.validation.check(marks, logs)
-            starts = {one: readable_from(mark.offset, logs[one], on_loss) for one, mark in marks.items()}
+            starts = {
+                partition: readable_from(mark.offset, logs[partition], on_loss) for partition, mark in marks.items()
+            }
         except PositionRefused:
             # If the topic was recreated, that is the better explanation.
-            retrying(self.check_identity, self._stop, self._patience)
+            self._retrying(self.check_identity)
             raise
-        return {one: Mark(start, logs[one].leader_epoch) for one, start in starts.items()}
+        return {partition: Mark(start, logs[partition].leader_epoch) for partition, start in starts.items()}
 
-    def cut_back(self, found: Collection[Truncation]) -> OwnershipChange:
+    def cut_back(self, truncations: Collection[Truncation]) -> OwnershipChange:
         """Move back to where these logs were truncated, and record it: from there on the log has other records."""
-        cut = partial(cut_back, self._ledger, self._group, self._owner, dict(self.claims), found)
+        cut = partial(cut_back, self._ledger, self._group, self._owner, dict(self.claims), truncations)
         try:
-            claims = retrying(cut, self._stop, self._patience)
+            claims = self._retrying(cut)
         except Fenced as refused:
             return self.recover(refused)
         self.claims |= claims
-        self._membership.mirror({one: claim.position.next_offset for one, claim in claims.items()})
+        self._membership.mirror({partition: claim.position.next_offset for partition, claim in claims.items()})
         return OwnershipChange(frozenset(claims), frozenset(claims))
 
     def ask_identity(self) -> Callable[[], None]:
@@ -258,14 +254,14 @@ class Ownership:
         A topic that no longer exists passes: all that was read came from the old topic. An answer is reused for
         ``GOOD_FOR_SECONDS``, because a topic can't be deleted, created and filled again in less time.
         """
-        asked = time.monotonic()
-        if asked - self._identified < GOOD_FOR_SECONDS:
+        asked_at = time.monotonic()
+        if asked_at - self._identified < GOOD_FOR_SECONDS:
             return lambda: None
         ids = self._brokers.ask_ids(sorted({partition.topic for partition in list(self.claims)}))
 
         def answer() -> None:
             self._compare(ids())
-            self._identified = asked
+            self._identified = asked_at
 
         return answer
 
@@ -280,30 +276,29 @@ class Ownership:
 
     def drop(self, partitions: Iterable[Partition]) -> None:
         """Drop partitions whose topic was not found: the group will revoke them soon, or assign them again."""
-        log.warning("topic is gone group=%s partitions=%s", self._group, ",".join(map(str, sorted(partitions))))
+        log.warning("topic not found group=%s partitions=%s", self._group, ",".join(map(str, sorted(partitions))))
         self._drop(partitions)
 
-    def _look_at_claims(self) -> None:
+    def _check_claims(self) -> None:
         if time.monotonic() - self._looked > LOOK_SECONDS:
             check_held(self.claims, self._saved() if self.claims else {})
             self._looked = time.monotonic()
 
     def _saved(self) -> dict[Partition, Position]:
-        saved = retrying(lambda: self._ledger.positions(self._group), self._stop, self._patience)
-        return {one.partition: one for one in saved.get(self._group, [])}
+        saved = self._retrying(lambda: self._ledger.positions(self._group))
+        return {position.partition: position for position in saved.get(self._group, [])}
 
-    def _say_waiting(self, now: Assignment) -> None:
+    def _warn_if_waiting(self, now: Assignment) -> None:
         if not now.announced_at and self._joined and time.monotonic() - self._joined > LONG_WAIT:
             self._joined = 0.0
             log.warning(
-                "still waiting for partitions group=%s: the group misses a member that was killed only after its "
-                "session timeout; membership=Group(instance=...) comes back at once",
+                "still waiting for an assignment group=%s: the brokers remove a killed member only after its session "
+                "timeout; with membership=Group(instance=...) it rejoins without that wait",
                 self._group,
             )
 
-    def _wants(self, partition: Partition, leaving: Collection[Partition]) -> bool:
-        fences = self._fenced.get(partition)
-        waiting = fences and time.monotonic() - fences[-1] < (self._membership.grace or 0)
+    def _may_claim(self, partition: Partition, leaving: Collection[Partition]) -> bool:
+        waiting = self._fences.within(partition, self._membership.grace or 0)
         return partition not in self.claims and partition not in leaving and not waiting
 
     def _drop(self, partitions: Iterable[Partition]) -> None:
@@ -320,12 +315,12 @@ class Ownership:
             # A claim that can't be released does no harm: the next owner claims the partition anyway.
             return not error.transient
 
-    def _gain(self, wanted: Mapping[Partition, int]) -> frozenset[Partition]:
-        claims = retrying(lambda: self._claim(frozenset(wanted)), self._stop, self._patience)
+    def _gain(self, claimable: Mapping[Partition, int]) -> frozenset[Partition]:
+        claims = self._retrying(lambda: self._claim(frozenset(claimable)))
         self.claims |= claims
-        self._serials.update(wanted)
+        self._serials.update(claimable)
         self._may_override = self._begins = False
-        self._membership.mirror({one: claim.position.next_offset for one, claim in claims.items()})
+        self._membership.mirror({partition: claim.position.next_offset for partition, claim in claims.items()})
         log.info("claimed group=%s partitions=%d owner=%s", self._group, len(claims), self._owner.run)
         return frozenset(claims)
 
@@ -352,33 +347,3 @@ class Ownership:
         """Only at the start of a run, and only if no other member has claimed the partition since."""
         unclaimed = self._epochs.get(position.partition) == position.epoch
         return self._may_override and (unclaimed or self._membership.grace is None)
-
-    def _remember(
-        self,
-        kind: str,
-        *,
-        since: float,
-        gained: Collection[Partition] = (),
-        lost: Collection[Partition] = (),
-        written: bool = True,
-    ) -> None:
-        if self._membership.grace is None:
-            return
-        self.rebalances += 1
-        rebalance = Rebalance(
-            at=datetime.now(timezone.utc),
-            run=self._owner.run,
-            host=self._owner.host,
-            seconds=max(0.0, time.monotonic() - since),
-            gained=tuple(sorted(gained)),
-            lost=tuple(sorted(lost)),
-            kind=kind,
-        )
-        log.info("rebalance=%s group=%s gained=%d lost=%d held=%d seconds=%.2f",
-                 kind, self._group, len(gained), len(lost), len(self.claims), rebalance.seconds)  # fmt: skip
-        for tell in tuple(rebalance_listeners):
-            tell(rebalance)
-        # Informational entries must not stop the run.
-        with suppress(TallymarkError):
-            if written:
-                self._ledger.record_rebalances(self._group, [rebalance])

@@ -15,13 +15,10 @@ from datetime import datetime, timezone
 from functools import partial
 from itertools import count
 
-import pyarrow as pa
-
 from tallymark.core.batch import BatchToCommit, check_letters, fetched, refused, without_refused
 from tallymark.core.plan import Move, Plan, adapt, plan
 from tallymark.core.progress import OnStep, Progress, Step
 from tallymark.core.records import DeadLetter, Reader, Reading
-from tallymark.core.retry import retrying
 from tallymark.core.skip_ahead import Every, jumps
 from tallymark.core.spans import Log, Mark, Partition, Span
 from tallymark.core.tables import Refusal
@@ -29,6 +26,7 @@ from tallymark.errors import BatchTooLarge, PositionRefused, TallymarkError, Unk
 from tallymark.kafka.brokers import Brokers
 from tallymark.run.ownership import Ownership
 from tallymark.run.setup import Job
+from tallymark.run.until import Retrying
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +78,11 @@ class Prepared:
     turn: int
 
 
+def empty_reading(reader: Reader) -> Reading:
+    """The reading of a batch that has no records to read, only offsets to pass over."""
+    return Reading({}, {name: schema.empty_table() for name, schema in reader.schemas().items()}, [])
+
+
 class Preparation:
     """Prepares batch after batch, each beginning at the cursor."""
 
@@ -95,7 +98,8 @@ class Preparation:
         on_step: OnStep,
     ) -> None:
         self._job, self._brokers, self._reader, self._ownership = job, brokers, reader, ownership
-        self._cursor, self._stop, self._on_step = cursor, stop, on_step
+        self._cursor, self._on_step = cursor, on_step
+        self._retrying = Retrying(stop, job.patience)
         self._skip_interval = Every(job.catch_up) if job.catch_up else None
         self._most = replace(job.limits, records=min(job.limits.records, most or job.limits.records))
         self._limit = self._most.records
@@ -106,11 +110,11 @@ class Preparation:
 
     def prepare(self) -> Prepared | None:
         """The next batch; None if there is nothing to read."""
-        return retrying(self._prepare, self._stop, self._job.patience)
+        return self._retrying(self._prepare)
 
     def prepare_part(self, planned: Plan, behind: int) -> Prepared:
         """The first half of an earlier plan, read and staged again."""
-        return retrying(lambda: self._prepared(planned.half(), behind), self._stop, self._job.patience)
+        return self._retrying(lambda: self._prepared(planned.half(), behind))
 
     def discard(self, batch: BatchToCommit) -> None:
         """Discard a batch that will not be committed; a skip in it becomes due again."""
@@ -121,14 +125,13 @@ class Preparation:
         """Adapt the size of the next batches to the time and memory that this batch took."""
         # Rows staged by executors were never in the driver's memory.
         size = 0 if batch.reading.staged else batch.reading.size
-        wanted = adapt(self._limit, batch.plan.offsets, seconds, size, self._most)
+        adapted = adapt(self._limit, batch.plan.offsets, seconds, size, self._most)
         self._careful = max(0, self._careful - 1)
-        self._limit = min(wanted, self._limit) if self._careful else wanted
+        self._limit = min(adapted, self._limit) if self._careful else adapted
 
     def letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
         """Dead letters of records that were decoded and refused, with the original records fetched from Kafka."""
-        ask = self._brokers.records
-        return fetched(refusals, lambda wanted: retrying(lambda: ask(wanted), self._stop, self._job.patience))
+        return fetched(refusals, lambda offsets: self._retrying(lambda: self._brokers.records(offsets)))
 
     def _prepare(self) -> Prepared | None:
         began, turn, marks = time.monotonic(), self._cursor.turn, dict(self._cursor.marks)
@@ -139,15 +142,15 @@ class Preparation:
                 # The group will revoke the partitions of this topic.
                 return None
             raise
-        marks = {one: mark for one, mark in marks.items() if one in logs}
+        marks = {partition: mark for partition, mark in marks.items() if partition in logs}
         self._validate(marks, logs)
-        cursor = {one: mark.offset for one, mark in marks.items()}
+        cursor = {partition: mark.offset for partition, mark in marks.items()}
         planned = self._expected_or(self._plan(cursor, logs), cursor, logs)
         if not planned:
             return None
         self._expected = self._following(planned, cursor, logs)
         starts = cursor | {move.partition: move.read_span.start for move in planned.moves}
-        lag = sum(max(0, logs[one].stop - start) for one, start in starts.items())
+        lag = sum(max(0, logs[partition].stop - start) for partition, start in starts.items())
         try:
             batch = self._shaped(planned, lag, began, self._expected.spans)
         except TallymarkError as error:
@@ -199,8 +202,8 @@ class Preparation:
     def _following(self, planned: Plan, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
         """The batch after this one, if more than half a batch is available now. The next plan may still differ."""
         behind = dict(cursor) | {move.partition: move.stop for move in planned.moves}
-        found = plan(behind, logs, self._limit, self._job.on_loss)
-        return found if 2 * found.offsets > self._limit else Plan()
+        following = plan(behind, logs, self._limit, self._job.on_loss)
+        return following if 2 * following.offsets > self._limit else Plan()
 
     def _shaped(self, planned: Plan, lag: int, began: float, then: Sequence[Span] | None = None) -> BatchToCommit:
         """Read and shape the plan, or the part of it that fits in memory."""
@@ -214,7 +217,7 @@ class Preparation:
             half = planned.half()
             if half == planned:
                 raise
-            log.info("reading half: %s group=%s batch=%s offsets=%d", error, self._job.group, name, half.offsets)
+            log.info("reading half group=%s batch=%s offsets=%d error=%s", self._job.group, name, half.offsets, error)
             self._limit, self._careful = max(1, half.offsets), CAREFUL
         except Exception as error:
             self._on_step(Step.DROPPED, replace(progress, error=error))
@@ -240,14 +243,11 @@ class Preparation:
         then: Sequence[Span] | None = None,
     ) -> Reading:
         spans = planned.spans
-        reading = self._reader.read(spans, name, without, then) if spans else Reading({}, self._no_rows(), [])
+        reading = self._reader.read(spans, name, without, then) if spans else empty_reading(self._reader)
         # Checked after the read: a topic that is the same now was the same during the read.
         self._ownership.check_identity()
         check_letters(reading)
         return reading
-
-    def _no_rows(self) -> dict[str, pa.Table]:
-        return {name: schema.empty_table() for name, schema in self._reader.schemas().items()}
 
     def _look_again(self, planned: Plan) -> None:
         """Make a skip that was not committed due again."""

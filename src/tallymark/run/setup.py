@@ -71,23 +71,25 @@ class Setup:
     def __post_init__(self) -> None:
         # Some databases ignore trailing spaces when they compare names.
         if not self.group or len(self.group) > 255 or self.group != self.group.strip():
-            raise BadInput("group= needs a name of 1 to 255 characters, without spaces around it")
+            raise BadInput("group= must be a name of 1 to 255 characters, without leading or trailing spaces")
         if self.on_loss not in get_args(OnLoss):
             raise BadInput(f"on_loss={self.on_loss!r} is not known; write {' or '.join(get_args(OnLoss))}")
         if isinstance(self.membership, Group) and self.membership.protocol == "consumer":
             for name in {"session.timeout.ms", "heartbeat.interval.ms"} & self.source.settings.keys():
-                raise BadInput(f"Kafka(settings=...): with Group(protocol='consumer') the brokers decide {name}")
+                raise BadInput(
+                    f"Kafka(settings=...): Group(protocol='consumer') takes {name} from the brokers; leave it out"
+                )
         if self.mirror and self.is_standalone:
-            raise BadInput("mirror=True writes to the Kafka group, and Standalone() has none; leave one of them out")
+            raise BadInput("mirror=True writes to a Kafka group, and Standalone() has none; leave out one of them")
         if not self.retention.covers(self.budget.window):
             raise BadInput(
                 f"the budget counts dead records over {self.budget.window}, and the ledger keeps commits for "
-                f"{self.retention.batches}: write retention=Retention(batches=...) with at least as much"
+                f"{self.retention.batches}; set retention=Retention(batches=...) to at least that"
             )
         if isinstance(self.start, str):
             object.__setattr__(self, "start", Start.parse(self.start))
         if self.metrics_port is not None and not 0 <= self.metrics_port <= 65535:
-            raise BadInput(f"metrics_port={self.metrics_port} is no port; write 1 to 65535, or 0 for any that is free")
+            raise BadInput(f"metrics_port={self.metrics_port} is not a port; write 1 to 65535, or 0 for any free port")
 
         object.__setattr__(self, "patience", self.patience_seconds)
 

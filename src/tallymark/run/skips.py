@@ -12,25 +12,25 @@ import logging
 import shlex
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import count
-from typing import TypeVar
 
 from tallymark.core.batch import BatchToCommit, check_letters, fetched, refused, without_refused
 from tallymark.core.claims import Skip, explain_loss
 from tallymark.core.plan import Move, Plan, adapt, check_identity, readable_from
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import DeadLetter, Reader, Reading
-from tallymark.core.retry import retrying
 from tallymark.core.spans import Log, Partition, Position, Span, Tally
 from tallymark.core.tables import Refusal, TableSpec
 from tallymark.errors import BadInput, BatchTooLarge, GroupPaused, PositionMoved
 from tallymark.kafka.brokers import Brokers
 from tallymark.run.commit import Committer, Destination
+from tallymark.run.prepare import empty_reading
 from tallymark.run.setup import Job
+from tallymark.run.until import Retrying
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class OpenSkips:
         partition: int | None = None,
     ) -> None:
         if destination.delivery != "exactly-once":
-            raise BadInput(f"backfill is exactly-once only; leave out delivery={destination.delivery!r}")
+            raise BadInput(f"backfill requires exactly-once delivery; leave out delivery={destination.delivery!r}")
         self._group = group
         self._ledger = destination.ledger
         self._brokers = brokers
@@ -67,17 +67,17 @@ class OpenSkips:
 
     def leave(self, skip: Skip) -> None:
         """Leave a skip open because nothing of it can be read now; ``listed`` omits it from now on."""
-        log.warning("left open, its end can't be read yet group=%s span=%s", self._group, skip.span)
+        log.warning("skip left open, none of it can be read yet group=%s span=%s", self._group, skip.span)
         self._left.add(skip.span)
 
     def log(self, partition: Partition) -> Log:
         """The brokers' log of the partition; raises if the topic was recreated since the ledger recorded it."""
         topic = self._brokers.topics([partition.topic])[partition.topic]
-        found = self._brokers.logs({topic.name: topic.only([partition])})[partition]
+        log = self._brokers.logs({topic.name: topic.only([partition])})[partition]
         for position in self._ledger.positions(self._group).get(self._group, []):
             if position.partition == partition:
-                check_identity(position, found.topic_id, found.cluster_id)
-                return found
+                check_identity(position, log.topic_id, log.cluster_id)
+                return log
         raise explain_loss(partition, 0, None)
 
 
@@ -91,13 +91,10 @@ def held_logs(
     positions: Sequence[Position], partitions: Collection[Partition], brokers: Brokers
 ) -> dict[Partition, Log]:
     """The brokers' logs of these partitions, except those whose topic or cluster id differs from the position's."""
-    topics = brokers.topics(sorted({one.topic for one in partitions}), existing_only=True)
+    topics = brokers.topics(sorted({partition.topic for partition in partitions}), existing_only=True)
     logs = brokers.logs({name: topic.only(partitions) for name, topic in topics.items()})
-    meant = {one.partition: (one.topic_id, one.cluster_id) for one in positions}
-    return {one: log for one, log in logs.items() if meant.get(one) == (log.topic_id, log.cluster_id)}
-
-
-T = TypeVar("T")
+    ids = {position.partition: (position.topic_id, position.cluster_id) for position in positions}
+    return {partition: log for partition, log in logs.items() if ids.get(partition) == (log.topic_id, log.cluster_id)}
 
 
 def backfill(
@@ -128,13 +125,11 @@ def check_order(tables: Sequence[TableSpec], *, overwrite: bool, allow: str = "p
         if overwrite or spec.write != "upsert":
             continue
         if spec.version is None:
-            raise BadInput(
-                f"table {spec.name}: filling in older records would overwrite newer rows; give version=, or {allow}"
-            )
+            raise BadInput(f"table {spec.name}: older records would overwrite newer rows; set version=, or {allow}")
         if spec.delete is not None:
             raise BadInput(
-                f"table {spec.name}: filling in older records could bring back rows that newer ones have deleted; "
-                f"{allow} if that is fine"
+                f"table {spec.name}: older records could restore rows that newer records have deleted; "
+                f"{allow} to accept that"
             )
 
 
@@ -153,6 +148,7 @@ class Filler:
     ) -> None:
         self._skips = skips
         self._job, self._brokers, self._reader, self._on_step, self._stop = job, brokers, reader, on_step, stop
+        self._retrying = Retrying(stop, job.patience)
         self._store = destination.rows
         self._committer = Committer(job.group, destination, job.budget, self._letters, job.patience, stop)
         most = min(job.limits.records, self._store.most_records or job.limits.records)
@@ -188,7 +184,7 @@ class Filler:
         try:
             _, entry = self._committer.commit(batch, {}, lambda step: self._on_step(step, progress))
         except PositionMoved as error:
-            log.warning("looking again group=%s: %s", self._job.group, error)
+            log.warning("chunk refused, looking up the open skips again group=%s error=%s", self._job.group, error)
             return Tally()
         except BatchTooLarge as error:
             self._read_less(offsets, error)
@@ -203,7 +199,7 @@ class Filler:
         if entry.pause is not None:
             raise GroupPaused(
                 f"group {entry.group} was paused by its backfill: {entry.pause}; correct the pipeline, "
-                f"then tallymark resume {shlex.quote(entry.group)} and fill in the rest"
+                f"resume the group with tallymark resume {shlex.quote(entry.group)}, and start the backfill again"
             )
         return tally
 
@@ -229,29 +225,23 @@ class Filler:
         return batch
 
     def _reading(self, move: Move, name: str, without: Collection[tuple[Partition, int]] = ()) -> Reading:
-        reading = self._reader.read([move.read_span], name, without) if move.read else self._nothing()
+        reading = self._reader.read([move.read_span], name, without) if move.read else empty_reading(self._reader)
         # Checked after the read: a topic that is the same now was the same during the read.
         self._skips.log(move.partition)
         check_letters(reading)
         return reading
 
     def _first_move(self, span: Span) -> Move:
-        found = self._skips.log(span.partition)
-        start = min(readable_from(span.start, found, self._job.on_loss), span.stop)
-        read = max(0, min(self._limit, span.stop - start, found.stop - start))
+        log = self._skips.log(span.partition)
+        start = min(readable_from(span.start, log, self._job.on_loss), span.stop)
+        read = max(0, min(self._limit, span.stop - start, log.stop - start))
         return Move(span.partition, span.start, lost=start - span.start, read=read)
 
     def _read_less(self, offsets: int, error: BatchTooLarge) -> None:
         if offsets <= 1:
             raise error
         self._limit = offsets // 2
-        log.info("filling in smaller chunks: %s group=%s offsets=%d", error, self._job.group, self._limit)
+        log.info("filling in smaller chunks group=%s offsets=%d error=%s", self._job.group, self._limit, error)
 
     def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
-        return fetched(refusals, lambda wanted: self._retrying(lambda: self._brokers.records(wanted)))
-
-    def _nothing(self) -> Reading:
-        return Reading({}, {name: schema.empty_table() for name, schema in self._reader.schemas().items()}, [])
-
-    def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self._job.patience)
+        return fetched(refusals, lambda offsets: self._retrying(lambda: self._brokers.records(offsets)))

@@ -9,7 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
+from typing import TypeVar
 
 from tallymark.core.plan import caught_up, lowered
 from tallymark.core.retry import retrying
@@ -17,8 +19,23 @@ from tallymark.core.spans import GroupState, Log, Partition, Position, Span
 from tallymark.errors import GroupPaused
 from tallymark.stores.contract import Store
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
 LOOK_SECONDS = 0.5
 """Interval for checking the positions of other members, and whether the logs still extend to the goals."""
+
+
+@dataclass(frozen=True)
+class Retrying:
+    """Retries work for as long as one run allows: until its ``stop``, and for its ``patience`` in seconds."""
+
+    stop: threading.Event
+    patience: float | None
+
+    def __call__(self, work: Callable[[], T]) -> T:
+        return retrying(work, self.stop, self.patience)
 
 
 class Goals:
@@ -29,11 +46,11 @@ class Goals:
 
     def __init__(
         self,
-        found: Iterable[Log],
+        ends: Iterable[Log],
         saved: Callable[[], Mapping[Partition, Position]],
         logs: Callable[[], Mapping[Partition, Log]],
     ) -> None:
-        self._goals = [Span(log.partition, 0, log.stop) for log in found]
+        self._goals = [Span(log.partition, 0, log.stop) for log in ends]
         self._ask, self._ask_logs = saved, logs
         self._looked, self._others = 0.0, dict[Partition, int]()
         self._looked_at_logs = time.monotonic()
@@ -57,8 +74,6 @@ class Goals:
         return self._others
 
 
-log = logging.getLogger(__name__)
-
 PAUSE_SECONDS = 1.0
 """How often a paused group checks whether it has been resumed."""
 
@@ -76,16 +91,16 @@ def may_go_on(
 
     A run with an end raises ``GroupPaused`` instead of waiting, because a pause may last indefinitely.
     """
-    told = False
+    logged = False
     while not stop.is_set():
         state = retrying(lambda: ledger.state(group), stop, patience)
         if state is None or not state.paused:
             return True
         if has_end:
             raise _paused(group, state)
-        if not told:
+        if not logged:
             log.warning("paused group=%s by=%s reason=%s", group, state.by, state.reason)
-        told = True
+        logged = True
         stop.wait(PAUSE_SECONDS)
         meanwhile()
     return False
@@ -93,8 +108,8 @@ def may_go_on(
 
 def _paused(group: str, state: GroupState) -> GroupPaused:
     return GroupPaused(
-        f"group {group} is paused since {state.since:%Y-%m-%d %H:%M:%S} UTC by {state.by}: {state.reason}; "
-        f"tallymark resume {shlex.quote(group)} lets it go on"
+        f"group {group} has been paused since {state.since:%Y-%m-%d %H:%M:%S} UTC by {state.by}: {state.reason}; "
+        f"resume it with tallymark resume {shlex.quote(group)}"
     )
 
 
@@ -111,7 +126,7 @@ def leaving_on_signals(stop: Callable[[], None]) -> Iterator[None]:
         for other in before:
             signal.signal(other, signal.SIG_DFL)
         name = signal.Signals(number).name
-        log.warning("stopping after the batch in flight; once more leaves at once signal=%s", name)
+        log.warning("stopping after the current batch, a second signal stops at once signal=%s", name)
         stop()
 
     for listened in (signal.SIGINT, signal.SIGTERM):

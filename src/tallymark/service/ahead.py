@@ -63,7 +63,7 @@ class Ahead:
         """Return the next records and the offsets reached: those fetched ahead, or else from a fetch now."""
         pending, self._pending = self._pending, None
         taken = pending.result() if pending else self._taken(self._fetcher.fetch(most, wait))
-        self.current |= {partition: got.stop for partition, got in taken.fetched.items()}
+        self.current |= {partition: part.stop for partition, part in taken.fetched.items()}
         return taken
 
     def add(self, offsets: Mapping[Partition, int], epochs: Mapping[Partition, int | None] | None = None) -> None:
@@ -92,7 +92,7 @@ class Ahead:
         # The next take() raises the error.
         with suppress(TallymarkError):
             taken = wait_for.result()
-            kept = {partition: got for partition, got in taken.fetched.items() if partition not in gone}
+            kept = {partition: part for partition, part in taken.fetched.items() if partition not in gone}
             if len(kept) < len(taken.fetched):
                 self._pending = Future()
                 self._pending.set_result(self._taken(kept))
@@ -102,5 +102,5 @@ class Ahead:
         # A failed request must not lose the fetched records.
         with suppress(TallymarkError, KafkaException):
             same_topics = self._ask() if fetched else None
-        messages = list(chain.from_iterable(got.messages for got in fetched.values()))
+        messages = list(chain.from_iterable(part.messages for part in fetched.values()))
         return Taken(fetched, same_topics, *decoded(self._decode, messages))

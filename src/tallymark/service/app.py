@@ -125,7 +125,7 @@ class App:
 
     def change(self, **settings: Unpack[Settings]) -> None:
         """Override these settings in all listeners."""
-        self._listeners = [replace(one, setup=replace(one.setup, **settings)) for one in self._listeners]
+        self._listeners = [replace(listener, setup=replace(listener.setup, **settings)) for listener in self._listeners]
 
     def run(self, until: Until = "stopped", *, on_step: OnStep = ignore) -> Tally:
         """Run all listeners until stopped, or ``until="caught-up"``. Returns their total tally.
@@ -149,14 +149,16 @@ class App:
         query = letters or LetterQuery()
         groups = sorted({listener.setup.group for listener in self._listeners})
         if query.group is not None and query.group not in groups:
-            raise BadInput(f"the app has no listener of group {query.group}; it has {', '.join(groups)}")
+            raise BadInput(f"the app has no listener of group {query.group}; its groups are {', '.join(groups)}")
         return self._run(lambda running: running.replay(query), on_step, threads=False)
 
     def _run(self, work: Callable[[Listening], None], on_step: OnStep, *, threads: bool) -> Tally:
         if not self._listeners:
             raise BadInput("the app has no listener; decorate a function with @app.listen('topic', group='name')")
         self._running = [
-            Listening(one, on_step, n) for one in self._listeners for n in range(one.threads if threads else 1)
+            Listening(listener, on_step, n)
+            for listener in self._listeners
+            for n in range(listener.threads if threads else 1)
         ]
         with ExitStack() as stack:
             stack.callback(self._stop.clear)
@@ -178,7 +180,7 @@ class App:
         while left:
             # The timeout is short because signals are handled only between two waits.
             done, left = wait(left, timeout=0.1, return_when=FIRST_EXCEPTION)
-            if self._stop.is_set() or any(one.exception() for one in done):
+            if self._stop.is_set() or any(future.exception() for future in done):
                 for running in self._running:
                     running.stop()
         for future in futures:

@@ -65,7 +65,7 @@ class Records(Sequence[Record]):
             return self._listed[at]
         start, stop, step = at.indices(len(self))
         if step != 1:
-            raise ValueError("records can be sliced without a step only")
+            raise ValueError("records can be sliced only without a step")
         return Records(self._messages[start:stop], self._values[start:stop])
 
     def without(self, places: Collection[tuple[Partition, int]]) -> Records:
@@ -77,8 +77,8 @@ class Records(Sequence[Record]):
 
     def to_arrow(self) -> pa.Table:
         """Return topic, partition, offset, timestamp, key, value and headers, as in a pipeline's DataFrame."""
-        found = raw.of_messages(self._messages, ["topic", "partition", "offset", "timestamp", "key", "headers"])
-        return found.add_column(found.num_columns - 1, "value", self._values)
+        table = raw.of_messages(self._messages, ["topic", "partition", "offset", "timestamp", "key", "headers"])
+        return table.add_column(table.num_columns - 1, "value", self._values)
 
     def values_to_arrow(self) -> pa.Table:
         """Return only the values, with one column for each field: usually the rows to write to a table."""
@@ -106,11 +106,11 @@ class Records(Sequence[Record]):
 
 def decoded(decode: JsonDecoder, messages: Sequence[Any]) -> tuple[Records, list[DeadLetter]]:
     """Return the messages that can be decoded, and dead letters for the others."""
-    found = decode([message.value() for message in messages])
-    if not found.errors:
-        return Records(messages, found.values), []
-    records = Records(messages, found.values)._some([at for at in range(len(messages)) if at not in found.errors])
-    return records, [letter(messages[at], error) for at, error in found.errors.items()]
+    result = decode([message.value() for message in messages])
+    if not result.errors:
+        return Records(messages, result.values), []
+    records = Records(messages, result.values)._some([at for at in range(len(messages)) if at not in result.errors])
+    return records, [letter(messages[at], error) for at, error in result.errors.items()]
 
 
 def letter(message: Any, error: str, table: str | None = None) -> DeadLetter:
@@ -174,7 +174,7 @@ class Batch:
         """Whether the batch can no longer be committed, for example because its partitions moved to another member."""
         self.moves = tuple(moves)
         self._messages = messages
-        self._letters = {(one.partition, one.offset): one for one in letters}
+        self._letters = {(letter.partition, letter.offset): letter for letter in letters}
         self._commit = commit
         self._skip = skip
         self.tried = tried or {}
@@ -197,8 +197,8 @@ class Batch:
         member has claimed partitions of this batch: nothing was written; continue with the next batch.
         """
         if self.committed or self.abandoned:
-            words = "committed already" if self.committed else "gone: its partitions went to others"
-            raise BadInput(f"batch {self.name} is {words}; take the next one")
+            words = "is already committed" if self.committed else "was abandoned, because its partitions were revoked"
+            raise BadInput(f"batch {self.name} {words}; continue with the next batch")
         before = self.moves, self._messages, dict(self._letters), self.tried
         try:
             with self._commit(self) as db:
@@ -253,8 +253,8 @@ class Batch:
             partition: [message for message in messages if finished(partition, message.offset())]
             for partition, messages in self._messages.items()
         }
-        self._letters = {place: found for place, found in self._letters.items() if finished(*place)}
-        self.tried = {place: found for place, found in self.tried.items() if finished(*place)}
+        self._letters = {place: known for place, known in self._letters.items() if finished(*place)}
+        self.tried = {place: known for place, known in self.tried.items() if finished(*place)}
 
     def accounts(self) -> BatchToCommit:
         """Return the ledger entry to write for this batch. Afterwards, ``dead`` and ``shorten`` only log losses."""
@@ -273,12 +273,12 @@ class Batch:
     def check_taken(self) -> None:
         if not self.committed and not self.abandoned:
             raise BadInput(
-                f"batch {self.name} was left without a commit; work in 'with batch.transaction() as db:', "
-                "and leave the loop when that fails"
+                f"batch {self.name} was not committed; process it in 'with batch.transaction() as db:', "
+                "and leave the loop if that raises"
             )
 
     def _lose(self, span: Span, error: TallymarkError | str | None) -> None:
-        words = "lost, and counted as applied, as at-most-once allows batch=%s span=%s error=%s"
+        words = "records lost, counted as applied delivery=at-most-once batch=%s span=%s error=%s"
         log.error(words, self.name, span, error)
 
     def _find(self, record: Record) -> Any:

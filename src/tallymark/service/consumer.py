@@ -49,9 +49,9 @@ class Consumer:
     @classmethod
     def of(cls, setup: Setup) -> Consumer:
         """Create a consumer from settings that are already checked."""
-        made = cls.__new__(cls)
-        made.setup, made._stop, made._run = setup, threading.Event(), None
-        return made
+        consumer = cls.__new__(cls)
+        consumer.setup, consumer._stop, consumer._run = setup, threading.Event(), None
+        return consumer
 
     @property
     def group(self) -> str:
@@ -70,7 +70,7 @@ class Consumer:
         if until not in get_args(Until):
             raise BadInput(f"until={until!r} is not known; write {' or '.join(get_args(Until))}")
         if self._run is not None:
-            raise BadInput("this consumer is running already; make another one for another thread")
+            raise BadInput("this consumer is already running; create another consumer for another thread")
         owner = new_owner()
         with ExitStack() as stack:
             destination = stack.enter_context(self.setup.destination())

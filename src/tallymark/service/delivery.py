@@ -15,7 +15,6 @@ from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from itertools import count
-from typing import TypeVar
 
 import pyarrow as pa
 
@@ -23,7 +22,6 @@ from tallymark.core.batch import BatchToCommit
 from tallymark.core.claims import Entry
 from tallymark.core.plan import Move
 from tallymark.core.progress import OnStep, Progress, Step, ignore
-from tallymark.core.retry import retrying
 from tallymark.core.skip_ahead import Every, jumps
 from tallymark.core.spans import Owner, Partition
 from tallymark.errors import Fenced, LogTruncated, UnknownTopic, Unreachable
@@ -35,7 +33,7 @@ from tallymark.run.commit import Committer, Destination, Handled, HandledCommitt
 from tallymark.run.loop import Until
 from tallymark.run.ownership import Ownership, OwnershipChange
 from tallymark.run.setup import Setup, new_owner
-from tallymark.run.until import Goals, may_go_on
+from tallymark.run.until import Goals, Retrying, may_go_on
 from tallymark.service.ahead import Ahead, Answer
 from tallymark.service.batch import Batch, Records
 from tallymark.service.progress import PartitionProgress, progress_of
@@ -43,7 +41,6 @@ from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 FETCH_SECONDS = 0.1
 """How long to wait for records before checking for a new assignment."""
@@ -68,6 +65,7 @@ class Consuming:
         self.owner = owner or new_owner()
         self._setup = setup
         self._stop = stop
+        self._retrying = Retrying(stop, setup.patience_seconds)
         self._on_step = on_step
         self._ledger = destination.ledger
         self._most = destination.rows.most_records
@@ -120,7 +118,7 @@ class Consuming:
         except Unreachable as error:
             if not self._stop.is_set():
                 raise
-            log.warning("left without waiting any longer group=%s: %s", self._setup.group, error)
+            log.warning("stopped while a server was unreachable group=%s error=%s", self._setup.group, error)
         finally:
             self._ahead.close()
             self.ownership.leave()
@@ -129,8 +127,15 @@ class Consuming:
         """Return where this run is in each partition that it holds."""
         logs = self._brokers.logs(self.ownership.held_topics())
         current = dict(self._ahead.current)
-        saved = {one.partition: one for one in self._ledger.positions(self._setup.group).get(self._setup.group, [])}
-        return [progress_of(saved[one], found, current.get(one)) for one, found in sorted(logs.items()) if one in saved]
+        saved = {
+            position.partition: position
+            for position in self._ledger.positions(self._setup.group).get(self._setup.group, [])
+        }
+        return [
+            progress_of(saved[partition], partition_log, current.get(partition))
+            for partition, partition_log in sorted(logs.items())
+            if partition in saved
+        ]
 
     @contextmanager
     def transaction(self, batch: Batch) -> Iterator[Transaction]:
@@ -172,8 +177,8 @@ class Consuming:
 
     def _identity(self) -> Answer:
         """Return a check that the topics are still the same. A batch that is tried again requests a new check."""
-        asked, self._same_topics = self._same_topics, None
-        return asked or self.ownership.ask_identity()
+        check, self._same_topics = self._same_topics, None
+        return check or self.ownership.ask_identity()
 
     def _accounts(self, batch: Batch, same_topics: Answer) -> BatchToCommit:
         # This runs after the fetch: if the topic is still the same now, the records came from it.
@@ -185,12 +190,14 @@ class Consuming:
         self.ownership.committed(handled.entry)
         for move in batch.moves:
             if move.skipped:
-                log.warning("skipped group=%s span=%s: %s", self._setup.group, move.skipped_span, move.reason)
+                log.warning("skipped group=%s span=%s reason=%s", self._setup.group, move.skipped_span, move.reason)
         behind = {partition: stop for partition, stop in batch.stops.items() if partition in self._next}
         self._next |= {partition: Move(partition, stop, 0, 0) for partition, stop in behind.items()}
         again = {partition: stop for partition, stop in behind.items() if self._ahead.current[partition] != stop}
         if again:
-            self._ahead.add(again, {one: self.ownership.claims[one].position.leader_epoch for one in again})
+            self._ahead.add(
+                again, {partition: self.ownership.claims[partition].position.leader_epoch for partition in again}
+            )
         return handled.entry
 
     def _check(self) -> dict[str, Topic]:
@@ -249,14 +256,16 @@ class Consuming:
             change = self.ownership.cut_back(cut.found)
             self._follow(replace(change, gained=change.gained.union(partitions) & self.ownership.claims.keys()))
             return
-        positions = {one: self.ownership.claims[one].position.next_offset for one in starts}
+        positions = {partition: self.ownership.claims[partition].position.next_offset for partition in starts}
         self._next |= {
-            one: Move(one, at, starts[one].offset - at, 0, leader_epoch=starts[one].leader_epoch)
-            for one, at in positions.items()
+            partition: Move(
+                partition, at, starts[partition].offset - at, 0, leader_epoch=starts[partition].leader_epoch
+            )
+            for partition, at in positions.items()
         }
         self._ahead.add(
-            {one: mark.offset for one, mark in starts.items()},
-            {one: mark.leader_epoch for one, mark in starts.items()},
+            {partition: mark.offset for partition, mark in starts.items()},
+            {partition: mark.leader_epoch for partition, mark in starts.items()},
         )
 
     def _skip_ahead(self) -> None:
@@ -271,8 +280,8 @@ class Consuming:
         positions = {partition: move.stop for partition, move in self._next.items()}
         logs = self.ownership.logs(positions)
         now = datetime.now(timezone.utc)
-        found = self._retrying(lambda: jumps(ahead, positions, logs, self._brokers.offsets_at, now))
-        for partition, jump in found.items():
+        targets = self._retrying(lambda: jumps(ahead, positions, logs, self._brokers.offsets_at, now))
+        for partition, jump in targets.items():
             move, to = self._next[partition], min(jump.to, logs[partition].stop)
             if to > move.stop:
                 epoch = logs[partition].leader_epoch
@@ -299,11 +308,11 @@ class Consuming:
             return None
         fetched, self._same_topics = taken.fetched, taken.same_topics
         moves = [
-            replace(move, read=fetched[one].stop - move.stop, leader_epoch=fetched[one].leader_epoch)
-            if one in fetched
+            replace(move, read=fetched[partition].stop - move.stop, leader_epoch=fetched[partition].leader_epoch)
+            if partition in fetched
             else move
-            for one, move in sorted(self._next.items())
-            if one in fetched or move.stop > move.start
+            for partition, move in sorted(self._next.items())
+            if partition in fetched or move.stop > move.start
         ]
         messages = {partition: got.messages for partition, got in fetched.items() if got.messages}
         if messages:
@@ -326,6 +335,3 @@ class Consuming:
         except Fenced:
             if not batch.abandoned:
                 raise
-
-    def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self._setup.patience_seconds)

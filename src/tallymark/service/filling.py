@@ -9,18 +9,17 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 from tallymark.core.batch import BatchToCommit
 from tallymark.core.claims import Skip
 from tallymark.core.plan import Move, readable_from
 from tallymark.core.progress import OnStep, Progress, Step, ignore
-from tallymark.core.retry import retrying
 from tallymark.core.spans import Span, Tally
 from tallymark.errors import CommitRefused, Unreachable
 from tallymark.formats.json import JsonDecoder
@@ -29,13 +28,13 @@ from tallymark.kafka.fetch import Fetcher, OutOfRange
 from tallymark.run.commit import Committer, Destination, Handled, HandledCommitter
 from tallymark.run.setup import Setup, new_owner
 from tallymark.run.skips import OpenSkips
+from tallymark.run.until import Retrying
 from tallymark.service.batch import Batch, decoded
 from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
 
 FETCH_SECONDS = 0.2
-T = TypeVar("T")
 
 
 class Filling:
@@ -44,6 +43,7 @@ class Filling:
     def __init__(self, setup: Setup, destination: Destination, stop: threading.Event, on_step: OnStep = ignore) -> None:
         self._setup = setup
         self._stop = stop
+        self._retrying = Retrying(stop, setup.patience_seconds)
         self._on_step = on_step
         self._destination = destination
         self._brokers = Brokers(setup.source.cluster, stop)
@@ -58,12 +58,12 @@ class Filling:
         skips = OpenSkips(self._setup.group, self._destination, self._brokers, topic, partition)
         self._retrying(self._destination.ledger.create_ledger)
         while not self._stop.is_set():
-            found = self._retrying(skips.listed)
-            if not found:
+            listed = self._retrying(skips.listed)
+            if not listed:
                 return
-            batch = self._retrying(partial(self._batch, skips, found[0], most))
+            batch = self._retrying(partial(self._batch, skips, listed[0], most))
             if batch is None:
-                skips.leave(found[0])
+                skips.leave(listed[0])
                 continue
             yield batch
             batch.check_taken()
@@ -92,9 +92,9 @@ class Filling:
 
     def _batch(self, skips: OpenSkips, skip: Skip, most: int) -> Batch | None:
         """Return a batch of the first part of a skip, or None if nothing of it can be read now."""
-        partition, found = skip.span.partition, skips.log(skip.span.partition)
-        start = min(readable_from(skip.span.start, found, self._setup.on_loss), skip.span.stop)
-        stop = max(start, min(skip.span.stop, found.stop))
+        partition, partition_log = skip.span.partition, skips.log(skip.span.partition)
+        start = min(readable_from(skip.span.start, partition_log, self._setup.on_loss), skip.span.stop)
+        stop = max(start, min(skip.span.stop, partition_log.stop))
         stop, messages = self._fetched(Span(partition, start, stop), most) if stop > start else (start, [])
         move = Move(partition, skip.span.start, lost=start - skip.span.start, read=stop - start)
         if move.stop == move.start:
@@ -111,18 +111,15 @@ class Filling:
             deadline = time.monotonic() + self._setup.patience_seconds
             while not self._stop.is_set():
                 try:
-                    got = fetcher.fetch(most, FETCH_SECONDS).get(span.partition)
+                    fetched = fetcher.fetch(most, FETCH_SECONDS).get(span.partition)
                 except OutOfRange as error:
                     # The start or end of the log has moved: a new plan determines whether records are lost.
                     raise Unreachable(str(error)) from error
-                if got is not None:
-                    messages = [message for message in got.messages if message.offset() < span.stop]
-                    return min(got.stop, span.stop), messages
+                if fetched is not None:
+                    messages = [message for message in fetched.messages if message.offset() < span.stop]
+                    return min(fetched.stop, span.stop), messages
                 if time.monotonic() > deadline:
-                    raise Unreachable(f"the brokers at {self._setup.source.brokers} do not deliver {span}")
+                    raise Unreachable(f"the brokers at {self._setup.source.brokers} did not deliver {span} in time")
             return span.start, []
         finally:
             fetcher.close()
-
-    def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self._setup.patience_seconds)

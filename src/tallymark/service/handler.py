@@ -48,9 +48,7 @@ class Handler:
         self._takes_db = _takes_transaction(function, self.name)
         self._loops = threading.local()
         if any(map(_is_generator, (function, type(function).__call__))):
-            raise BadInput(
-                f"listener {self.name} is a generator, which does nothing when it is called; leave out its yield"
-            )
+            raise BadInput(f"listener {self.name} is a generator function, so a call does not run it; remove its yield")
 
     def __call__(self, records: Records, db: Any) -> None:
         """Call the function with these records, one by one or as a batch."""
@@ -63,9 +61,9 @@ class Handler:
     def one(self, record: Record, db: Any) -> None:
         self._call(record, db)
 
-    def _call(self, given: Record | Records, db: Any) -> None:
-        with told_apart():
-            returned = self._function(given, db) if self._takes_db else self._function(given)
+    def _call(self, argument: Record | Records, db: Any) -> None:
+        with classified():
+            returned = self._function(argument, db) if self._takes_db else self._function(argument)
             # Check the result, not the function: a decorator can hide that a function is async.
             if inspect.isawaitable(returned):
                 self._loop().run_until_complete(returned)
@@ -73,8 +71,8 @@ class Handler:
                 returned.result()
             elif isinstance(returned, NOT_DONE):
                 raise BadInput(
-                    f"listener {self.name} returned a {type(returned).__name__}, which nobody runs, so nothing was "
-                    "done; do the work in the function itself, or make it async"
+                    f"listener {self.name} returned a {type(returned).__name__}, which is never run; do the work in "
+                    "the function itself, or make it async"
                 )
 
     def _loop(self) -> asyncio.AbstractEventLoop:
@@ -86,7 +84,7 @@ class Handler:
 
 
 @contextmanager
-def told_apart() -> Iterator[None]:
+def classified() -> Iterator[None]:
     """Translate exceptions of a handler to ``Retry``, another ``TallymarkError`` or ``RecordFailed``."""
     try:
         yield
@@ -101,26 +99,28 @@ def told_apart() -> Iterator[None]:
 
 def _where(error: BaseException) -> str:
     """Return the innermost traceback lines of the user's own code: `` (orders.py:14 in receive)``."""
-    found = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OTHERS_CODE)]
-    places = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in found[-FRAMES:]]
+    own_frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(OTHERS_CODE)
+    ]
+    places = [f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in own_frames[-FRAMES:]]
     return f" ({', '.join(places)})" if places else ""
 
 
 def _meaning(error: BaseException) -> BaseException:
     if isinstance(several := getattr(error, "exceptions", None), tuple | list) and several:
-        return _meaning_of_several([_meaning(one) for one in several])
+        return _meaning_of_several([_meaning(inner) for inner in several])
     try:
         with translated("the store"):
             raise error
-    except TransactionUndone as ours:
+    except TransactionUndone as known:
         # The transaction is gone: the other records have to be handled again, too.
-        return ours
+        return known
     except DataRefused as refused:
         return RecordFailed(str(refused))
-    except TallymarkError as ours:
+    except TallymarkError as known:
         # An error of SQLAlchemy itself, such as a missing row, is about the record.
-        mine = ours is error or ours.transient or isinstance(error, DBAPIError)
-        return ours if mine else RecordFailed(described(error))
+        ends_run = known is error or known.transient or isinstance(error, DBAPIError)
+        return known if ends_run else RecordFailed(described(error))
     except (ConnectionError, TimeoutError, asyncio.TimeoutError, FutureTimeout):
         return Retry(described(error))
     except RecordFailed:
@@ -131,13 +131,13 @@ def _meaning(error: BaseException) -> BaseException:
         return error
 
 
-def _meaning_of_several(found: list[BaseException]) -> BaseException:
+def _meaning_of_several(errors: list[BaseException]) -> BaseException:
     """Return the most severe error: what ends the process or the run, else a transient error, else all failures."""
-    failed = [one for one in found if isinstance(one, RecordFailed)]
-    others = [one for one in found if not isinstance(one, RecordFailed)]
+    failed = [error for error in errors if isinstance(error, RecordFailed)]
+    others = [error for error in errors if not isinstance(error, RecordFailed)]
     if not others:
         return RecordFailed("; ".join(map(str, failed)))
-    return min(others, key=lambda one: (isinstance(one, TallymarkError), getattr(one, "transient", False)))
+    return min(others, key=lambda error: (isinstance(error, TallymarkError), getattr(error, "transient", False)))
 
 
 def _is_generator(function: Any) -> bool:
@@ -151,12 +151,16 @@ def _takes_transaction(function: Callable[..., Any], name: str) -> bool:
     except ValueError:
         parameters = []
     by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    found = [one for one in parameters if one.kind in by_position]
-    needed = [one for one in found if one.default is inspect.Parameter.empty]
-    named = [one for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY and one.default is one.empty]
-    if not found or len(needed) > 2 or named:
+    positional = [parameter for parameter in parameters if parameter.kind in by_position]
+    needed = [parameter for parameter in positional if parameter.default is inspect.Parameter.empty]
+    named = [
+        parameter
+        for parameter in parameters
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY and parameter.default is parameter.empty
+    ]
+    if not positional or len(needed) > 2 or named:
         raise BadInput(
             f"listener {name} must take a record, or a record and the transaction: def {name}(record, db); "
-            "a decorator keeps the parameters of its function with functools.wraps"
+            "use functools.wraps in a decorator to keep the parameters of its function"
         )
     return len(needed) > 1

@@ -21,7 +21,7 @@ from tallymark.run.loop import Until
 from tallymark.run.setup import Setup
 from tallymark.service.batch import Batch, Records
 from tallymark.service.consumer import Consumer
-from tallymark.service.handler import Handler, RecordFailed, told_apart
+from tallymark.service.handler import Handler, RecordFailed, classified
 from tallymark.service.workers import LanesOutcome, Order, Workers
 from tallymark.stores.transaction import Transaction
 
@@ -59,9 +59,9 @@ class Listener:
         if self.order not in get_args(Order):
             raise BadInput(f"listener {name}: order={self.order!r} is not known; write {', '.join(get_args(Order))}")
         if self.workers > 1 and self.handler.takes_batches:
-            raise BadInput(f"listener {name}: workers= share out single records; leave it out, or leave out batch=True")
+            raise BadInput(f"listener {name}: workers= needs single records; leave out workers= or batch=True")
         if self.threads > 1 and self.setup.is_standalone:
-            raise BadInput(f"listener {name}: threads= share a group's partitions, and Standalone() has no group")
+            raise BadInput(f"listener {name}: threads= needs a group, and Standalone() has none; leave out one of them")
 
     def consumer(self, thread: int) -> Consumer:
         membership = self.setup.membership
@@ -130,23 +130,23 @@ class Listening:
             except (RecordFailed, DataRefused) as failed:
                 if batch.abandoned:
                     raise
-                log.info("looking for the records at fault batch=%s error=%s", batch.name, failed)
+                log.info("handler failed, isolating the failing records batch=%s error=%s", batch.name, failed)
                 in_new_transactions(partial(self._handle_others, batch))
         except (TallymarkError, RecordFailed) as error:
             # Its partitions moved to another member, or the delivery is at most once and does not allow a second try.
             if not batch.abandoned:
                 raise
-            log.warning("abandoned a batch group=%s batch=%s: %s", self.consumer.group, batch.name, error)
+            log.warning("batch abandoned group=%s batch=%s error=%s", self.consumer.group, batch.name, error)
 
     def _handle_others(self, batch: Batch, undoing: Sequence[Failed], singly: bool) -> None:
         """Apply all records except those that the handler fails on, which become dead letters."""
         with batch.transaction() as db:
-            failed = [*undoing, *self._blame(batch.records.without(_places(undoing)), db, singly)]
+            failed = [*undoing, *self._isolate(batch.records.without(_places(undoing)), db, singly)]
             for records, error in failed:
                 batch.dead(records[0], str(error))
             self._check_failures(batch, LanesOutcome(len(batch), [error for _, error in failed]))
 
-    def _blame(self, records: Records, db: Transaction, singly: bool) -> list[Failed]:
+    def _isolate(self, records: Records, db: Transaction, singly: bool) -> list[Failed]:
         """Apply the records in ever smaller parts to isolate those that the handler fails on. Returns them with errors.
 
         With deferred constraints, a record may depend on a later record. So records that fail only in the check are
@@ -159,7 +159,7 @@ class Listening:
         failed: list[Failed] = []
         with suppress(RecordFailed), db.savepoint():
             failed += in_order(parts, partial(self._try, db, check=False))
-            with told_apart():
+            with classified():
                 db.check()
             return failed
         with suppress(_Undo), db.savepoint():
@@ -173,7 +173,7 @@ class Listening:
             with db.savepoint():
                 self._listener.handler(records, db)
                 if check:
-                    with told_apart():
+                    with classified():
                         db.check()
         except TransactionUndone as undone:
             raise Undoing(records, RecordFailed(str(undone))) from undone
@@ -189,7 +189,7 @@ class Listening:
         if failed > MOST_FAILED or (failed == outcome.finished and failed >= FEW):
             raise TooManyDead(
                 f"listener {self._listener.handler.name} failed on {failed} of {outcome.finished} records of a batch, "
-                f"one of them: {outcome.failed[0]}; nothing moved: correct the function"
+                f"for example: {outcome.failed[0]}; no position was moved: correct the function"
             )
 
     def _count(self, step: Step, progress: Progress) -> None:

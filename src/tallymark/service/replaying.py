@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import Any
 
 from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
 
 from tallymark.core.journal import Letter, LetterQuery
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import DeadLetter
-from tallymark.core.retry import retrying
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, CommitRefused
 from tallymark.formats.json import JsonDecoder
@@ -28,12 +27,11 @@ from tallymark.kafka.brokers import Brokers
 from tallymark.run.commit import Committer, Destination, Handled, HandledCommitter
 from tallymark.run.letters import MOST, UNLIMITED, OpenLetters, check_delivery, completed, coordinates, outcome
 from tallymark.run.setup import Setup, new_owner
+from tallymark.run.until import Retrying
 from tallymark.service.batch import Batch, decoded
 from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,6 +75,7 @@ class Replaying:
         check_delivery(destination.delivery)
         self._setup = setup
         self._stop = stop
+        self._retrying = Retrying(stop, setup.patience_seconds)
         self._on_step = on_step
         self._ledger = destination.ledger
         self._brokers = Brokers(setup.source.cluster, stop)
@@ -94,10 +93,10 @@ class Replaying:
         letters = self._retrying(lambda: OpenLetters(self._setup.group, self._ledger, topics, query))
         most = min(most, MOST)
         while not self._stop.is_set():
-            found = self._retrying(lambda: letters.take(most))
-            if not found:
+            batch_letters = self._retrying(lambda: letters.take(most))
+            if not batch_letters:
                 return
-            batch = self._retrying(partial(self._batch, letters, found))
+            batch = self._retrying(partial(self._batch, letters, batch_letters))
             if len(batch):
                 yield batch
                 batch.check_taken()
@@ -128,17 +127,14 @@ class Replaying:
         with suppress(CommitRefused), batch.transaction():
             pass
 
-    def _batch(self, letters: OpenLetters, found: Sequence[Letter]) -> Batch:
-        whole, gone = completed(found, self._ledger, self._brokers)
-        messages = [Message(one) for one in sorted(whole, key=lambda one: (one.partition, one.offset))]
+    def _batch(self, letters: OpenLetters, batch_letters: Sequence[Letter]) -> Batch:
+        whole, gone = completed(batch_letters, self._ledger, self._brokers)
+        messages = [Message(record) for record in sorted(whole, key=lambda record: (record.partition, record.offset))]
         records, undecoded = decoded(self._decode, messages)
         by_partition: dict[Partition, list[Any]] = {}
         for message in messages:
             by_partition.setdefault(message.letter.partition, []).append(message)
         name = f"{self._run}-replay-{next(self._batches)}"
-        tried = {coordinates(letter): letter for letter in found}
+        tried = {coordinates(letter): letter for letter in batch_letters}
         commit = partial(self.transaction, letters)
         return Batch(name, (), by_partition, records, [*undecoded, *gone], commit, tried=tried)
-
-    def _retrying(self, work: Callable[[], T]) -> T:
-        return retrying(work, self._stop, self._setup.patience_seconds)

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, Retry, TallymarkError, described
 from tallymark.service.batch import Batch, Record
-from tallymark.service.handler import Handler, RecordFailed, told_apart
+from tallymark.service.handler import Handler, RecordFailed, classified
 from tallymark.stores.transaction import OVER, Transaction
 
 Order = Literal["partition", "key", "none"]
@@ -64,7 +64,7 @@ class Workers:
         while (at := lanes.take()) is not None:
             record = lanes.records[at]
             try:
-                with told_apart(), lanes.turn(at, db) as own:
+                with classified(), lanes.turn(at, db) as own:
                     self._handler.one(record, own)
             except RecordFailed as error:
                 batch.dead(record, str(error))

@@ -41,30 +41,33 @@ def options(cluster: Cluster) -> dict[str, str]:
 
 
 def _line(tls: Tls) -> dict[str, str]:
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     if tls.ca:
-        found |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": Path(tls.ca).read_text()}
+        settings |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": Path(tls.ca).read_text()}
     if tls.cert and tls.key:
         chain, key = Path(tls.cert).read_text(), _key(tls.key)
-        found |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": chain, "ssl.keystore.key": key}
+        settings |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": chain, "ssl.keystore.key": key}
     if tls.key_password:
-        found["ssl.key.password"] = tls.key_password
-    return found | {"ssl.endpoint.identification.algorithm": "https" if tls.verify_hostname else ""}
+        settings["ssl.key.password"] = tls.key_password
+    return settings | {"ssl.endpoint.identification.algorithm": "https" if tls.verify_hostname else ""}
 
 
 def _key(path: str) -> str:
     key = Path(path).read_text()
     if "-----BEGIN PRIVATE KEY-----" in key or "-----BEGIN ENCRYPTED PRIVATE KEY-----" in key:
         return key
-    raise BadInput(f"Tls(key={path!r}): Spark's client needs PKCS#8: openssl pkcs8 -topk8 -nocrypt -in {path} -out ...")
+    raise BadInput(
+        f"Tls(key={path!r}): Spark's client needs a PKCS#8 key; convert it with "
+        f"openssl pkcs8 -topk8 -nocrypt -in {path} -out ..."
+    )
 
 
 def _login(sasl: Sasl) -> dict[str, str]:
-    found = {"sasl.mechanism": sasl.mechanism}
+    settings = {"sasl.mechanism": sasl.mechanism}
     if sasl.mechanism != OAUTHBEARER:
-        return found | {"sasl.jaas.config": _jaas(sasl, username=sasl.username, password=sasl.secret())}
+        return settings | {"sasl.jaas.config": _jaas(sasl, username=sasl.username, password=sasl.secret())}
     scope = {"scope": sasl.scope} if sasl.scope else {}
-    return found | {
+    return settings | {
         "sasl.jaas.config": _jaas(sasl, clientId=sasl.username, clientSecret=sasl.secret(), **scope),
         "sasl.login.callback.handler.class": _TOKEN_HANDLER,
         "sasl.oauthbearer.token.endpoint.url": sasl.token_url or "",
@@ -72,11 +75,11 @@ def _login(sasl: Sasl) -> dict[str, str]:
 
 
 def _jaas(sasl: Sasl, **entries: str) -> str:
-    said = " ".join(f'{name}="{_quoted(value)}"' for name, value in entries.items())
-    return f"{_MODULES[sasl.mechanism]} required {said};"
+    parameters = " ".join(f'{name}="{_quoted(value)}"' for name, value in entries.items())
+    return f"{_MODULES[sasl.mechanism]} required {parameters};"
 
 
 def _quoted(value: str) -> str:
     """Escape quotes, backslashes and control characters for a quoted JAAS value."""
     escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return "".join(f"\\{ord(one):03o}" if ord(one) < 32 else one for one in escaped)
+    return "".join(f"\\{ord(character):03o}" if ord(character) < 32 else character for character in escaped)

@@ -47,7 +47,7 @@ def parse_schema(source: Json) -> T.StructType:
     except PySparkException as error:
         raise BadInput(f"Json schema {source.schema!r} can't be read: {first_line(error)}") from None
     if not isinstance(schema, T.StructType):
-        raise BadInput(f"Json schema {source.schema!r} names no fields; write it like 'id BIGINT, name STRING'")
+        raise BadInput(f"Json schema {source.schema!r} has no fields; write it like 'id BIGINT, name STRING'")
     return schema
 
 

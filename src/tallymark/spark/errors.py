@@ -15,8 +15,8 @@ from tallymark.spark.decode import first_line
 
 TOO_MUCH = Verdict(
     BatchTooLarge,
-    "the batch is more than Spark's driver can take: {words}; give it a larger spark.driver.memory, or set "
-    "limits.memory lower",
+    "the batch does not fit the memory of Spark's driver: {words}; increase spark.driver.memory, or reduce "
+    "limits.memory",
 )
 DENIED = Verdict(AccessDenied, "the brokers at {name} refused Spark's client: {words}")
 AWAY = Verdict(Unreachable, "Spark could not read from the brokers at {name}: {words}")
@@ -88,7 +88,7 @@ def while_java_lives(spark: SparkSession) -> Iterator[None]:
         if not _is_over(spark):
             raise
         raise ReadFailed(
-            "Spark's Java has ended, perhaps for want of memory; nothing is lost: run again, with a larger "
+            "Spark's JVM has ended, perhaps because it ran out of memory; no record is lost: run again with a larger "
             "spark.driver.memory, or with smaller batches (limits.records, limits.memory)"
         ) from error
 

@@ -54,15 +54,15 @@ def can_stage() -> bool:
 def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, batch: str) -> Staged:
     """Write rows, given with their hidden columns, to a staging table. Only the tasks' reports return to the driver."""
     if spec.deletes is not None:
-        raise BatchTooLarge(f"table {spec.name} deletes rows, which goes through the driver")
+        raise BatchTooLarge(f"table {spec.name} deletes rows, which only the driver can do")
     if spec.write != "append":
         rows = one_per_key(spec, rows)
     if spec.provenance:
         origin = [F.col(TOPIC), F.col(PARTITION), F.col(OFFSET), F.lit(batch)]
         rows = rows.withColumns(dict(zip(PROVENANCE, origin, strict=True)))
-    wanted = table_schema(spec, schema)
-    loader = replace(stages.open(wanted), key=spec.key)
-    reports = rows.select(*map(column, wanted.names)).mapInArrow(loader, STAGED)
+    columns = table_schema(spec, schema)
+    loader = replace(stages.open(columns), key=spec.key)
+    reports = rows.select(*map(column, columns.names)).mapInArrow(loader, STAGED)
     with stages.kept([loader.name]):
         return loader.staged(reports.toArrow().to_pylist())
 
@@ -94,7 +94,7 @@ def check_reached(error: Exception) -> None:
 def one_per_key(spec: TableSpec, rows: DataFrame) -> DataFrame:
     """The newest row of each key, or the oldest for ``write="ignore"``: ``finish``, distributed over the executors."""
     if OFFSET not in rows.columns:
-        raise BatchTooLarge(f"table {spec.name} merges records, whose keys are checked on the driver")
+        raise BatchTooLarge(f"table {spec.name} merges records, and only the driver can check the keys of merged rows")
     key = [column(name) for name in spec.key]
     in_partition = Window.partitionBy(*key, TOPIC, PARTITION)
     # A timestamp lower than that of an earlier offset counts as the highest before it.
@@ -188,8 +188,13 @@ class _Report:
 
     def to_arrow(self) -> pa.RecordBatch:
         seen = [
-            {"topic": one.topic, "partition": one.number, "records": found.records, "last": found.last_timestamp}
-            for one, found in self.seen.items()
+            {
+                "topic": partition.topic,
+                "partition": partition.number,
+                "records": counts.records,
+                "last": counts.last_timestamp,
+            }
+            for partition, counts in self.seen.items()
         ]
         doubtful = b"" if self.too_doubtful else _packed(pa.concat_tables([raw.SCHEMA.empty_table(), *self.doubtful]))
         return pa.RecordBatch.from_pylist([vars(self) | {"seen": seen, "doubtful": doubtful}], REPORT)
@@ -237,7 +242,11 @@ class OnePass:
         seen: Mapping[Partition, PartitionCounts] = {}
         for report in reports:
             seen = merged(
-                seen, {_partition(one): PartitionCounts(one["records"], 0, one["last"]) for one in report["seen"]}
+                seen,
+                {
+                    _partition(counts): PartitionCounts(counts["records"], 0, counts["last"])
+                    for counts in report["seen"]
+                },
             )
         doubtful = pa.concat_tables(_unpacked(report["doubtful"]) for report in reports)
         size, slow = (sum(report[name] for report in reports) for name in ("size", "slow"))
@@ -248,22 +257,24 @@ def targets(
     stages: Stages, tables: Iterable[tuple[TableSpec, Mapping[str, Pick]]], schemas: Mapping[str, pa.Schema]
 ) -> list[StagingTarget]:
     """Create a staging table for each table."""
-    made: list[StagingTarget] = []
-    with stages.kept(target.loader.name for target in made):
+    opened: list[StagingTarget] = []
+    with stages.kept(target.loader.name for target in opened):
         for spec, picks in tables:
-            made.append(StagingTarget(spec, picks, stages.open(table_schema(spec, schemas[spec.name]))))
-    return made
+            opened.append(StagingTarget(spec, picks, stages.open(table_schema(spec, schemas[spec.name]))))
+    return opened
 
 
 def merged(
     seen: Mapping[Partition, PartitionCounts], later: Mapping[Partition, PartitionCounts]
 ) -> dict[Partition, PartitionCounts]:
     """The sums of both counts, with the last timestamps of ``later``."""
-    found = dict(seen)
-    for partition, one in later.items():
-        before = found.get(partition, PartitionCounts())
-        found[partition] = PartitionCounts(before.records + one.records, before.dead + one.dead, one.last_timestamp)
-    return found
+    sums = dict(seen)
+    for partition, counts in later.items():
+        before = sums.get(partition, PartitionCounts())
+        sums[partition] = PartitionCounts(
+            before.records + counts.records, before.dead + counts.dead, counts.last_timestamp
+        )
+    return sums
 
 
 def _partition(report: Mapping[str, Any]) -> Partition:

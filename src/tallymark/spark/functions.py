@@ -51,8 +51,8 @@ def collect(spec: TableSpec, rows: DataFrame, topics: Sequence[str]) -> pa.Table
     """Collect all rows, with as few hidden columns as possible, because each costs as much as a user's column."""
     one_topic = topics[0] if len(topics) == 1 and not is_pattern(topics[0]) and TOPIC in rows.columns else None
     dropped = [*([TOPIC] if one_topic else []), *([TIMESTAMP] if spec.write == "append" else [])]
-    found = rows.drop(*dropped).toArrow()
-    return found.append_column(TOPIC, pa.repeat(one_topic, found.num_rows)) if one_topic else found
+    table = rows.drop(*dropped).toArrow()
+    return table.append_column(TOPIC, pa.repeat(one_topic, table.num_rows)) if one_topic else table
 
 
 def _below_sort(ordered: DataFrame) -> Any:
@@ -75,12 +75,12 @@ def apply(spec: TableSpec, function: TableFunction, records: DataFrame) -> DataF
     try:
         flagged = records.withColumn(DELETED, F.expr(spec.deletes).cast("boolean"))
     except PySparkException as error:
-        raise BadInput(f"table {spec.name}: delete={spec.delete!r} can't be read: {first_line(error)}") from None
+        raise BadInput(f"table {spec.name}: delete={spec.delete!r} can't be parsed: {first_line(error)}") from None
     rows = with_provenance(call(spec, function, flagged.drop(DELETED)), flagged)
     if DELETED not in rows.columns:
         raise BadInput(
-            f"table {spec.name}: delete= needs a function that makes each row of a single record, "
-            "and this one merges records"
+            f"table {spec.name}: delete= needs a function that makes each row from a single record, and this function "
+            "merges records; leave out delete=, or do not merge"
         )
     return rows
 
@@ -107,8 +107,8 @@ def call(spec: TableSpec, function: TableFunction, records: DataFrame) -> DataFr
     except TallymarkError:
         raise
     except Exception as error:
-        said = first_line(error)
-        raise BadInput(f"table {spec.name}: its function raised {type(error).__name__}: {said}") from error
+        words = first_line(error)
+        raise BadInput(f"table {spec.name}: its function raised {type(error).__name__}: {words}") from error
     if not isinstance(result, DataFrame):
         raise BadInput(f"table {spec.name}: its function must return a DataFrame, not {type(result).__name__}")
     _check_names(spec, result.columns)
@@ -121,7 +121,7 @@ def _check_names(spec: TableSpec, names: Sequence[str]) -> None:
         raise BadInput(f"table {spec.name}: its function returns {' and '.join(twice)} more than once; rename one")
     hidden = [name for name in names if name in HIDDEN]
     if hidden or not names:
-        raise BadInput(f"table {spec.name}: its function must return columns, none of them called {' '.join(HIDDEN)}")
+        raise BadInput(f"table {spec.name}: its function must return columns, and none named {', '.join(HIDDEN)}")
 
 
 def as_columns(result: DataFrame) -> DataFrame:
@@ -141,9 +141,9 @@ class Pick:
     is_null: bool = False
 
     def of(self, records: pa.Table) -> pa.ChunkedArray:
-        found = records[self.column]
-        found = pc.struct_field(found, list(self.fields)) if self.fields else found
-        return pc.is_null(found) if self.is_null else found
+        values = records[self.column]
+        values = pc.struct_field(values, list(self.fields)) if self.fields else values
+        return pc.is_null(values) if self.is_null else values
 
 
 def picked(rows: DataFrame, records: DataFrame) -> Mapping[str, Pick] | None:
@@ -152,16 +152,16 @@ def picked(rows: DataFrame, records: DataFrame) -> Mapping[str, Pick] | None:
         # Nested columns are converted to JSON text.
         return None
     plan: Any = without_names(rows)
-    found = _outputs(plan, records._jdf.queryExecution().analyzed()) or {}
-    picks = [found.get(attribute) for attribute in _ids(plan)]
+    outputs = _outputs(plan, records._jdf.queryExecution().analyzed()) or {}
+    picks = [outputs.get(attribute) for attribute in _ids(plan)]
     if not all(picks):
         return None
-    return dict(zip(rows.columns, (one for one in picks if one), strict=True))
+    return dict(zip(rows.columns, (source for source in picks if source), strict=True))
 
 
 def pick(records: pa.Table, picks: Mapping[str, Pick]) -> pa.Table:
     """The rows that these picks select from decoded records."""
-    return pa.table({name: one.of(records) for name, one in picks.items()})
+    return pa.table({name: source.of(records) for name, source in picks.items()})
 
 
 def _outputs(plan: Any, records: Any) -> dict[int, Pick] | None:
@@ -174,8 +174,8 @@ def _outputs(plan: Any, records: Any) -> dict[int, Pick] | None:
     below = _outputs(plan.child(), records) if plan.nodeName() == "Project" else None
     if below is None:
         return None
-    found = {one.exprId().id(): _pick(one, below) for one in _listed(plan.projectList())}
-    return {attribute: one for attribute, one in found.items() if one}
+    picks = {expression.exprId().id(): _pick(expression, below) for expression in _listed(plan.projectList())}
+    return {attribute: source for attribute, source in picks.items() if source}
 
 
 def _pick(expression: Any, below: Mapping[int, Pick]) -> Pick | None:
@@ -184,35 +184,35 @@ def _pick(expression: Any, below: Mapping[int, Pick]) -> Pick | None:
         return below.get(expression.exprId().id())
     if kind not in ("Alias", "GetStructField", "IsNull", "Cast"):
         return None
-    found = _pick(expression.child(), below)
-    if found is None or (found.is_null and kind in ("GetStructField", "IsNull")):
+    child = _pick(expression.child(), below)
+    if child is None or (child.is_null and kind in ("GetStructField", "IsNull")):
         return None
     if kind == "GetStructField":
         # Use the name in the schema: the function may spell it in another case.
         name = expression.child().dataType().fields()[expression.ordinal()].name()
-        return replace(found, fields=(*found.fields, name))
+        return replace(child, fields=(*child.fields, name))
     if kind == "Cast" and not expression.dataType().equals(expression.child().dataType()):
         return None
-    return replace(found, is_null=True) if kind == "IsNull" else found
+    return replace(child, is_null=True) if kind == "IsNull" else child
 
 
 def over_several_records(rows: DataFrame) -> list[str]:
     """The columns that a window function computes, directly or indirectly."""
     plan = without_names(rows)
-    found = _windowed(plan)
-    return [name for name, attribute in zip(rows.columns, _ids(plan), strict=True) if attribute in found]
+    windowed = _windowed(plan)
+    return [name for name, attribute in zip(rows.columns, _ids(plan), strict=True) if attribute in windowed]
 
 
 def _windowed(plan: Any) -> set[int]:
-    found = set[int]().union(*map(_windowed, _listed(plan.children())))
+    windowed = set[int]().union(*map(_windowed, _listed(plan.children())))
     if plan.nodeName() == "Window":
-        return found | {one.exprId().id() for one in _listed(plan.windowExpressions())}
-    if plan.nodeName() != "Project" or not found:
-        return found
+        return windowed | {expression.exprId().id() for expression in _listed(plan.windowExpressions())}
+    if plan.nodeName() != "Project" or not windowed:
+        return windowed
     return {
-        one.exprId().id()
-        for one in _listed(plan.projectList())
-        if any(used.exprId().id() in found for used in _listed(one.references().toSeq()))
+        expression.exprId().id()
+        for expression in _listed(plan.projectList())
+        if any(used.exprId().id() in windowed for used in _listed(expression.references().toSeq()))
     }
 
 

@@ -43,10 +43,10 @@ class DriverMemory:
 
     def refusal(self, size: int) -> BatchTooLarge:
         if self.heap is None or self.most == self.memory:
-            return BatchTooLarge(f"records of {size:,} bytes are more than limits.memory={self.memory:,}")
+            return BatchTooLarge(f"records of {size:,} bytes exceed limits.memory={self.memory:,}")
         return BatchTooLarge(
-            f"records of {size:,} bytes are more than {self.most:,}, what Java's heap of {self.heap:,} bytes "
-            "has room for where a function computes; a larger spark.driver.memory has more"
+            f"records of {size:,} bytes exceed {self.most:,} bytes, the share of Java's heap of {self.heap:,} bytes "
+            "for a batch that functions compute on; increase spark.driver.memory"
         )
 
     def learn(self, size: int, records: int) -> None:

@@ -39,7 +39,7 @@ class Microbatch:
     run: str
     number: int
     name: str
-    wanted: Callable[[], bool]
+    is_active: Callable[[], bool]
     """Whether the query still runs."""
     failure: Callable[[], str | None]
     """The error that ended the query, if any."""
@@ -55,8 +55,8 @@ def identify(rows: DataFrame, number: int) -> Microbatch:
         query, run = execution.id().toString(), execution.runId().toString()
     except Exception as error:
         raise BadInput(
-            "foreach_batch can't see the streaming query that calls it: give it to writeStream.foreachBatch itself, in "
-            f"a session that is not Spark Connect's ({first_line(error)})"
+            "foreach_batch can't identify the streaming query that calls it: pass it to writeStream.foreachBatch "
+            f"directly, in a session without Spark Connect ({first_line(error)})"
         ) from error
     name = f"{query.split('-')[0]}-{number}-{zlib.crc32(f'{planned.toString()} {when}'.encode()):08x}"
     return Microbatch(query, run, number, name, lambda: _active(execution), lambda: _failure(execution))
@@ -92,7 +92,7 @@ def table_rows(spec: TableSpec, function: TableFunction, rows: DataFrame) -> Dat
         try:
             result = result.withColumn(DELETED, F.expr(spec.delete).cast("boolean"))
         except PySparkException as error:
-            raise BadInput(f"table {spec.name}: delete={spec.delete!r} can't be read: {first_line(error)}") from None
+            raise BadInput(f"table {spec.name}: delete={spec.delete!r} can't be parsed: {first_line(error)}") from None
     if spec.version is None or not {spec.version, *spec.key} <= set(result.columns):
         return result
     same_key, version = Window.partitionBy(*map(column, spec.key)), column(spec.version)
@@ -110,15 +110,15 @@ def schema(spec: TableSpec, result: DataFrame) -> pa.Schema:
     with explained(SOURCE, spec.name):
         columns = arrow_schema(as_columns(result))
     nested = {field.name for field in result.schema if isinstance(field.dataType, NESTED)}
-    return pa.schema(one.with_metadata({JSON_MARK: b"1"}) if one.name in nested else one for one in columns)
+    return pa.schema(field.with_metadata({JSON_MARK: b"1"}) if field.name in nested else field for field in columns)
 
 
 def collected(spec: TableSpec, result: DataFrame, batch: str) -> Changes:
     """Collect the rows in the driver, numbered, so that a refused row can be identified."""
     with explained(SOURCE, spec.name):
-        found = finish(spec, _in_utc(as_columns(result).toArrow()), batch)
-    puts = _numbered(found.puts, batch, 0)
-    return replace(found, puts=puts, deletes=_numbered(found.deletes, batch, puts.num_rows))
+        changes = finish(spec, _in_utc(as_columns(result).toArrow()), batch)
+    puts = _numbered(changes.puts, batch, 0)
+    return replace(changes, puts=puts, deletes=_numbered(changes.deletes, batch, puts.num_rows))
 
 
 def staged(spec: TableSpec, result: DataFrame, batch: str, stages: Stages) -> Changes:
@@ -126,8 +126,8 @@ def staged(spec: TableSpec, result: DataFrame, batch: str, stages: Stages) -> Ch
     columns = schema(spec, result)
     with explained(SOURCE, spec.name):
         for key in result.groupBy(*map(column, spec.key)).count().where("count > 1").take(1) if spec.key else ():
-            said = ", ".join(f"{name} {key[name]}" for name in spec.key)
-            raise BadInput(f"table {spec.name}: several rows have {said}; aggregate to one row per key")
+            values = ", ".join(f"{name} {key[name]}" for name in spec.key)
+            raise BadInput(f"table {spec.name}: several rows have {values}; aggregate to one row per key")
         as_they_are = TableSpec(spec.name)
         done = stage(stages, as_they_are, as_columns(result), columns, batch)
     return Changes(spec, columns.empty_table(), columns.empty_table(), done)

@@ -18,7 +18,7 @@ from tallymark.errors import BadInput, TallymarkError
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import Kafka
 from tallymark.run.commit import Destination
-from tallymark.run.heartbeat import Heartbeat, words
+from tallymark.run.heartbeat import Heartbeat, error_text
 from tallymark.run.interrupts import repeating_interrupts
 from tallymark.run.letters import OpenLetters, check_delivery, replay
 from tallymark.run.loop import Loop, Until
@@ -125,7 +125,7 @@ class Pipeline:
         columns = (key,) if isinstance(key, str) else tuple(key)
         spec = TableSpec(name, columns, write, version, delete, provenance, create, evolve, per_batch)
         if name in self._tables:
-            raise BadInput(f"table {name} has two functions; a table is filled by one")
+            raise BadInput(f"table {name} has two functions; give each table one function")
 
         def register(function: TableFunction) -> TableFunction:
             self._tables[name] = (spec, function)
@@ -146,7 +146,7 @@ class Pipeline:
             try:
                 loop = self._loop(destination, watch, owner)
             except TallymarkError as error:
-                Heartbeat(destination.ledger, self.group, owner).end(words(error))
+                Heartbeat(destination.ledger, self.group, owner).end(error_text(error))
                 raise
             with leaving_on_signals(loop.stop):
                 return loop.run(until)
@@ -185,14 +185,14 @@ class Pipeline:
             check_delivery(destination.delivery)
             check_order(job.tables, overwrite=overwrite)
             query = letters or LetterQuery()
-            found = retrying(
+            open_letters = retrying(
                 lambda: OpenLetters(job.group, destination.ledger, job.topics, query), stop, self.setup.patience_seconds
             )
-            if not len(found):
+            if not len(open_letters):
                 return Tally()
             brokers = Brokers(self.setup.source.cluster, stop)
             with self._reading(destination, job.owner) as reader:
-                return replay(job, brokers, destination, reader, found, on_step, stop, overwrite=overwrite)
+                return replay(job, brokers, destination, reader, open_letters, on_step, stop, overwrite=overwrite)
 
     @contextmanager
     def _reading(self, destination: Destination, owner: Owner) -> Iterator[SparkReader]:
@@ -222,7 +222,7 @@ class Pipeline:
 
     def _job(self, owner: Owner | None = None) -> Job:
         if not self._tables:
-            raise BadInput("the pipeline has no table; write a function and decorate it with @pipeline.table('name')")
+            raise BadInput("the pipeline has no table; decorate a function with @pipeline.table('name')")
         setup = self.setup
         return Job(
             group=setup.group,
@@ -243,12 +243,12 @@ class Pipeline:
         from tallymark.spark.reader import SparkReader
         from tallymark.spark.session import session
 
-        wanted = stages and self.road != "driver" and can_stage()
-        stage = destination.rows.stages(self.group, owner.run) if wanted else None
+        may_stage = stages and self.road != "driver" and can_stage()
+        stage = destination.rows.stages(self.group, owner.run) if may_stage else None
         if stages and self.road == "executors" and stage is None:
             raise BadInput(
                 f"road='executors': executors can't stage rows in {destination.rows.name}, "
-                "or pandas is not installed, which Spark wants for that; leave it out"
+                "or pandas, which Spark needs for that, is not installed; leave out road="
             )
         memory = 0 if self.road == "executors" and stages else self.limits.memory
         tables = list(self._tables.values())

@@ -119,7 +119,7 @@ class SparkReader:
         without: Collection[tuple[Partition, int]],
         then: Sequence[Span] | None,
     ) -> Reading:
-        self._check_wanted()
+        self._check_running()
         offsets = sum(map(len, spans))
         self._scan.name_jobs(offsets)
         small = offsets <= self._small
@@ -137,7 +137,7 @@ class SparkReader:
             return self._by_spark(leave_out(self._scan.frame(spans), without), spans, batch)
         parts = self._fetched(spans) if small else self._scanned(spans, then)
         decoded = DecodedRecords.joined(
-            [DecodedRecords.of(raw.without(one, without), self._decode_in_driver) for one in parts]
+            [DecodedRecords.of(raw.without(part, without), self._decode_in_driver) for part in parts]
         )
         self._memory.learn(decoded.size, decoded.found.num_rows)
         if not self._memory.holds(decoded.size, spans):
@@ -189,8 +189,8 @@ class SparkReader:
     def _sample(self, spans: Sequence[Span]) -> None:
         """Estimate the size of records from the first records of some spans."""
         first = [Span(span.partition, span.start, min(span.stop, span.start + SAMPLE)) for span in spans[:SAMPLE]]
-        found = raw.of_messages(self._direct.read(first))
-        self._memory.learn(raw.size(found), found.num_rows)
+        sample = raw.of_messages(self._direct.read(first))
+        self._memory.learn(raw.size(sample), sample.num_rows)
 
     def _fetched(self, spans: Sequence[Span]) -> Iterator[pa.Table]:
         least = sum(map(len, spans)) == len(spans)
@@ -217,7 +217,7 @@ class SparkReader:
         return not self._shaper.computing or len(self._parts(spans)) == 1
 
     def _scan_part(self, spans: Sequence[Span]) -> pa.Table:
-        self._check_wanted()
+        self._check_running()
         self._scan.name_jobs(sum(map(len, spans)))
         return self._scan.to_arrow(spans)
 
@@ -226,9 +226,9 @@ class SparkReader:
         size = self._memory.guess(spans)
         return split(spans, max(1, min(sum(map(len, spans)), math.ceil(min(size, sys.maxsize) / PART))))
 
-    def _check_wanted(self) -> None:
+    def _check_running(self) -> None:
         if self._cancelled:
-            raise ReadFailed("a batch was not read: the run is over")
+            raise ReadFailed("the batch was not read, because the run is ending")
 
     @contextmanager
     def _growing(self) -> Iterator[None]:
@@ -242,15 +242,15 @@ class SparkReader:
 
     def _by_arrow(self, decoded: DecodedRecords, spans: Sequence[Span], batch: str, road: str) -> Reading:
         """Shape records that are in the driver's memory."""
-        found, errors = decoded.found, decoded.errors
-        log.info("batch=%s bytes=%d road=%s", batch, decoded.size, road)
+        records, errors = decoded.found, decoded.errors
+        log.info("read batch=%s bytes=%d road=%s", batch, decoded.size, road)
         rows, refusals = self._shaper.shape_arrow(raw.leave_out(decoded.records, errors.keys()), spans)
-        letters = raw.letters(found, errors)
-        return Reading(raw.seen(found, errors.keys()), rows, letters, refusals, decoded.size)
+        letters = raw.letters(records, errors)
+        return Reading(raw.seen(records, errors.keys()), rows, letters, refusals, decoded.size)
 
-    def _by_spark(self, found: DataFrame, spans: Sequence[Span], batch: str) -> Reading:
+    def _by_spark(self, undecoded: DataFrame, spans: Sequence[Span], batch: str) -> Reading:
         """Decode and shape records in Spark, without collecting them first."""
-        decoded = self._decode(found).persist(StorageLevel.MEMORY_AND_DISK)
+        decoded = self._decode(undecoded).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             with explained(self._source.brokers):
                 seen, size = count(decoded)
@@ -260,12 +260,12 @@ class SparkReader:
             records_seen = sum(partition.records for partition in seen.values())
             self._fit_batches(size / max(1, records_seen))
             records = decoded.where(F.col(RAW).isNull()).select(*RECORD)
-            log.info("batch=%s bytes=%d road=%s", batch, size, "executors" if large else "spark")
+            log.info("read batch=%s bytes=%d road=%s", batch, size, "executors" if large else "spark")
             staged: dict[str, Staged] = {}
             if large and self._stages:
                 with counting_rows(self._spark):
                     staged = self._shaper.stage(self._stages, records, batch)
-            with self._stages.kept(one.name for one in staged.values()) if self._stages else nullcontext():
+            with self._stages.kept(table.name for table in staged.values()) if self._stages else nullcontext():
                 rows, refusals = (self._shaper.no_rows(), []) if large else self._shaper.shape(records, spans)
                 dead = any(partition.dead for partition in seen.values())
                 with explained(self._source.brokers):
@@ -283,35 +283,35 @@ class SparkReader:
         if tables is None or stages is None or self._memory.average in (None, math.inf):
             return None
         self._fit_batches(self._memory.average or 1.0)
-        made = targets(stages, tables, self.schemas())
-        with stages.kept(target.loader.name for target in made):
+        staging = targets(stages, tables, self.schemas())
+        with stages.kept(target.loader.name for target in staging):
             outcome = None
             try:
                 with explained(self._source.brokers, tables[0][0].name), counting_rows(self._spark):
-                    work = OnePass(self._source.value, self._scan.topic, batch, without, made)
+                    work = OnePass(self._source.value, self._scan.topic, batch, without, staging)
                     outcome = work.run(self._scan.columns(spans))
             except FunctionFailed as error:
                 check_reached(error)
                 if self._cancelled:
                     raise
-                log.warning("executors could not stage batch=%s error=%s", batch, error.words)
+                log.warning("staging by executors failed, using Spark instead batch=%s error=%s", batch, error.words)
             if outcome is not None:
                 return self._staged(outcome, spans, batch)
-        stages.drop(target.loader.name for target in made)
+        stages.drop(target.loader.name for target in staging)
         self._by_spark_for = SLOW_BATCHES
         return None
 
     def _staged(self, outcome: StagingOutcome, spans: Sequence[Span], batch: str) -> Reading:
         """The reading from staged rows and from the records that the tasks returned to the driver."""
-        count = sum(one.records for one in outcome.seen.values())
+        count = sum(counts.records for counts in outcome.seen.values())
         self._memory.learn(outcome.size, count)
         self._judge(outcome.slow, count)
-        log.info("batch=%s bytes=%d road=%s", batch, outcome.size, "executors")
+        log.info("read batch=%s bytes=%d road=%s", batch, outcome.size, "executors")
         if not outcome.doubtful.num_rows:
             return Reading(outcome.seen, self._shaper.no_rows(), [], [], outcome.size, outcome.staged)
         rest = self._by_arrow(DecodedRecords.of(outcome.doubtful, self._decode_in_driver), spans, batch, "doubtful")
-        dead = {partition: found.dead for partition, found in rest.seen.items()}
-        seen = {partition: replace(found, dead=dead.get(partition, 0)) for partition, found in outcome.seen.items()}
+        dead = {partition: counts.dead for partition, counts in rest.seen.items()}
+        seen = {partition: replace(counts, dead=dead.get(partition, 0)) for partition, counts in outcome.seen.items()}
         return replace(rest, seen=seen, size=outcome.size, staged=outcome.staged)
 
     def _heap(self) -> int | None:

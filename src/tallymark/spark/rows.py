@@ -39,18 +39,18 @@ Try = Callable[[Span], str | None]
 
 def bisect(spans: Iterable[Span], attempt: Try, at_most: int) -> dict[tuple[Partition, int], str]:
     """The records that fail individually, with their errors; the search ends after more than ``at_most``."""
-    found: dict[tuple[Partition, int], str] = {}
+    errors: dict[tuple[Partition, int], str] = {}
 
     def halve(span: Span, *, fails: bool = False) -> bool:
         """Whether a record in the span fails. A single record is always tried, never inferred to fail."""
-        if not len(span) or len(found) > at_most:
+        if not len(span) or len(errors) > at_most:
             return False
         if len(span) == 1 or not fails:
             error = attempt(span)
             if error is None:
                 return False
             if len(span) == 1:
-                found[span.partition, span.start] = error
+                errors[span.partition, span.start] = error
                 return True
         middle = (span.start + span.stop) // 2
         first = halve(Span(span.partition, span.start, middle))
@@ -59,7 +59,7 @@ def bisect(spans: Iterable[Span], attempt: Try, at_most: int) -> dict[tuple[Part
 
     for span in spans:
         halve(span)
-    return found
+    return errors
 
 
 MOST_REFUSED = 100
@@ -89,7 +89,7 @@ class Shaper:
     def _tried(self) -> dict[str, tuple[DataFrame, Mapping[str, Pick] | None]]:
         """The functions' results for an empty input, with their picks if they only pick columns."""
         nothing = self._spark.createDataFrame([], self._records)
-        found = {}
+        results = {}
         for spec, function in self.tables:
             rows = apply(spec, function, nothing)
             if OFFSET not in rows.columns:
@@ -97,21 +97,21 @@ class Shaper:
             for name in over_several_records(rows):
                 check_unmerged(spec, f"a window function computes {name} of the records of one batch")
             picks = picked(rows, nothing)
-            found[spec.name] = rows, picks if picks == self._picks_of_one(spec, function) else None
-        return found
+            results[spec.name] = rows, picks if picks == self._picks_of_one(spec, function) else None
+        return results
 
     def _picks_of_one(self, spec: TableSpec, function: TableFunction) -> Mapping[str, Pick] | None:
         """The picks for a single record of NULLs: a function may behave differently on an empty input."""
-        one = self._spark.createDataFrame([tuple(None for _ in self._records)], self._records)
+        single = self._spark.createDataFrame([tuple(None for _ in self._records)], self._records)
         with suppress(Exception):
-            return picked(apply(spec, function, one), one)
+            return picked(apply(spec, function, single), single)
         return None
 
     def _picks(self, spec: TableSpec) -> dict[str, Pick] | None:
         picks = self._tried[spec.name][1]
         if picks is None:
             return None
-        return {name: one for name, one in picks.items() if name != TIMESTAMP or spec.write != "append"}
+        return {name: source for name, source in picks.items() if name != TIMESTAMP or spec.write != "append"}
 
     def _schema(self, name: str, rows: DataFrame) -> pa.Schema:
         with explained(self._source.brokers, name):
@@ -140,8 +140,8 @@ class Shaper:
         if self.computing:
             with explained(self._source.brokers):
                 # PySpark can't create a DataFrame from columns without chunks.
-                given: Any = records.select(RECORD).combine_chunks() if records.num_rows else []
-                frame = self._spark.createDataFrame(given, self._records)
+                data: Any = records.select(RECORD).combine_chunks() if records.num_rows else []
+                frame = self._spark.createDataFrame(data, self._records)
             rows, refusals = self.shape(frame, spans, self.computing)
             records = raw.without(records, [refusal.record for refusal in refusals])
         for spec, _ in self.tables:
@@ -171,8 +171,8 @@ class Shaper:
     @cached_property
     def picking(self) -> Sequence[tuple[TableSpec, Mapping[str, Pick]]] | None:
         """The tables with their picks, if all functions only pick columns and all tables append; else None."""
-        found = [(spec, self._picks(spec)) for spec, _ in self.tables if spec.write == "append"]
-        picking = [(spec, picks) for spec, picks in found if picks is not None]
+        appending = [(spec, self._picks(spec)) for spec, _ in self.tables if spec.write == "append"]
+        picking = [(spec, picks) for spec, picks in appending if picks is not None]
         return picking if len(picking) == len(self.tables) else None
 
     def no_rows(self) -> dict[str, pa.Table]:
@@ -195,10 +195,10 @@ class Shaper:
                 return error.words
             return None
 
-        found = bisect(spans, attempt, MOST_REFUSED)
-        if len(found) > MOST_REFUSED:
+        errors = bisect(spans, attempt, MOST_REFUSED)
+        if len(errors) > MOST_REFUSED:
             raise TooManyDead(
                 f"table {spec.name}: its function failed on more than {MOST_REFUSED} records of a batch, "
-                f"one of them: {failure.words}; nothing moved: correct the function"
+                f"for example: {failure.words}; no position was moved: correct the function"
             )
-        return [Refusal(*record, spec.name, words) for record, words in found.items()]
+        return [Refusal(*record, spec.name, words) for record, words in errors.items()]

@@ -37,8 +37,8 @@ def by_topic(spans: Sequence[Span], form: Callable[[list[Span]], Any]) -> str:
 
 def within(span: Span) -> Column:
     """Whether a record is in the span."""
-    here = (F.col("topic") == span.partition.topic) & (F.col("partition") == span.partition.number)
-    return here & (F.col("offset") >= span.start) & (F.col("offset") < span.stop)
+    in_partition = (F.col("topic") == span.partition.topic) & (F.col("partition") == span.partition.number)
+    return in_partition & (F.col("offset") >= span.start) & (F.col("offset") < span.stop)
 
 
 def leave_out(records: DataFrame, gone: Collection[tuple[Partition, int]]) -> DataFrame:
@@ -114,21 +114,21 @@ class Scan:
         return complete(self.columns(spans).toArrow(), self.topic)
 
 
-def complete(found: pa.Table, topic: str | None) -> pa.Table:
+def complete(records: pa.Table, topic: str | None) -> pa.Table:
     """Records from Spark with all columns, and NULL for timestamps outside the calendar."""
     if topic is not None:
-        found = found.append_column("topic", pa.repeat(topic, found.num_rows))
-    return _within_calendars(found.select(raw.SCHEMA.names).cast(raw.SCHEMA))
+        records = records.append_column("topic", pa.repeat(topic, records.num_rows))
+    return _within_calendars(records.select(raw.SCHEMA.names).cast(raw.SCHEMA))
 
 
-def _within_calendars(found: pa.Table) -> pa.Table:
-    at = found.schema.get_field_index("timestamp")
-    micros = found["timestamp"].cast(pa.int64())
+def _within_calendars(records: pa.Table) -> pa.Table:
+    at = records.schema.get_field_index("timestamp")
+    micros = records["timestamp"].cast(pa.int64())
     ends = pc.min_max(micros).as_py()
     if ends["min"] is None or (ends["min"] >= 0 and ends["max"] <= LAST_MILLIS * 1000):
-        return found
+        return records
     known = pc.and_(pc.greater_equal(micros, 0), pc.less_equal(micros, LAST_MILLIS * 1000))
-    return found.set_column(at, "timestamp", pc.if_else(known, found["timestamp"], None))
+    return records.set_column(at, "timestamp", pc.if_else(known, records["timestamp"], None))
 
 
 Spans = Sequence[Span]

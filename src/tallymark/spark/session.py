@@ -79,18 +79,18 @@ def _with_connector(running: SparkSession) -> SparkSession:
     jvm = getattr(running, "_jvm", None)
     if jvm is None:
         return running
-    wanted = f"{PACKAGE}_2.13:{running.version}"
+    package = f"{PACKAGE}_2.13:{running.version}"
     try:
         provider = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(PROVIDER)
         jar = provider.getProtectionDomain().getCodeSource().getLocation().getPath()
     except Py4JError as error:
         if "ClassNotFoundException" in str(error):
-            raise BadInput(f"this Spark has no Kafka connector: start it with --packages {wanted}") from None
+            raise BadInput(f"the Spark session has no Kafka connector; start it with --packages {package}") from None
         return running
-    found = re.search(rf"{CONNECTOR}[\d.]+-(\d+\.\d+[^/]*)\.jar$", jar)
-    if found and series(found[1]) != series(running.version):
+    match = re.search(rf"{CONNECTOR}[\d.]+-(\d+\.\d+[^/]*)\.jar$", jar)
+    if match and series(match[1]) != series(running.version):
         raise BadInput(
-            f"Spark {running.version} does not fit its Kafka connector, {found[1]}: start it with --packages {wanted}"
+            f"Spark {running.version} does not match its Kafka connector {match[1]}; start it with --packages {package}"
         )
     return running
 
@@ -99,8 +99,8 @@ def _end_java(error: BaseException) -> None:
     """Kill a JVM that is still starting: it would outlive this process, whose exit it detects only once it is up."""
     from pyspark import SparkContext
 
-    found = [frame.f_locals.get("proc") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    for process in (*found, getattr(SparkContext._gateway, "proc", None)):
+    starting = [frame.f_locals.get("proc") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for process in (*starting, getattr(SparkContext._gateway, "proc", None)):
         if isinstance(process, subprocess.Popen):
             process.kill()
             process.wait()
@@ -140,7 +140,7 @@ def locked_connector() -> tuple[str, str]:
     """Version and Scala version of the Kafka connector for local sessions."""
     from tallymark.local.jars import artifacts
 
-    jar = next(one for one in artifacts("spark-kafka") if one.name.startswith(CONNECTOR))
+    jar = next(artifact for artifact in artifacts("spark-kafka") if artifact.name.startswith(CONNECTOR))
     return jar.version, jar.name.removeprefix(CONNECTOR)
 
 
@@ -149,7 +149,7 @@ def check_version(version: str) -> None:
     connector, _ = locked_connector()
     if series(version) != series(connector):
         raise BadInput(
-            f"pyspark {version} does not fit the Kafka connector {connector}: "
-            f"pip install 'pyspark=={series(connector)}.*', or let spark= bring the connector that does: "
+            f"pyspark {version} does not match the Kafka connector {connector}; "
+            f"pip install 'pyspark=={series(connector)}.*', or load the matching connector with spark="
             f"{{'spark.jars.packages': '{PACKAGE}_2.13:{version}'}}"
         )

@@ -37,7 +37,7 @@ from tallymark.errors import (
     TopicRecreated,
 )
 from tallymark.run.commit import Committer, Destination
-from tallymark.run.heartbeat import Heartbeat, words
+from tallymark.run.heartbeat import Heartbeat, error_text
 from tallymark.run.setup import new_owner
 from tallymark.run.until import may_go_on
 from tallymark.stores.opening import open_store
@@ -87,7 +87,7 @@ class Sink:
         on_step: OnStep = ignore,
     ) -> None:
         if not name or len(name) > 249 or name != name.strip():
-            raise BadInput("Sink() needs a name of 1 to 249 characters, without spaces around it")
+            raise BadInput("Sink() needs a name of 1 to 249 characters, without leading or trailing spaces")
         if road not in get_args(Road):
             raise BadInput(f"road={road!r} is not known; write {' or '.join(get_args(Road))}")
         self.name = name
@@ -125,11 +125,11 @@ class Sink:
         keyed = write != "append"
         spec = TableSpec(name, columns, write, version, delete, create=create, evolve=evolve, per_batch=keyed)
         if name in self._tables:
-            raise BadInput(f"table {name} is filled twice by sink {self.name}; a table is filled by one function")
+            raise BadInput(f"sink {self.name}: table {name} has two functions; give each table one function")
         if delete == "tombstone":
-            raise BadInput(f"table {name}: a streaming query has no tombstones; delete= needs a condition on the row")
+            raise BadInput(f"table {name}: a streaming query has no tombstones; set delete= to a condition on the row")
         if delete is not None and self._road == "executors":
-            raise BadInput(f"table {name}: rows are deleted through the driver; leave out road='executors'")
+            raise BadInput(f"table {name}: only the driver can delete rows; leave out road='executors'")
         self._tables[name] = (spec, lambda rows: rows)
 
         def register(function: TableFunction) -> TableFunction:
@@ -143,7 +143,7 @@ class Sink:
         from tallymark.spark.microbatch import identify, table_rows
 
         if not self._tables:
-            raise BadInput(f"sink {self.name} has no table; write sink.table('name') before the query starts")
+            raise BadInput(f"sink {self.name} has no table; call sink.table('name') before the query starts")
         micro = identify(rows, batch)
         if len(self._tables) > 1:
             # All tables must see the same rows, and Spark would compute them again for each table.
@@ -155,7 +155,7 @@ class Sink:
                 self._begin(micro, results)
             self._check_next(micro)
             if batch < self._next:
-                log.info("repeated, and written before sink=%s batch=%s", self.name, micro.name)
+                log.info("repeated batch ignored sink=%s batch=%s", self.name, micro.name)
                 return
             self._wait_while_paused(micro)
             self._write(micro, results)
@@ -168,7 +168,7 @@ class Sink:
 
     def _end_run(self, error: BaseException | None = None) -> None:
         if self._heartbeat is not None:
-            self._heartbeat.end(words(error))
+            self._heartbeat.end(error_text(error))
         self._heartbeat = self._run = None
 
     def _at_exit(self) -> None:
@@ -204,7 +204,7 @@ class Sink:
         retrying(lambda: self._store.create_tables(self._specs, schemas), patience=self._patience)
         kept = {self._owner.run}
         retrying(lambda: self._store.clear_stages(self.name, keep=kept), patience=self._patience)
-        self._heartbeat = Heartbeat(self._store, self.name, self._owner, micro.wanted, self._retention)
+        self._heartbeat = Heartbeat(self._store, self.name, self._owner, micro.is_active, self._retention)
         self._heartbeat.start()
         self._next, self._run, self._failure = position.next_offset, micro.run, micro.failure
         atexit.unregister(self._at_exit)
@@ -225,20 +225,22 @@ class Sink:
     def _check(self, micro: Microbatch, position: Position) -> None:
         """Refuse another query, or a checkpoint that does not continue at the position."""
         if position.partition != self._partition or position.cluster_id != CLUSTER:
-            raise BadInput(f"{self.name} is a group in {self._store.name} that reads Kafka; choose another name")
+            raise BadInput(
+                f"sink {self.name}: {self._store.name} has a Kafka group of the same name; choose another name"
+            )
         if position.topic_id != micro.query:
             raise TopicRecreated(
-                f"sink {self.name}: {self._store.name} has batches of the query {position.topic_id}, and this "
-                f"checkpoint is that of {micro.query}: its batches are others; go on with the old checkpoint, or give "
-                "the sink another name"
+                f"sink {self.name}: {self._store.name} has batches of query {position.topic_id}, and this checkpoint "
+                f"belongs to query {micro.query}; start the query with the old checkpoint, or give the sink another "
+                "name"
             )
         if micro.number > position.next_offset:
             raise PositionRefused(
-                f"sink {self.name}: batch {micro.number} comes after batch {position.next_offset - 1}, and the rows "
-                "between are in no table; go on with the checkpoint as it was left"
+                f"sink {self.name}: batch {micro.number} follows batch {position.next_offset - 1}, so the rows in "
+                "between would be missing; start the query with its latest checkpoint"
             )
         if micro.number < position.next_offset - 1:
-            raise self._older(micro, position)
+            raise self._stale_checkpoint(micro, position)
 
     def _check_repeated(self, micro: Microbatch, position: Position) -> None:
         """Spark repeats at most the last micro-batch, with the same offsets; other offsets mean other rows."""
@@ -247,31 +249,32 @@ class Sink:
         commits = self._store.journal().history(self.name, most=LAST)
         last = [line.name for line in commits if any(span.stop == position.next_offset for span in line.spans)]
         if not last:
-            log.warning("can't compare, the history is gone sink=%s batch=%s", self.name, micro.name)
+            log.warning("repeated batch not verified, its history was pruned sink=%s batch=%s", self.name, micro.name)
         elif micro.name not in last:
-            raise self._older(micro, position)
+            raise self._stale_checkpoint(micro, position)
 
-    def _older(self, micro: Microbatch, position: Position) -> PositionRefused:
+    def _stale_checkpoint(self, micro: Microbatch, position: Position) -> PositionRefused:
         return PositionRefused(
-            f"sink {self.name}: batch {micro.number} was written before, up to batch {position.next_offset - 1}, and "
-            "this checkpoint does not know that: it is an older copy, whose batches hold other rows; go on with the "
-            "checkpoint as it was left"
+            f"sink {self.name}: batches up to {position.next_offset - 1} are committed, and this checkpoint repeats "
+            f"batch {micro.number} with other rows, so it is an older copy; start the query with its latest checkpoint"
         )
 
     def _check_next(self, micro: Microbatch) -> None:
         if micro.number > self._next:
-            raise PositionRefused(f"sink {self.name}: batch {micro.number} comes instead of {self._next}; start again")
+            raise PositionRefused(
+                f"sink {self.name}: expected batch {self._next}, got {micro.number}; start the query again"
+            )
 
     def _wait_while_paused(self, micro: Microbatch) -> None:
         left = threading.Event()
 
         def look() -> None:
-            if not micro.wanted():
+            if not micro.is_active():
                 left.set()
 
         if not may_go_on(self._store, self.name, left, self._patience, has_end=False, meanwhile=look):
             raise GroupPaused(
-                f"sink {self.name}: the query was stopped while its group was paused; nothing was written"
+                f"sink {self.name}: the query was stopped during a pause; batch {micro.number} was not written"
             )
 
     def _write(self, micro: Microbatch, results: Mapping[str, DataFrame]) -> None:
@@ -293,8 +296,8 @@ class Sink:
             self._claims, entry = committer.commit(batch, self._claims, lambda step: self._on_step(step, progress))
         except BatchTooLarge as error:
             raise DataRefused(
-                f"sink {self.name}: {error}; nothing was written: road='driver' says which row, and a limit of the "
-                "source, such as maxOffsetsPerTrigger, makes batches smaller"
+                f"sink {self.name}: {error}; nothing was written: road='driver' shows the refused row, and an option "
+                "of the source, such as maxOffsetsPerTrigger, makes batches smaller"
             ) from error
         finally:
             self._drop_stages(changes)
@@ -316,8 +319,8 @@ class Sink:
         stages = self._store.stages(self.name, self._owner.run)
         if stages is None or not can_stage():
             raise BadInput(
-                f"road='executors': executors can't stage rows in {self._store.name}, or pandas is not installed, "
-                "which Spark wants for that; leave it out"
+                f"road='executors': executors can't stage rows in {self._store.name}, or pandas, which Spark needs for "
+                "that, is not installed; leave out road="
             )
         return [staged(spec, results[spec.name], micro.name, stages) for spec in self._specs]
 
@@ -332,6 +335,6 @@ class Sink:
         first = refusals[0]
         change = next(one for one in changes if one.spec.name == first.table)
         raise DataRefused(
-            f"sink {self.name}: table {first.table} refused {described(change, first.offset)}: {first.error}; nothing "
-            "of this batch was written: filter such rows out, or correct the table"
+            f"sink {self.name}: table {first.table} refused {described(change, first.offset)}: {first.error}; "
+            "the batch was not written: filter out such rows, or correct the table"
         )

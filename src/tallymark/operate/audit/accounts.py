@@ -60,7 +60,7 @@ def _account(moment: Moment, position: Position, commits: Sequence[Span]) -> Acc
         else:
             notes.append((note.kind, note.span))
     # A reset voids the letters after its target, so letters of earlier tallies are not among these.
-    letters = {one.offset for one in moment.letters if one.partition == position.partition}
+    letters = {letter.offset for letter in moment.letters if letter.partition == position.partition}
     return Account(
         position,
         skips=sorted(
@@ -86,7 +86,7 @@ def check_log(group: str, position: Position, log: Log | None) -> Finding:
     """Check that the position belongs to this log, and that Kafka holds all unread records."""
     about, wanted = str(position.partition), "the position is in the log"
     if log is None:
-        advice = f"the topic or partition is gone from these brokers; tallymark delete-group {shlex.quote(group)}"
+        advice = f"the brokers do not have the partition; to forget it: tallymark delete-group {shlex.quote(group)}"
         return judge(about, "log", "no such partition", wanted, fail=advice)
     found = f"position {position.next_offset}, log {log.start}..{log.end}"
     try:
@@ -103,18 +103,18 @@ def _balance(group: str, account: Account) -> Finding:
     wanted = f"{position.next_offset} - {position.first_offset} = {position.next_offset - position.first_offset}"
     advice = None
     if not position.balanced or min(asdict(tally).values()) < 0:
-        advice = f"position or tally were changed by hand; what is in the tables: tallymark audit {group} --deep"
+        advice = f"position or tally were changed manually; compare the tables with tallymark audit {group} --deep"
     return judge(str(position.partition), "tally", f"{parts} = {tally.total}", wanted, fail=advice)
 
 
 def _skips(group: str, account: Account) -> Finding:
     position, found = account.position, sum(map(len, account.skips))
     outside = [str(skip) for skip in account.skips if not _within(skip, account.span)]
-    twice = [f"{one} and {two}" for one, two in pairwise(account.skips) if two.start < one.stop]
-    said = f"open skips of {found}" + "".join(f"; {one} is not in the tally" for one in outside)
+    twice = [f"{skip} and {next_skip}" for skip, next_skip in pairwise(account.skips) if next_skip.start < skip.stop]
+    said = f"open skips of {found}" + "".join(f"; {skip} is not in the tally" for skip in outside)
     said += "".join(f"; {pair} overlap" for pair in twice)
     wrong = found != position.tally.skipped or outside or twice
-    advice = f"tallymark skips list {group} shows them; those of the journal and the tally differ" if wrong else None
+    advice = f"the journal and the tally differ; list the skips with tallymark skips list {group}" if wrong else None
     return judge(str(position.partition), "skips", said, f"{position.tally.skipped} skipped", fail=advice)
 
 
@@ -122,13 +122,15 @@ def _letters(group: str, account: Account) -> Finding:
     dead, found = account.position.tally.dead, len(account.letters)
     advice = None
     if found != dead:
-        advice = f"letters were removed or added by hand; which are left: tallymark dead-letters list {group}"
+        advice = f"letters were removed or added manually; list them with tallymark dead-letters list {group}"
     return judge(str(account.position.partition), "dead letters", f"letters of {found} records", f"{dead} dead", advice)
 
 
 def _losses(group: str, account: Account) -> Finding:
     lost, found = account.position.tally.lost, sum(len(clipped(loss, account.span)) for loss in account.losses)
-    advice = f"the journal and the tally differ: tallymark losses {group}" if found != lost else None
+    advice = (
+        f"the journal and the tally differ; list the losses with tallymark losses {group}" if found != lost else None
+    )
     return judge(str(account.position.partition), "losses", f"losses of {found}", f"{lost} lost", fail=advice)
 
 
@@ -136,12 +138,12 @@ def _history(group: str, account: Account) -> Finding:
     """Check that commits have no gap or overlap, and that the last commit ends at the position."""
     position, era = account.position, sorted(_era(account))
     if not era:
-        return judge(str(position.partition), "history", "no commit is kept", "without gap or overlap")
+        return judge(str(position.partition), "history", "no commits", "no gap or overlap")
     wrong, at, bridges = [], era[0].start, [*account.skips, *account.fills]
     for span in [*era, Span(position.partition, position.next_offset, position.next_offset)]:
         if span.start < at:
             twice = f"{span.start}..{at} is committed twice"
-            wrong.append(twice if len(span) else f"the last one ends at {at}, behind the position")
+            wrong.append(twice if len(span) else f"the last commit ends at {at}, after the position")
         elif span.start > at and not _covered(Span(position.partition, at, span.start), bridges):
             wrong.append(f"{at}..{span.start} is in no commit")
         at = max(at, span.stop)
@@ -149,7 +151,7 @@ def _history(group: str, account: Account) -> Finding:
     if not wrong:
         return judge(str(position.partition), "history", found, f"up to {position.next_offset}")
     said = "; ".join([found, *wrong[:SHOWN], *([f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else [])])
-    advice = f"the position was changed by hand; what is in the tables: tallymark audit {group} --deep"
+    advice = f"the position was changed manually; compare the tables with tallymark audit {group} --deep"
     return judge(str(position.partition), "history", said, f"up to {position.next_offset}", fail=advice)
 
 
@@ -176,18 +178,18 @@ def clipped(span: Span, to: Span) -> Span:
 
 def merged(spans: Iterable[Span]) -> list[Span]:
     """Return the same offsets as sorted spans that do not overlap or touch."""
-    found: list[Span] = []
+    joined: list[Span] = []
     for span in sorted(spans):
-        if found and span.start <= found[-1].stop:
-            found[-1] = Span(span.partition, found[-1].start, max(span.stop, found[-1].stop))
+        if joined and span.start <= joined[-1].stop:
+            joined[-1] = Span(span.partition, joined[-1].start, max(span.stop, joined[-1].stop))
         else:
-            found.append(span)
-    return found
+            joined.append(span)
+    return joined
 
 
 def uncovered(span: Span, apart: Sequence[Span]) -> int:
     """Return how many offsets of the span are in none of the spans ``apart``, which must not overlap."""
-    return len(span) - sum(len(clipped(one, span)) for one in apart)
+    return len(span) - sum(len(clipped(other, span)) for other in apart)
 
 
 def _covered(span: Span, by: Sequence[Span]) -> bool:

@@ -66,26 +66,26 @@ class Compared:
 
     def conclude(self) -> None:
         """Reclassify records whose keys turn out to be wrong. Call this when all keys are known."""
-        for one in self.keys.foreign():
-            self._find(one, "applied")
+        for difference in self.keys.foreign():
+            self._find(difference, "applied")
         if self.unsure is None:
-            for one in self.keys.missing():
-                self._find(one, "applied" if one.rows else "superseded")
+            for difference in self.keys.missing():
+                self._find(difference, "applied" if difference.rows else "superseded")
 
     @property
     def unsure(self) -> str | None:
         """Why rows of keys are not reported missing: the row of a key may come from an unknown record."""
-        gone = 0 if self.keys.ordered else sum(one["expired"] + one["earlier"] for one in self.counts.values())
+        gone = 0 if self.keys.ordered else sum(counts["expired"] + counts["earlier"] for counts in self.counts.values())
         reasons = {
             f"{self.origins.unknown} rows have no provenance": self.origins.unknown,
-            f"{self.origins.others} rows are of other partitions": self.origins.others,
+            f"{self.origins.others} rows come from other partitions": self.origins.others,
             f"{gone} records have expired or are from before a reset": gone,
         }
         return " and ".join(why for why, count in reasons.items() if count and self.spec.key) or None
 
-    def _find(self, one: Difference, instead_of: str) -> None:
-        self.counts[one.partition].update({instead_of: -1, one.kind: 1})
-        self._show([one])
+    def _find(self, difference: Difference, instead_of: str) -> None:
+        self.counts[difference.partition].update({instead_of: -1, difference.kind: 1})
+        self._show([difference])
 
     def _outside(self, scope: Scope) -> None:
         """Count offsets that can't be read from Kafka (skips, losses, expired), and rows that should not exist."""
@@ -113,8 +113,8 @@ class Compared:
         )
 
     def _count(self, partition: Partition, facts: pa.Table) -> None:
-        found = facts.group_by("kind").aggregate([("kind", "count")])
-        for kind, count in zip(found["kind"].to_pylist(), found["kind_count"].to_pylist(), strict=True):
+        kinds = facts.group_by("kind").aggregate([("kind", "count")])
+        for kind, count in zip(kinds["kind"].to_pylist(), kinds["kind_count"].to_pylist(), strict=True):
             self.counts[partition][kind] += count
         wrong = facts.filter(pc.is_in(facts["kind"], value_set=pa.array(BAD)))
         self._show(
@@ -171,8 +171,8 @@ def _kinds(facts: pa.Table, scope: Scope, *, keyed: bool) -> pa.Array:
 
 def _counted(offsets: pa.Array) -> pa.Table:
     """Return the distinct offsets, with the number of rows of each."""
-    found = offsets.value_counts()
-    return pa.table({"offset": found.field("values"), "there": found.field("counts")})
+    counts = offsets.value_counts()
+    return pa.table({"offset": counts.field("values"), "there": counts.field("counts")})
 
 
 def _between(offsets: Sequence[int], span: Span) -> Sequence[int]:

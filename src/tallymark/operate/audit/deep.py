@@ -31,7 +31,7 @@ AT_ONCE = 1_000_000
 """Number of offsets that are read at a time."""
 NO_PROVENANCE = "it was declared without provenance=True"
 NO_COLUMNS = "it does not exist, or has no provenance columns yet"
-MERGES = "its function merges records, so that no row has a single one"
+MERGES = "its function merges records, so a row has no single record"
 
 OnProgress = Callable[[int, int], None]
 
@@ -56,7 +56,7 @@ def compare(pipeline: Pipeline, at_once: int = AT_ONCE, on_progress: OnProgress 
 
     setup = pipeline.setup
     if setup.ledger_url != setup.store:
-        raise BadInput("--deep needs rows and ledger in one store, to see both at one moment")
+        raise BadInput("--deep needs rows and ledger in one store, to read both in one snapshot; audit without --deep")
     done = Comparison(left_out={spec.name: NO_PROVENANCE for spec, _ in pipeline.tables if not spec.provenance})
     store = open_store(setup.store)
     try:
@@ -74,7 +74,7 @@ def compare(pipeline: Pipeline, at_once: int = AT_ONCE, on_progress: OnProgress 
     _check_any(pipeline, done)
     done.tables = [Compared(spec, origins[spec.name], scopes) for spec, _ in tables if spec.name not in done.left_out]
     held = _read(remaker, done.tables, scopes, at_once, on_progress)
-    done.checks = [_counted(scope, held[one]) for one, scope in sorted(scopes.items()) if _is_whole(scope)]
+    done.checks = [_counted(scope, held[partition]) for partition, scope in sorted(scopes.items()) if _is_whole(scope)]
     return done
 
 
@@ -85,7 +85,7 @@ def _check_any(pipeline: Pipeline, done: Comparison) -> None:
 
 
 def _origins(snapshot: Snapshot, pipeline: Pipeline, moment: Moment, done: Comparison) -> dict[str, Origins]:
-    found = {}
+    by_table = {}
     for spec, _ in pipeline.tables:
         if spec.name in done.left_out:
             continue
@@ -93,28 +93,28 @@ def _origins(snapshot: Snapshot, pipeline: Pipeline, moment: Moment, done: Compa
         if pieces is None:
             done.left_out[spec.name] = NO_COLUMNS
         else:
-            found[spec.name] = Origins.of(pieces, [position.partition for position in moment.positions])
-    return found
+            by_table[spec.name] = Origins.of(pieces, [position.partition for position in moment.positions])
+    return by_table
 
 
 def _scopes(moment: Moment, brokers: Brokers) -> dict[Partition, Scope]:
     partitions = {position.partition for position in moment.positions}
-    topics = brokers.topics(sorted({one.topic for one in partitions}))
+    topics = brokers.topics(sorted({partition.topic for partition in partitions}))
     logs = brokers.logs({name: topic.only(partitions) for name, topic in topics.items()})
     compacting = {name for name in topics if _compacts(brokers, name)}
-    found = {}
+    scopes = {}
     for account in accounts(moment):
         partition, log = account.position.partition, logs[account.position.partition]
         check_identity(account.position, log.topic_id, log.cluster_id)
-        found[partition] = Scope(account, log, partition.topic in compacting)
-    return found
+        scopes[partition] = Scope(account, log, partition.topic in compacting)
+    return scopes
 
 
 def _compacts(brokers: Brokers, topic: str) -> bool:
     """Whether compaction may have removed records. True if permission to read the setting is missing."""
-    wanted = [ConfigResource(ConfigResource.Type.TOPIC, topic)]
+    resources = [ConfigResource(ConfigResource.Type.TOPIC, topic)]
     try:
-        (entries,) = brokers.ask(lambda admin: admin.describe_configs(wanted, request_timeout=TIMEOUT)).values()
+        (entries,) = brokers.ask(lambda admin: admin.describe_configs(resources, request_timeout=TIMEOUT)).values()
     except TallymarkError:
         return True
     return "compact" in str(entries["cleanup.policy"].value)
@@ -156,12 +156,14 @@ def _is_whole(scope: Scope) -> bool:
 def _counted(scope: Scope, held: int) -> Finding:
     tally = scope.account.position.tally
     wrong = held != tally.applied + tally.dead
-    advice = "the tally was changed by hand: a reset to its first offset begins a new one" if wrong else None
+    advice = "the tally was changed manually; reset to its first offset to start a new one" if wrong else None
     found, wanted = f"{held} in Kafka", f"{tally.applied} applied + {tally.dead} dead"
     return judge(str(scope.partition), "records", found, wanted, fail=advice)
 
 
 def _of(rows: pa.Table, span: Span) -> pa.Table:
     """Return the rows of the span's partition."""
-    here = pc.and_(pc.equal(rows["topic"], span.partition.topic), pc.equal(rows["partition"], span.partition.number))
-    return rows.filter(here).drop_columns(["topic", "partition"])
+    in_partition = pc.and_(
+        pc.equal(rows["topic"], span.partition.topic), pc.equal(rows["partition"], span.partition.number)
+    )
+    return rows.filter(in_partition).drop_columns(["topic", "partition"])

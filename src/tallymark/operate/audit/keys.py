@@ -24,12 +24,12 @@ KEYS = pa.schema(
     [
         *(("key", pa.int64()), ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())),
         *(("there", pa.int64()), ("keys", pa.int64())),
-        *(("deleted", pa.bool_()), ("final", pa.bool_()), ("stands", pa.bool_()), ("alone", pa.bool_())),
+        *(("deleted", pa.bool_()), ("final", pa.bool_()), ("present", pa.bool_()), ("alone", pa.bool_())),
     ]
 )
 """A row for each key of a record. ``keys``: number of keys that the record puts. ``there``: number of its table rows.
 
-``final``: the record deletes the row of the key, regardless of its version. ``stands``: the table has a row of the
+``final``: the record deletes the row of the key, regardless of its version. ``present``: the table has a row of the
 record, or the record deletes the row of the key. ``alone``: no other record has the key.
 """
 FOR_EVER = 2**63 - 1
@@ -52,10 +52,10 @@ class KeyedRows:
         return self.spec.write == "upsert" and self.spec.version is None
 
     def keep(self, scope: Scope, made: pa.Table, there: pa.Table) -> None:
-        """Keep the last record of each key and partition, or if order does not decide, a record that stands."""
+        """Keep the last record of each key and partition, or if order does not decide, a record that is present."""
         new = _keyed(scope.partition, made, there)
         # Backfilled and replayed records were applied after later records, and may have overwritten or deleted them.
-        later = pc.and_(new["stands"], pc.greater(in_spans(new["offset"], _late(scope)), 0))
+        later = pc.and_(new["present"], pc.greater(in_spans(new["offset"], _late(scope)), 0))
         late = _with(new.filter(later), offset=FOR_EVER, deleted=False, final=False, alone=False)
         if not self.ordered:
             if self.spec.version:
@@ -69,7 +69,7 @@ class KeyedRows:
         self._passed = pa.concat_tables([self._passed, passed.filter(pc.greater(passed["there"], 0))])
 
     def _keep_any(self, rows: pa.Table) -> None:
-        """Keep for each key and partition a record that stands since the last final deletion.
+        """Keep for each key and partition a record that is present since the last final deletion.
 
         A final deletion leaves no row of an earlier record.
         """
@@ -84,14 +84,14 @@ class KeyedRows:
         self._passed = pa.concat_tables([self._passed, before.filter(pc.greater(before["there"], 0))])
         # The deletion itself matters only if no record follows it.
         since = (numbers > deletion) | ((numbers == deletion) & is_last)
-        rows, starts, ends = _runs(rows.filter(pa.array(since)), HERE, "stands")
+        rows, starts, ends = _runs(rows.filter(pa.array(since)), HERE, "present")
         alone = pc.and_(rows["alone"], pc.and_(starts, ends))
         self._kept = _with(rows, alone=alone).filter(ends)
 
     def missing(self) -> Iterator[Difference]:
-        """Yield records with too few rows, and records without a row for a key of which no record stands."""
-        rows, starts, ends = _runs(self._kept, ["key"], "stands")
-        lost = _by_record(rows.filter(pc.and_(ends, pc.invert(rows["stands"]))))
+        """Yield records with too few rows, and records without a row for a key of which no record is present."""
+        rows, starts, ends = _runs(self._kept, ["key"], "present")
+        lost = _by_record(rows.filter(pc.and_(ends, pc.invert(rows["present"]))))
         yield from _differences(lost, "missing", None)
         alone = pc.and_(pc.and_(starts, ends), pc.and_(rows["alone"], pc.invert(rows["deleted"])))
         few = _by_record(rows.filter(alone))
@@ -154,18 +154,18 @@ def _keyed(partition: Partition, made: pa.Table, there: pa.Table) -> pa.Table:
     made = _with(made, deleted=pc.fill_null(made["deleted"], False))
     keys = made.filter(pc.invert(made["deleted"])).group_by("offset").aggregate([("key", "count")])
     rows = made.join(there, "offset", join_type="left outer").join(keys, "offset", join_type="left outer")
-    found = pc.fill_null(rows["there"], 0)
+    held = pc.fill_null(rows["there"], 0)
     return pa.table(
         [
             rows["key"],
             pa.repeat(partition.topic, rows.num_rows),
             pa.repeat(pa.scalar(partition.number, pa.int32()), rows.num_rows),
             rows["offset"],
-            found,
+            held,
             pc.fill_null(rows["key_count"], 0),
             rows["deleted"],
             pc.fill_null(rows["final"], False),
-            pc.or_(pc.greater(found, 0), rows["deleted"]),
+            pc.or_(pc.greater(held, 0), rows["deleted"]),
             pa.repeat(True, rows.num_rows),
         ],
         schema=KEYS,
@@ -174,8 +174,8 @@ def _keyed(partition: Partition, made: pa.Table, there: pa.Table) -> pa.Table:
 
 def _by_record(rows: pa.Table) -> pa.Table:
     """Group by record. ``count`` is the number of the record's keys among these rows."""
-    found = rows.group_by(RECORD).aggregate([("key", "count"), ("there", "max"), ("keys", "max")])
-    return found.rename_columns({"key_count": "count", "there_max": "there", "keys_max": "keys"}).sort_by(
+    counted = rows.group_by(RECORD).aggregate([("key", "count"), ("there", "max"), ("keys", "max")])
+    return counted.rename_columns({"key_count": "count", "there_max": "there", "keys_max": "keys"}).sort_by(
         [(name, "ascending") for name in RECORD]
     )
 

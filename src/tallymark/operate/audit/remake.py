@@ -47,7 +47,9 @@ class Remaker(SparkReader):
         """Return how many rows the table's function makes of each record, by key."""
         spec, function = next(table for table in self._shaper.tables if table[0].name == name)
         records = decoded.where(F.col(RAW).isNull()).select(*RECORD)
-        places = [(one.topic, one.number, offset) for one, offsets in dead.items() for offset in offsets]
+        places = [
+            (partition.topic, partition.number, offset) for partition, offsets in dead.items() for offset in offsets
+        ]
         if places:
             gone = self._spark.createDataFrame(places, "topic STRING, partition INT, offset BIGINT")
             records = records.join(F.broadcast(gone), list(PLACE), "left_anti").select(*RECORD)

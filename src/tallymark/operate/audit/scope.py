@@ -52,12 +52,12 @@ class Scope:
 
     def pieces(self) -> list[Span]:
         """Return the spans of the tally that Kafka still holds, without open skips."""
-        whole, found = self.account.span, list[Span]()
+        whole, spans = self.account.span, list[Span]()
         at = max(whole.start, self.log.start)
         for skip in [*self.account.skips, Span(self.partition, whole.stop, whole.stop)]:
-            found += [Span(self.partition, at, skip.start)] if skip.start > at else []
+            spans += [Span(self.partition, at, skip.start)] if skip.start > at else []
             at = max(at, skip.stop)
-        return found
+        return spans
 
 
 @dataclass(frozen=True)
@@ -87,27 +87,27 @@ class Origins:
         rows = pa.concat_tables([ORIGIN.empty_table(), *pieces])
         topic, number, offset = rows.columns
         offsets = {
-            one: offset.filter(pc.and_(pc.equal(topic, one.topic), pc.equal(number, one.number)))
+            partition: offset.filter(pc.and_(pc.equal(topic, partition.topic), pc.equal(number, partition.number)))
             .combine_chunks()
             .sort()
-            for one in partitions
+            for partition in partitions
         }
         unknown = rows.num_rows - pc.count(offset).as_py()
         return cls(offsets, unknown, rows.num_rows - unknown - sum(map(len, offsets.values())))
 
     def within(self, span: Span) -> pa.Array:
-        found = self.offsets[span.partition]
-        start, stop = (bisect_left(found, end, key=lambda one: one.as_py()) for end in (span.start, span.stop))
-        return found[start:stop]
+        offsets = self.offsets[span.partition]
+        start, stop = (bisect_left(offsets, end, key=lambda offset: offset.as_py()) for end in (span.start, span.stop))
+        return offsets[start:stop]
 
 
 def in_spans(offsets: Any, spans: Iterable[Span]) -> Any:
     """Return for each offset the number of spans that contain it."""
-    found = pa.repeat(0, len(offsets))
+    counts = pa.repeat(0, len(offsets))
     for span in spans:
-        here = pc.and_(pc.greater_equal(offsets, span.start), pc.less(offsets, span.stop))
-        found = pc.add(found, here.cast(pa.int64()))
-    return found
+        in_span = pc.and_(pc.greater_equal(offsets, span.start), pc.less(offsets, span.stop))
+        counts = pc.add(counts, in_span.cast(pa.int64()))
+    return counts
 
 
 def chunks(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:
@@ -116,7 +116,7 @@ def chunks(spans: Iterable[Span], most: int) -> Iterator[list[Span]]:
     for span in spans:
         for start in range(span.start, span.stop, most):
             part = Span(span.partition, start, min(start + most, span.stop))
-            taken = {one.partition for one in chunk}
+            taken = {kept.partition for kept in chunk}
             if chunk and (part.partition in taken or sum(map(len, chunk)) + len(part) > most):
                 yield chunk
                 chunk = []

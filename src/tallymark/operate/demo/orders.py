@@ -35,7 +35,7 @@ class DemoSettings:
 
 def pipeline(settings: DemoSettings) -> Pipeline:
     schema = "id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP"
-    made = Pipeline(
+    pipeline = Pipeline(
         group=settings.group,
         source=Kafka(settings.brokers, settings.topic, value=Json(schema), tls=False),
         store=settings.store,
@@ -46,11 +46,11 @@ def pipeline(settings: DemoSettings) -> Pipeline:
         spark={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
     )
 
-    @made.table(settings.table)
+    @pipeline.table(settings.table)
     def orders(records: DataFrame) -> DataFrame:
         return records.selectExpr("partition AS partition_id", "offset AS record_offset", "value.*")
 
-    return made
+    return pipeline
 
 
 def main() -> None:

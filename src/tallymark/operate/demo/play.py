@@ -138,8 +138,8 @@ class DriverProcess:
             start_new_session=True,
         )
         assert self._process.stdin is not None
-        with self._process.stdin as told:
-            json.dump(asdict(settings), told)
+        with self._process.stdin as stdin:
+            json.dump(asdict(settings), stdin)
         self.committed = Tally()
 
     def watch(self, stage: Stage, before: Tally, kill_at: Step | None) -> str | None:

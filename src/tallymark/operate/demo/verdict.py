@@ -67,17 +67,17 @@ def judge(brokers: str, topic: str, store: SqlStore, group: str, table: str, kil
     verdicts = []
     for position in _positions(store, group):
         number = position.partition.number
-        mine = {record for record in kafka if record[0] == number}
+        in_kafka = {record for record in kafka if record[0] == number}
         copies = Counter({record: count for record, count in held.items() if record[0] == number})
         verdicts.append(
             PartitionVerdict(
                 position,
-                records=len(mine),
+                records=len(in_kafka),
                 rows=sum(1 for record in rows if record[0] == number),
                 letters=sum(1 for record in letters if record[0] == number),
-                missing=len(mine - copies.keys()),
+                missing=len(in_kafka - copies.keys()),
                 # Extra copies, and rows that should not exist.
-                duplicated=sum(count - (record in mine) for record, count in copies.items()),
+                duplicated=sum(count - (record in in_kafka) for record, count in copies.items()),
             )
         )
     return DemoVerdict(verdicts, kills, seconds)
@@ -96,7 +96,7 @@ def committed_records(brokers: str, topic: str) -> set[Record]:
     )
     partitions = consumer.list_topics(topic, 30).topics[topic].partitions
     consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
-    found: set[Record] = set()
+    records: set[Record] = set()
     ended: set[int] = set()
     deadline = time.monotonic() + PATIENCE
     while len(ended) < len(partitions):
@@ -106,9 +106,9 @@ def committed_records(brokers: str, topic: str) -> set[Record]:
             if message.error():
                 ended.add(int(message.partition() or 0))
             else:
-                found.add((int(message.partition() or 0), int(message.offset() or 0)))
+                records.add((int(message.partition() or 0), int(message.offset() or 0)))
     consumer.close()
-    return found
+    return records
 
 
 def _rows(store: SqlStore, table: str) -> list[Record]:

@@ -34,15 +34,15 @@ def expiry(
 ) -> tuple[timedelta, Finding]:
     """Return the minimum time until the next unread record expires, with its finding."""
     where, about, topic = str(position.partition), f"group {group}", position.partition.topic
-    also = f"; retention.bytes={retention.bytes} may come first" if retention.bytes is not None else ""
+    also = f"; retention.bytes={retention.bytes} may apply first" if retention.bytes is not None else ""
     if retention.age is None:
-        return timedelta.max, judge(about, CHECK, f"{where}: never{also}", "in good time")
+        return timedelta.max, judge(about, CHECK, f"{where}: never{also}", "with reserve")
     left, least = retention.left(unread, now), min(DAY, retention.age / 10)
     if left is None:
-        return timedelta.max, judge(about, CHECK, f"{where}: the record has no time{also}", "in good time")
+        return timedelta.max, judge(about, CHECK, f"{where}: the record has no timestamp{also}", "with reserve")
     longer = shell.alter(topic, f"retention.ms={int(2 * retention.age.total_seconds() * 1000)}")
-    found = f"{where}: in {_words(left)}{also}" if left > timedelta() else f"{where}: any moment now{also}"
-    advice = f"start the group or speed it up; for more time: {longer}" if left < least else None
+    found = f"{where}: in {_words(left)}{also}" if left > timedelta() else f"{where}: now{also}"
+    advice = f"start the group or increase its throughput; to extend the retention: {longer}" if left < least else None
     return left, judge(about, CHECK, found, f"in more than {_words(least)}", warn=advice)
 
 
@@ -50,7 +50,7 @@ def shortened(found: Sequence[tuple[timedelta, Finding]]) -> list[Finding]:
     """Return all findings that are not ok, and of those that are ok the partition that expires first."""
     ordered = [finding for _, finding in sorted(found, key=lambda one: one[0])]
     well = [finding for finding in ordered if finding.verdict == "ok"]
-    first = [replace(well[0], found=f"{well[0].found}, as the first of {len(well)} partitions")] if well[1:] else well
+    first = [replace(well[0], found=f"{well[0].found}, the first of {len(well)} partitions")] if well[1:] else well
     return [finding for finding in ordered if finding.verdict != "ok"] + first
 
 
@@ -67,9 +67,11 @@ def backlog(
         elif log is not None and position.next_offset < log.end:
             behind.append(position)
     if not behind:
-        yield judge(f"group {group}", CHECK, f"{topic}: nothing is left to read", "in good time")
+        yield judge(f"group {group}", CHECK, f"{topic}: no unread records", "with reserve")
     elif retention is None:
-        yield judge(f"group {group}", CHECK, f"{topic}: not told", warn="ask who runs the brokers for retention.ms")
+        yield judge(
+            f"group {group}", CHECK, f"{topic}: not known", warn="ask the administrator of the brokers for retention.ms"
+        )
     else:
         yield from shortened(_expiries(brokers, group, behind, logs, retention, shell))
 

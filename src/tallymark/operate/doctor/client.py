@@ -37,13 +37,13 @@ def librdkafka(found: str) -> Finding:
 def connector(spark: str, scala: str, jar: str, jar_scala: str) -> Finding:
     """Judge whether Spark fits its Kafka connector: the Spark internals that it uses change from 4.0 to 4.1."""
     fits = series(spark) == series(jar) and series(scala) == jar_scala
-    wanted = f"{series(jar)} with Scala {jar_scala}, as the connector"
+    wanted = f"{series(jar)} with Scala {jar_scala}, like the connector"
     advice = None if fits else f"pip install 'pyspark=={series(jar)}.*'"
     return judge("client", "Spark", f"{spark} with Scala {scala}", wanted, advice)
 
 
 def java_version(found: int | None) -> Finding:
-    wanted, advice = " or ".join(map(str, JAVAS)), f"install Java {JAVAS[-1]} and let JAVA_HOME name it"
+    wanted, advice = " or ".join(map(str, JAVAS)), f"install Java {JAVAS[-1]} and set JAVA_HOME"
     fail, warn = advice if found is None else None, advice if found not in JAVAS else None
     return judge("client", "Java", found or "none", wanted, fail, warn)
 

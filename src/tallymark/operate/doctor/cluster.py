@@ -19,7 +19,7 @@ from tallymark.kafka.lag import Retention
 from tallymark.operate.doctor import topics as rules
 from tallymark.operate.doctor.backlog import backlog
 from tallymark.operate.doctor.topics import IN_SYNC, Replicas, Shell
-from tallymark.operate.findings import Finding, asked, judge, settings, skew
+from tallymark.operate.findings import Finding, checked, judge, settings, skew
 
 PATIENCE = 5.0
 """Timeout of a request in seconds."""
@@ -51,7 +51,7 @@ class Examination:
             return []
 
         for node in self.nodes:
-            found += asked(f"broker {node}", "settings", partial(note, node))
+            found += checked(f"broker {node}", "settings", partial(note, node))
         for values, nodes in alike.items():
             about = f"broker{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
             found += settings(about, dict(values), known)
@@ -67,12 +67,12 @@ class Examination:
         config: dict[str, str | None] = {}
         factor = min(len(one.assigned) for one in partitions)
         found = [rules.replication(self.shell, name, factor, len(self.nodes))]
-        found += asked(about, "settings", lambda: self._topic_settings(name, factor, config))
+        found += checked(about, "settings", lambda: self._topic_settings(name, factor, config))
         found.append(rules.in_sync(name, partitions, int(config.get(IN_SYNC) or 1)))
-        found += asked(about, "newest record", lambda: self._newest(name, partitions, config))
+        found += checked(about, "newest record", lambda: self._newest(name, partitions, config))
         for group, held in positions.items():
             question = partial(backlog, self.brokers, group, held, Retention.of(config), self.shell)
-            found += asked(f"group {group}", f"unread records of {name}", question)
+            found += checked(f"group {group}", f"unread records of {name}", question)
         return found
 
     def probe(self) -> Iterator[Finding]:
@@ -101,14 +101,15 @@ class Examination:
             if error is not None:
                 raise self.brokers.explain(error, topic)
         if len(answers) < 2:
-            raise Unreachable(f"the brokers at {self.brokers.address} take no records for topic {topic}")
+            raise Unreachable(f"the brokers at {self.brokers.address} accept no records for topic {topic}")
         return before, answers[-1][1].timestamp()[1] / 1000, time.time()
 
     def _replicas(self, topic: str) -> list[Replicas]:
         names = TopicCollection([topic])
         found = self.brokers.ask(lambda admin: admin.describe_topics(names, request_timeout=PATIENCE), topic=topic)
         return [
-            Replicas(one.id, _leader(one.leader), _ids(one.replicas), _ids(one.isr)) for one in found[topic].partitions
+            Replicas(partition.id, _leader(partition.leader), _ids(partition.replicas), _ids(partition.isr))
+            for partition in found[topic].partitions
         ]
 
     def _topic_settings(self, topic: str, factor: int, config: dict[str, str | None]) -> list[Finding]:
@@ -118,13 +119,15 @@ class Examination:
         )
 
     def _config(self, kind: Any, name: str) -> dict[str, str | None]:
-        wanted = [ConfigResource(kind, name)]
-        (entries,) = self.brokers.ask(lambda admin: admin.describe_configs(wanted, request_timeout=PATIENCE)).values()
+        resources = [ConfigResource(kind, name)]
+        (entries,) = self.brokers.ask(
+            lambda admin: admin.describe_configs(resources, request_timeout=PATIENCE)
+        ).values()
         return {entry.name: entry.value for entry in entries.values()}
 
     def _newest(self, topic: str, partitions: Sequence[Replicas], config: Mapping[str, str | None]) -> list[Finding]:
-        wanted = {TopicPartition(topic, one.number): OffsetSpec.max_timestamp() for one in partitions}
-        found = self.brokers.ask(lambda admin: admin.list_offsets(wanted, request_timeout=PATIENCE), topic=topic)
+        latest_of = {TopicPartition(topic, replicas.number): OffsetSpec.max_timestamp() for replicas in partitions}
+        found = self.brokers.ask(lambda admin: admin.list_offsets(latest_of, request_timeout=PATIENCE), topic=topic)
         latest = max(answer.timestamp for answer in found.values())
         kind = config.get("message.timestamp.type")
         return [rules.newest(topic, kind, latest / 1000 if latest >= 0 else None, time.time())]

@@ -12,7 +12,7 @@ from functools import partial
 from sqlalchemy import Column, Integer, MetaData, Table, delete, false, insert, select, text, update
 
 from tallymark.errors import AccessDenied, TallymarkError
-from tallymark.operate.findings import Finding, Opinion, asked, is_local, judge, ledger, line, skew, version
+from tallymark.operate.findings import Finding, Opinion, checked, is_local, judge, ledger, line, skew, version
 from tallymark.stores.sql.ledger.migrate import ledger_version
 from tallymark.stores.sql.ledger.tables import VERSION, metadata, schema
 from tallymark.stores.sql.store import SqlStore
@@ -32,21 +32,24 @@ SETTINGS = {
     "sqlite": "SELECT 'journal_mode', journal_mode FROM pragma_journal_mode",
 }
 FIXED = {
-    "local_infile": ("ON", "rows go by INSERT, which is slower: SET GLOBAL local_infile = ON"),
+    "local_infile": ("ON", "rows are written with INSERT, which is slower: SET GLOBAL local_infile = ON"),
     "sql_require_primary_key": (
         "OFF",
-        "tables for append and for staging have none, and can't be made: SET GLOBAL sql_generate_invisible_primary_key"
-        " = ON, or make the tables beforehand and set road='driver'",
+        "append and staging tables have no primary key and can't be created: SET GLOBAL"
+        " sql_generate_invisible_primary_key = ON, or create the tables beforehand and set road='driver'",
     ),
-    "default_storage_engine": ("InnoDB", "others have no transactions: SET GLOBAL default_storage_engine = InnoDB"),
-    "journal_mode": ("wal", "readers and writers wait for each other: move the file to a local disk"),
+    "default_storage_engine": (
+        "InnoDB",
+        "other engines have no transactions: SET GLOBAL default_storage_engine = InnoDB",
+    ),
+    "journal_mode": ("wal", "readers and writers block each other: move the file to a local disk"),
 }
 """The wanted value of a setting, and the advice."""
 FORBIDDEN = {
     "binlog_format": (
         "STATEMENT",
         "ROW or MIXED",
-        "transactions of READ COMMITTED are refused: SET GLOBAL binlog_format = ROW",
+        "READ COMMITTED transactions are refused: SET GLOBAL binlog_format = ROW",
     ),
     "super_read_only": (
         "ON",
@@ -70,7 +73,7 @@ GRANTS = {
     " GRANT USAGE ON ALL SEQUENCES IN SCHEMA public TO {user}",
     "mysql": "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, DROP, INDEX, CREATE VIEW, CREATE TEMPORARY TABLES"
     " ON {database}.* TO {user}",
-    "sqlite": "let this user write to {database} and to its directory",
+    "sqlite": "give this user write permission for {database} and its directory",
 }
 
 
@@ -78,13 +81,13 @@ def examine(store: SqlStore) -> Iterator[Finding]:
     """Yield all findings about a reachable database."""
     questions = {"version": _version, "settings": _settings, "encrypted": _line, "clock": _clock}
     for check, question in questions.items():
-        yield from asked("store", check, partial(question, store))
-    yield from asked("store", "ledger version", partial(_ledger, store), otherwise="fail")
+        yield from checked("store", check, partial(question, store))
+    yield from checked("store", "ledger version", partial(_ledger, store), otherwise="fail")
 
 
 def isolation(kind: str, found: str) -> Finding:
     wanted = "SERIALIZABLE" if kind == "sqlite" else "READ COMMITTED"
-    other = "something on the way changes it, such as a pooler: connect without it"
+    other = "a proxy or pooler changes it: connect directly"
     return judge("store", "isolation", found, wanted, warn=None if found == wanted else other)
 
 
@@ -96,30 +99,32 @@ def setting(name: str, value: str) -> Opinion:
         wanted, advice = FIXED[name]
         return Opinion(wanted, warn=None if value == wanted else advice)
     parts, change = TIMES[name]
-    advice = f"what takes longer is cut off, and tried again for ever: {change}"
+    advice = f"longer statements or pauses are aborted and retried forever: {change}"
     return Opinion(f">= {LEAST * parts}, or 0", warn=advice if 0 < int(value) < LEAST * parts else None)
 
 
 def permissions(kind: str, user: str | None, database: str | None, refused: str | None, needed: bool) -> Finding:
     """Judge the permissions. If they are not ``needed`` now, they may be later: for new tables and large batches."""
     grant = GRANTS[kind].format(user=user or "CURRENT_USER", database=database)
-    advice = refused and (f"{refused}: {grant}" if needed else f"new tables and large batches need it: {grant}")
+    advice = refused and (
+        f"{refused}: {grant}" if needed else f"new tables and large batches need this permission: {grant}"
+    )
     fail, warn = (advice, None) if needed else (None, advice)
     return judge("store", "permissions", "refused" if refused else "granted", "to create and to write", fail, warn)
 
 
 def _version(store: SqlStore) -> Iterator[Finding]:
     with store.look() as connection:
-        found = tuple(part for part in connection.dialect.server_version_info or () if isinstance(part, int))
+        numbers = tuple(part for part in connection.dialect.server_version_info or () if isinstance(part, int))
         variant = "mariadb" if getattr(connection.dialect, "is_mariadb", False) else store.dialect.name
-        yield version(found[:3], OLDEST[variant])
+        yield version(numbers[:3], OLDEST[variant])
         yield isolation(store.dialect.name, connection.get_isolation_level())
 
 
 def _settings(store: SqlStore) -> Iterator[Finding]:
     with store.look() as connection:
-        found = connection.execute(text(SETTINGS[store.dialect.name])).all()
-    for name, value in found:
+        variables = connection.execute(text(SETTINGS[store.dialect.name])).all()
+    for name, value in variables:
         # The first run sets journal_mode, so its earlier value does not matter.
         if name != "journal_mode" or store.has_ledger():
             yield judge("store", name, value, *setting(name, str(value)))
@@ -134,7 +139,7 @@ def _line(store: SqlStore) -> Iterator[Finding]:
         yield line(host, encrypted, advice)
         if encrypted:
             proven = any(name.startswith("ssl") for name in url.query) and store.dialect.unproven(url.query) is None
-            warn = None if proven or is_local(host) else f"others can pose as the server: {advice}"
+            warn = None if proven or is_local(host) else f"another server could impersonate this one: {advice}"
             yield judge("store", "server verified", "yes" if proven else "no", "yes", warn=warn)
 
 

@@ -12,7 +12,7 @@ from tallymark.errors import TableChanged
 from tallymark.kafka.cluster import Cluster
 from tallymark.operate.doctor import client, databases, topics
 from tallymark.operate.doctor.cluster import Examination
-from tallymark.operate.findings import Finding, asked, judge
+from tallymark.operate.findings import Finding, checked, judge
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store, sqlite_file
 from tallymark.stores.sql.store import SqlStore
@@ -41,36 +41,36 @@ def examine(patient: Patient, say: Say = lambda _: None) -> list[Finding]:
     stores: list[Finding] = []
     for url in dict.fromkeys(patient.stores):
         into = positions if url == patient.stores[0] else None
-        stores += asked("store", "connection", partial(_store, url, patient, into, say), otherwise="fail")
+        stores += checked("store", "connection", partial(_store, url, patient, into, say), otherwise="fail")
     if not patient.stores:
-        stores = [judge("store", "connection", "not asked", warn="name it: --store, or TALLYMARK_STORE")]
-    cluster = asked("cluster", "connection", partial(_cluster, patient, positions, say), otherwise="fail")
+        stores = [judge("store", "connection", "not checked", warn="set --store or TALLYMARK_STORE")]
+    cluster = checked("cluster", "connection", partial(_cluster, patient, positions, say), otherwise="fail")
     say("this machine")
     return [*cluster, *stores, *client.examine()]
 
 
 def _cluster(patient: Patient, positions: Positions, say: Say) -> Iterator[Finding]:
     if patient.cluster is None:
-        yield judge("cluster", "connection", "not asked", warn="name it: --brokers, or TALLYMARK_BROKERS")
+        yield judge("cluster", "connection", "not checked", warn="set --brokers or TALLYMARK_BROKERS")
         return
     say(f"the brokers at {patient.cluster.brokers}")
-    made = Examination(patient.cluster, patient.settings)
-    yield from made.reach()
-    yield from made.node_settings()
+    examination = Examination(patient.cluster, patient.settings)
+    yield from examination.reach()
+    yield from examination.node_settings()
     yield topics.polling(patient.settings)
     if patient.probe:
-        yield from asked("cluster", "clocks against ours", made.probe)
+        yield from checked("cluster", "clock skew", examination.probe)
     else:
-        yield judge("cluster", "clocks against ours", "not measured: only with --probe")
-    names = patient.topics or sorted({one.partition.topic for held in positions.values() for one in held})
-    found = made.brokers.resolve(names)
-    if not found:
-        none = f"nothing matches {', '.join(names)}" if names else "name one: --topic, or --file with a pipeline"
+        yield judge("cluster", "clock skew", "not measured; use --probe")
+    names = patient.topics or sorted({position.partition.topic for held in positions.values() for position in held})
+    existing = examination.brokers.resolve(names)
+    if not existing:
+        none = f"no topic matches {', '.join(names)}" if names else "set --topic, or --file with a pipeline"
         yield judge("cluster", "topics", "none", warn=none)
-    for name in found:
+    for name in existing:
         say(f"topic {name}")
-        here = {group: mine for group, held in positions.items() if (mine := _of_topic(held, name))}
-        yield from asked(f"topic {name}", "partitions", partial(made.topic, name, here))
+        of_topic = {group: mine for group, held in positions.items() if (mine := _of_topic(held, name))}
+        yield from checked(f"topic {name}", "partitions", partial(examination.topic, name, of_topic))
 
 
 def _of_topic(positions: Sequence[Position], topic: str) -> list[Position]:
@@ -81,8 +81,8 @@ def _store(url: str, patient: Patient, into: Positions | None, say: Say) -> Iter
     """Examine one store. If it holds the ledger, add its positions to ``into``."""
     file = sqlite_file(url)
     if file is not None and not file.exists():
-        there = file.absolute().parent.is_dir()
-        fail, warn = (None, "the first run makes it") if there else ("make its directory", None)
+        creatable = file.absolute().parent.is_dir()
+        fail, warn = (None, "the first run creates it") if creatable else ("create its directory", None)
         yield judge("store", "connection", f"no file {file}", fail=fail, warn=warn)
         return
     store = open_store(url)
@@ -95,7 +95,7 @@ def _store(url: str, patient: Patient, into: Positions | None, say: Say) -> Iter
         else:
             yield from _redis(store, url)
         if into is not None:
-            yield from asked("store", "ledger", partial(_positions, store, patient, into))
+            yield from checked("store", "ledger", partial(_positions, store, patient, into))
     finally:
         store.close()
 
@@ -116,9 +116,9 @@ def _positions(store: Store, patient: Patient, into: Positions) -> Iterator[Find
             into.update(store.positions(group))
             known = group is None or store.state(group) is not None
     except TableChanged as error:
-        yield judge("store", "ledger", f"older: {error}", warn="the next run brings it up to date")
+        yield judge("store", "ledger", f"older: {error}", warn="the next run upgrades it")
         return
     if group is not None and not known and not patient.new_group:
-        yield judge(f"group {group}", "positions", "unknown", fail="tallymark groups lists those that are known")
+        yield judge(f"group {group}", "positions", "unknown", fail="list the groups with tallymark groups")
     elif group is not None and group not in into:
-        yield judge(f"group {group}", "positions", "none", warn="nothing has run yet")
+        yield judge(f"group {group}", "positions", "none", warn="the group has not run yet")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 
-from tallymark.operate.findings import Finding, Opinion, asked, judge, ledger, line, settings, skew, version
+from tallymark.operate.findings import Finding, Opinion, checked, judge, ledger, line, settings, skew, version
 from tallymark.stores.redis.address import Address
 from tallymark.stores.redis.ledger import VERSION
 from tallymark.stores.redis.rows import RedisKeys
@@ -16,36 +16,36 @@ OLDEST = (7,)
 
 def examine(store: RedisStore, address: Address) -> Iterator[Finding]:
     """Yield all findings about a reachable server."""
-    yield line(address.options["host"], address.tls is not None, "write the URL as rediss://...")
+    yield line(address.options["host"], address.tls is not None, "use a rediss:// URL")
     questions: dict[str, Callable[[], Iterable[Finding]]] = {
         "version": lambda: [_version(store)],
         "ledger version": lambda: [_ledger(store, RedisKeys(address.tag))],
         "settings": lambda: _settings(store),
         "appendfsync": lambda: _fsync(store),
-        "clock against ours": lambda: [_clock(store)],
+        "clock skew": lambda: [_clock(store)],
     }
     for check, question in questions.items():
-        yield from asked("store", check, question)
-    yield from asked("store", "permissions", lambda: [_permissions(store)], otherwise="fail")
+        yield from checked("store", check, question)
+    yield from checked("store", "permissions", lambda: [_permissions(store)], otherwise="fail")
 
 
 def change(setting: str) -> str:
-    return f"CONFIG SET {setting}, then CONFIG REWRITE; where it is managed, its parameter group"
+    return f"CONFIG SET {setting}, then CONFIG REWRITE; on a managed server, change its parameter group"
 
 
 def eviction(value: str) -> Opinion:
     """Judge the eviction policy. Policies that evict only keys with a TTL are safe: keys of tallymark have none."""
-    advice = f"when memory is short positions are thrown away: {change('maxmemory-policy noeviction')}"
+    advice = f"positions are evicted when memory is full: {change('maxmemory-policy noeviction')}"
     return Opinion("noeviction or volatile-*", fail=advice if value.startswith("allkeys") else None)
 
 
 def persistence(value: str) -> Opinion:
-    advice = f"a restart loses what came after the last snapshot: {change('appendonly yes')}"
+    advice = f"a restart loses all writes after the last snapshot: {change('appendonly yes')}"
     return Opinion("1", warn=None if value == "1" else advice)
 
 
 def fsync(value: str) -> Opinion:
-    lost = "what was not written yet when the machine stops is read again, if Kafka still has it"
+    lost = "after a crash, records whose writes were not synced are read again, if Kafka still holds them"
     safe = value in ("always", "everysec")
     return Opinion("everysec or always", warn=None if safe else f"{lost}: {change('appendfsync everysec')}")
 
@@ -63,8 +63,8 @@ def _fsync(store: RedisStore) -> list[Finding]:
 
 def _version(store: RedisStore) -> Finding:
     server = store.ask(lambda client: client.info("server"))
-    said = str(server.get("valkey_version") or server.get("redis_version"))
-    return version(tuple(int(part) for part in said.split(".") if part.isdecimal()), OLDEST)
+    text = str(server.get("valkey_version") or server.get("redis_version"))
+    return version(tuple(int(part) for part in text.split(".") if part.isdecimal()), OLDEST)
 
 
 def _ledger(store: RedisStore, keys: RedisKeys) -> Finding:

@@ -34,17 +34,17 @@ def serving(setup: Setup) -> Iterator[MetricsServer | None]:
 def observed(setup: Setup, run: str, on_step: OnStep) -> Iterator[OnStep]:
     """The callback for every step of this run: metrics and tracing as configured, then ``on_step``."""
     with ExitStack() as stack:
-        told: list[OnStep] = []
+        callbacks: list[OnStep] = []
         server = stack.enter_context(serving(setup))
         if server is not None:
-            told.append(stack.enter_context(server.watching(setup, run)))
+            callbacks.append(stack.enter_context(server.watching(setup, run)))
         if setup.traced:
             from tallymark.run.observe.tracing import Tracing
 
-            told.append(stack.enter_context(Tracing(setup.group)))
+            callbacks.append(stack.enter_context(Tracing(setup.group)))
 
-        def tell(step: Step, progress: Progress) -> None:
-            for one in (*told, on_step):
-                one(step, progress)
+        def notify(step: Step, progress: Progress) -> None:
+            for callback in (*callbacks, on_step):
+                callback(step, progress)
 
-        yield tell if told else on_step
+        yield notify if callbacks else on_step

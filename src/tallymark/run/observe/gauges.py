@@ -80,9 +80,7 @@ class Watch:
                     # Keep the last snapshot: it carries its time, and is no worse than no values.
                     if not failing:
                         unforeseen = not isinstance(error, TallymarkError)
-                        log.warning(
-                            "could not measure the lag group=%s error=%s", self.group, error, exc_info=unforeseen
-                        )
+                        log.warning("lag not measured group=%s error=%s", self.group, error, exc_info=unforeseen)
                     failing = True
                 self._ended.wait(REFRESH_SECONDS if self.seen.positions else SOON_SECONDS)
         finally:
@@ -92,8 +90,8 @@ class Watch:
         if not store.has_ledger():
             return
         saved, state = store.positions(self.group).get(self.group, []), store.state(self.group)
-        ours = [one for one in saved if one.owner is not None and one.owner.run in self._runs]
-        self.seen = Observation(ours, measure(brokers, ours), state is not None and state.paused)
+        owned = [position for position in saved if position.owner is not None and position.owner.run in self._runs]
+        self.seen = Observation(owned, measure(brokers, owned), state is not None and state.paused)
 
 
 class Gauges(Collector):
@@ -106,10 +104,10 @@ class Gauges(Collector):
         watches = list(self.watches.values())
         for name, words, value in BY_PARTITION:
             yield _family(name, words, watches, value)
-        paused = GaugeMetricFamily("tallymark_paused", "1 while the group is meant to pause.", labels=["group"])
+        paused = GaugeMetricFamily("tallymark_paused", "1 if the ledger marks the group as paused.", labels=["group"])
         measured = GaugeMetricFamily(
             "tallymark_measured_timestamp_seconds",
-            "When positions and lag were last asked for; until there is an answer, when that began.",
+            "Time of the latest measurement of positions and lag; before the first, the start of the run.",
             labels=["group"],
         )
         for watch in watches:
@@ -127,7 +125,7 @@ def _records(_: Position, lag: Lag) -> float | None:
 
 
 BY_PARTITION: Sequence[tuple[str, str, Value]] = (
-    ("position", "The next offset to read, as the ledger has it.", lambda position, _: position.next_offset),
+    ("position", "The next offset to read, from the ledger.", lambda position, _: position.next_offset),
     ("log_end_offset", "The end of the partition's log.", _log_end),
     ("lag_records", "Offsets between the position and the end of the log.", _records),
     ("lag_seconds", "Age of the first unread record, 0 if there is none.", lambda _, lag: lag.seconds),
@@ -145,7 +143,7 @@ def _family(name: str, words: str, watches: Iterable[Watch], value: Value) -> Ga
         # Read once, because another thread may replace it at any time.
         seen = watch.seen
         for position in seen.positions:
-            found = value(position, seen.lags[position.partition])
-            if found is not None:
-                family.add_metric([watch.group, position.partition.topic, str(position.partition.number)], found)
+            measured = value(position, seen.lags[position.partition])
+            if measured is not None:
+                family.add_metric([watch.group, position.partition.topic, str(position.partition.number)], measured)
     return family

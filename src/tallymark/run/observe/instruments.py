@@ -23,15 +23,17 @@ class Instruments:
         def counter(name: str, words: str, *labels: str) -> Counter:
             return Counter(f"tallymark_{name}", words, ["group", *labels], registry=registry)
 
-        self._records = counter(
-            "records", "Offsets committed, by what became of them.", "topic", "partition", "outcome"
-        )
+        self._records = counter("records", "Offsets committed, by outcome.", "topic", "partition", "outcome")
         self._batches = counter("batches", "Batches committed.")
         self._rows = counter("rows", "Rows written, by table.", "table")
-        self._dropped = counter("batches_dropped", "Batches, or attempts at one, that were not committed.", "error")
-        self._unknown = counter("commit_unknown", "Commits whose answer was lost, so that the database was asked.")
-        self._fenced = counter("fenced", "Commits refused, because somebody else has claimed a partition.")
-        self._rebalances = counter("rebalances", "Rebalances that runs of this process were part of.", "kind")
+        self._dropped = counter(
+            "batches_dropped", "Attempts at a batch that ended without a commit, by error.", "error"
+        )
+        self._unknown = counter(
+            "commit_unknown", "Commits of unknown outcome, which was then looked up in the database."
+        )
+        self._fenced = counter("fenced", "Commits refused because another owner has claimed a partition.")
+        self._rebalances = counter("rebalances", "Rebalances of the runs of this process.", "kind")
         self._seconds = Histogram(
             "tallymark_batch_seconds",
             "Duration of a batch's stages.",
@@ -39,7 +41,9 @@ class Instruments:
             buckets=SECONDS,
             registry=registry,
         )
-        Info("tallymark_build", "The version that runs.", registry=registry).info({"version": version("tallymark")})
+        Info("tallymark_build", "The running version of tallymark.", registry=registry).info(
+            {"version": version("tallymark")}
+        )
 
     def watch(self, group: str) -> OnStep:
         """The callback for the steps of one run of the group."""
@@ -50,7 +54,7 @@ class Instruments:
         for kind in ("assigned", "revoked", "lost", "left"):
             self._rebalances.labels(group, kind)
 
-        def tell(step: Step, progress: Progress) -> None:
+        def on_step(step: Step, progress: Progress) -> None:
             for lap in stopwatch.laps(step, progress):
                 self._seconds.labels(group, lap.stage).observe(lap.stop - lap.start)
             if step is Step.COMMITTED:
@@ -60,16 +64,16 @@ class Instruments:
             elif step is Step.DROPPED:
                 self._drop(group, progress.error)
 
-        return tell
+        return on_step
 
     def rebalanced(self, group: str, run: str) -> Callable[[Rebalance], None]:
         """The callback for rebalances, which counts those of one run."""
 
-        def tell(rebalance: Rebalance) -> None:
+        def on_rebalance(rebalance: Rebalance) -> None:
             if rebalance.run == run:
                 self._rebalances.labels(group, rebalance.kind).inc()
 
-        return tell
+        return on_rebalance
 
     def _count(self, group: str, progress: Progress) -> None:
         self._batches.labels(group).inc()

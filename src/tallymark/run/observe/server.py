@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from tallymark.core.progress import OnStep
 from tallymark.errors import BadInput
-from tallymark.run import ownership
+from tallymark.run import rebalances
 from tallymark.run.setup import Setup
 
 try:
@@ -18,7 +18,9 @@ try:
     from tallymark.run.observe.gauges import Gauges, Watch
     from tallymark.run.observe.instruments import Instruments
 except ModuleNotFoundError as error:
-    raise BadInput(f"metrics_port= needs {error.name}, which is missing: pip install 'tallymark[metrics]'") from None
+    raise BadInput(
+        f"metrics_port= needs {error.name}, which is not installed: pip install 'tallymark[metrics]'"
+    ) from None
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ class MetricsServer:
         except OSError as error:
             words = error.strerror or error
             raise BadInput(
-                f"metrics_port={port} on {host}: {words}; take another port, or 0 for any that is free"
+                f"metrics_port={port} on {host}: {words}; choose another port, or 0 for any free port"
             ) from None
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{self._http.server_port}/metrics"
         log.info("serving metrics url=%s", self.url)
@@ -54,11 +56,11 @@ class MetricsServer:
             self._gauges.watches = {**self._gauges.watches, setup.group: watch}
             watch.add(run)
         rebalanced = self._instruments.rebalanced(setup.group, run)
-        ownership.rebalance_listeners.append(rebalanced)
+        rebalances.listeners.append(rebalanced)
         try:
             yield self._instruments.watch(setup.group)
         finally:
-            ownership.rebalance_listeners.remove(rebalanced)
+            rebalances.listeners.remove(rebalanced)
             with self._lock:
                 over = watch.remove(run)
                 if over:

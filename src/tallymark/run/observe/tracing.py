@@ -14,7 +14,7 @@ from tallymark.run.observe.stages import TOTAL, StageTime, Stopwatch
 try:
     from opentelemetry import trace
 except ModuleNotFoundError as error:
-    raise BadInput(f"tracing needs {error.name}, which is missing: pip install 'tallymark[tracing]'") from None
+    raise BadInput(f"tracing needs {error.name}, which is not installed: pip install 'tallymark[tracing]'") from None
 
 
 class Tracing:
@@ -65,7 +65,7 @@ class Tracing:
 
     def _drop(self, span: trace.Span, error: BaseException | None) -> None:
         if error is None:
-            span.add_event("abandoned: its partitions are gone")
+            span.add_event("abandoned: partitions no longer owned")
             return
         # record_exception formats the error, which may raise.
         with suppress(Exception):
