@@ -352,7 +352,7 @@ def test_delivery_other_than_exactly_once_is_refused(dead: Dead) -> None:
 # Records that only Kafka holds
 
 UNKEPT = (
-    "no row; its 99 bytes are more than the database takes, and only in Kafka",
+    "no row; its value of 99 bytes is too large for the database and only in Kafka",
     "no row; Kafka has deleted the record meanwhile",
 )
 

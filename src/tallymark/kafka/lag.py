@@ -75,16 +75,23 @@ def measure(brokers: Brokers, positions: Sequence[Position]) -> dict[Partition, 
     cluster = brokers.cluster_id()
     # Topic names of another cluster or of a streaming query may be invalid for these brokers.
     found = _logs(brokers, [position.partition for position in positions if position.cluster_id == cluster])
-    logs = {one.partition: found[one.partition] for one in positions if _belongs(one, found.get(one.partition))}
+    logs = {
+        position.partition: found[position.partition]
+        for position in positions
+        if _belongs(position, found.get(position.partition))
+    }
     behind = {
-        one.partition: max(one.next_offset, logs[one.partition].start)
-        for one in positions
-        if one.partition in logs and one.next_offset < logs[one.partition].end
+        position.partition: max(position.next_offset, logs[position.partition].start)
+        for position in positions
+        if position.partition in logs and position.next_offset < logs[position.partition].end
     }
     times = unread_times(brokers, behind, logs)
     retentions = _retentions(brokers, {partition.topic for partition in times})
     now = datetime.now(timezone.utc)
-    return {one.partition: _lag(one, logs.get(one.partition), times, retentions, now) for one in positions}
+    return {
+        position.partition: _lag(position, logs.get(position.partition), times, retentions, now)
+        for position in positions
+    }
 
 
 def unread_times(
@@ -96,7 +103,8 @@ def unread_times(
     because a transaction is open, the first record of this transaction counts.
     """
     found = dict(_first_times(brokers, offsets, "read_committed"))
-    waiting = {one: logs[one].stop for one in offsets if one not in found and logs[one].stop < logs[one].end}
+    unstable = {partition: logs[partition] for partition in offsets if partition not in found}
+    waiting = {partition: log.stop for partition, log in unstable.items() if log.stop < log.end}
     return found | dict(_first_times(brokers, waiting, "read_uncommitted"))
 
 
@@ -108,14 +116,16 @@ def rates_in(brokers: Brokers, logs: Mapping[Partition, Log], window: timedelta 
     """
     now = datetime.now(timezone.utc)
     since, ahead = brokers.offsets_at(logs, now - window), brokers.offsets_at(logs, now + window)
-    known = {one: first for one, first in since.items() if first is None or first != ahead[one]}
-    counts = {one: 0 if first is None else max(0, logs[one].end - first) for one, first in known.items()}
-    return {one: count / window.total_seconds() for one, count in counts.items()}
+    known = {partition: first for partition, first in since.items() if first is None or first != ahead[partition]}
+    counts = {
+        partition: 0 if first is None else max(0, logs[partition].end - first) for partition, first in known.items()
+    }
+    return {partition: count / window.total_seconds() for partition, count in counts.items()}
 
 
 def _logs(brokers: Brokers, partitions: Iterable[Partition]) -> dict[Partition, Log]:
     wanted = set(partitions)
-    topics = brokers.topics(sorted({one.topic for one in wanted}), existing_only=True)
+    topics = brokers.topics(sorted({partition.topic for partition in wanted}), existing_only=True)
     return brokers.logs({name: topic.only(wanted) for name, topic in topics.items()})
 
 
@@ -156,7 +166,7 @@ def _retentions(brokers: Brokers, topics: Iterable[str]) -> dict[str, Retention]
     except TallymarkError:
         # A client that may read a topic may lack the ACL to describe its configuration.
         return {}
-    configs = {one.name: {entry.name: entry.value for entry in entries.values()} for one, entries in found.items()}
+    configs = {topic.name: {entry.name: entry.value for entry in entries.values()} for topic, entries in found.items()}
     known = {topic: Retention.of(config) for topic, config in configs.items()}
     return {topic: retention for topic, retention in known.items() if retention is not None}
 
@@ -192,6 +202,6 @@ def _first_times(
                     if error is None:
                         yield partition, timestamp(message)
             if left and time.monotonic() > deadline:
-                raise Unreachable(f"the brokers at {brokers.address} do not deliver {min(left)}")
+                raise Unreachable(f"the brokers at {brokers.address} do not deliver records of {min(left)}; try again")
     finally:
         consumer.close()

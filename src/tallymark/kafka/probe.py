@@ -84,7 +84,9 @@ class Probe:
             raise self._explain(error.args[0], partition.topic) from error
         held = [offset for offset in run if start <= offset < end]
         if len(held) == len(run):
-            raise Unreachable(f"{partition}: the brokers had offset {run[0]} out of range and hold it now")
+            raise Unreachable(
+                f"{partition}: the brokers reported offset {run[0]} out of range, and hold it now; try again"
+            )
         run.clear()
         run.extend(held)
         if run:
@@ -107,7 +109,9 @@ class Probe:
                     deadline = time.monotonic() + TIMEOUT
                     yield partition, message
             if left and time.monotonic() > deadline:
-                raise Unreachable(f"the brokers at {self._cluster.brokers} do not deliver {min(left)}")
+                raise Unreachable(
+                    f"the brokers at {self._cluster.brokers} do not deliver records of {min(left)}; try again"
+                )
 
     @contextmanager
     def _client(self, reset: str, isolation: str) -> Iterator[Consumer]:

@@ -73,7 +73,7 @@ def order(word: str, name: str, said: Said) -> State:
         owner = {node.name: service.name for service in services.values() for node in service.nodes}
         if name not in services and name not in owner:
             known = ", ".join([*services, *owner]) or "nothing"
-            raise BadInput(f"no server {name} is up: {known} is; tallymark sandbox up starts others")
+            raise BadInput(f"server {name} is not up (running: {known}): tallymark sandbox up starts others")
         _order(word, [name])
         return look() if word == "stop" else _wait_for([owner.get(name, name)], None, said)
 
@@ -85,7 +85,7 @@ def unwell() -> list[str]:
 
 def _whole(name: str) -> bool:
     service = look().services.get(name)
-    return service is not None and service.state == "running" and all(one.state == "running" for one in service.nodes)
+    return service is not None and service.state == "running" and all(node.state == "running" for node in service.nodes)
 
 
 def _order(word: str, names: Sequence[str]) -> None:
@@ -97,9 +97,7 @@ def _order(word: str, names: Sequence[str]) -> None:
     deadline = time.monotonic() + START_SECONDS
     while any(state.read_state().obeyed.get(name) != number for name in names):
         if time.monotonic() > deadline or state.keeper_pid() is None:
-            raise SandboxError(
-                f"the process that keeps the servers did not {word} {', '.join(names)}: see {state.keeper_log()}"
-            )
+            raise SandboxError(f"the sandbox keeper did not {word} {', '.join(names)}: see {state.keeper_log()}")
         time.sleep(0.05)
 
 
@@ -192,9 +190,9 @@ def _wait_for(names: Sequence[str], keeper: subprocess.Popen[bytes] | None, said
         if len(services) == len(names) and all(service.state == "running" for service in services):
             return now
         if keeper is not None and keeper.poll() is not None:
-            raise SandboxError(f"the process that keeps the servers ended: its log is {state.keeper_log()}")
+            raise SandboxError(f"the sandbox keeper has ended: see {state.keeper_log()}")
         time.sleep(0.05)
-    raise SandboxError(f"the servers were not up after {START_SECONDS:.0f} s: see {state.keeper_log()}")
+    raise SandboxError(f"the servers were not ready after {START_SECONDS:.0f} s: see {state.keeper_log()}")
 
 
 def _end_keeper(pid: int) -> None:

@@ -160,7 +160,9 @@ def check_types(table: str, schema: pa.Schema) -> None:
     """Refuse columns of types that have no text form."""
     for field in schema:
         if not any(matches(field.type) for matches, _, _ in _KINDS):
-            raise BadInput(f"table {table}: column {field.name}: {field.type} has no text; cast it or leave it out")
+            raise BadInput(
+                f"table {table}: column {field.name}: Redis can't store {field.type}; cast it or leave it out"
+            )
 
 
 def texts(column: pa.ChunkedArray) -> list[Cell | None]:
@@ -197,13 +199,13 @@ KINDS = {"hash": "hash", "json": "string"}
 def check_table(spec: TableSpec, schema: pa.Schema) -> None:
     """Refuse a table that Redis can't store. There is nothing to create or to evolve."""
     if spec.name == LEDGER:
-        raise BadInput(f"table {spec.name}: its keys would be those of the ledger; choose another name")
+        raise BadInput(f"table {spec.name}: the name is reserved for the ledger; choose another name")
     for name in [*spec.key, *([spec.version] if spec.version else [])]:
         if name not in schema.names:
-            raise BadInput(f"table {spec.name}: its function returns no column {name}, which key= or version= names")
+            raise BadInput(f"table {spec.name}: its function does not return column {name} of key= or version=")
     if len(schema) > MOST_COLUMNS:
         raise BadInput(
-            f"table {spec.name} has {len(schema)} columns, and a script takes {MOST_COLUMNS}: leave some out"
+            f"table {spec.name} has {len(schema)} columns, but a script takes {MOST_COLUMNS}: leave some out"
         )
     check_types(spec.name, schema)
 
@@ -229,7 +231,7 @@ def refused_rows(change: Changes, form: Form) -> list[Refusal]:
     if change.spec.write == "append" and form == "hash" and change.puts.num_rows:
         columns = visible(change.puts).columns
         empty = change.puts.filter(reduce(pc.and_, (pc.is_null(column) for column in columns)))
-        error = "all columns are NULL, and Redis keeps no empty hash: filter such rows out, or write rows=json"
+        error = "all columns are NULL, and Redis stores no empty hash: filter such rows out, or set rows=json"
         found += [refusal(change.spec, empty, at, error) for at in range(empty.num_rows)]
     return found
 

@@ -54,7 +54,7 @@ class RedisSnapshot(Snapshot):
         )
 
     def origins(self, table: str) -> Iterator[pa.Table] | None:
-        raise BadInput(f"table {table}: --deep needs a database with SQL; Redis can't show all rows at one moment")
+        raise BadInput(f"table {table}: --deep requires an SQL database; Redis has no consistent snapshot of all rows")
 
 
 def _position(flat: list[bytes]) -> Position:

@@ -246,7 +246,7 @@ class RedisStore(Store):
     def _check_moved(self, answer: list[Any], entry: Entry | None) -> None:
         if answer[0] == b"moved" and entry is not None:
             self._check_fence(entry)
-            raise CommitRefused(f"group {entry.group}: {answer[1].decode()} had moved")
+            raise CommitRefused(f"group {entry.group}: {answer[1].decode()} had changed; nothing was written")
 
     def try_out(self, changes: Sequence[Changes], refusals: int = sys.maxsize) -> None:
         self._write(Work(only_try=True), changes, uuid.uuid4().hex, refusals, False, lambda _: None)
@@ -327,7 +327,7 @@ class RedisStore(Store):
                 return {
                     position.partition: Claim(position.partition, position.epoch, position) for position in positions
                 }
-        raise Unreachable(f"{self.name}: others kept claiming the partitions of group {group}; try again")
+        raise Unreachable(f"{self.name}: other processes kept changing group {group}; try again")
 
     def _positions(self, group: str, partitions: Collection[Partition] | None = None) -> dict[Partition, Position]:
         if partitions is None:
@@ -351,8 +351,8 @@ class RedisStore(Store):
         keys, arguments = work.keys(), work.arguments()
         if len(keys) + len(arguments) + 3 > script.MOST_ARGUMENTS:
             raise (BatchTooLarge if divisible else BadInput)(
-                f"{self.name}: this batch takes {len(keys) + len(arguments)} arguments, and a Redis command takes "
-                f"{script.MOST_ARGUMENTS}: set limits.records lower"
+                f"{self.name}: the batch needs {len(keys) + len(arguments)} arguments, but a Redis command takes "
+                f"{script.MOST_ARGUMENTS}: lower limits.records"
             )
         try:
             with translated(self.name):
@@ -366,11 +366,13 @@ class RedisStore(Store):
             raise DataRefused(f"key {answer[1].decode()} holds a {answer[2].decode()}; nothing was written")
         if answer[0] == b"broken":
             raise TallymarkError(
-                f"{self.name}: {answer[1].decode()} belongs to the ledger and holds a {answer[2].decode()}: "
-                "somebody else has written there; remove it or choose another tag"
+                f"{self.name}: ledger key {answer[1].decode()} holds a {answer[2].decode()}, written by another "
+                "program; delete it or choose another tag"
             )
         if answer[0] == b"denied":
-            raise AccessDenied(f"{self.name}: the user may not call {answer[1].decode()}; nothing was written")
+            raise AccessDenied(
+                f"{self.name}: the user may not call {answer[1].decode()}; nothing was written: grant it"
+            )
         return answer
 
     def ledger_version(self) -> int | None:
@@ -387,8 +389,8 @@ class RedisStore(Store):
             return
         if policy.startswith("allkeys"):
             raise BadInput(
-                f"{self.name} throws away any key when memory is short (maxmemory-policy {policy}), positions among "
-                "them; set it to noeviction, or to volatile-ttl if others need room"
+                f"{self.name} evicts any key when memory is full (maxmemory-policy {policy}), including positions; set "
+                "it to noeviction, or to volatile-ttl if other programs need eviction"
             )
 
 

@@ -54,7 +54,9 @@ class SqlJournal(Journal):
     def settle(self, letters: Sequence[Letter], state: str, by: str, now: datetime) -> None:
         with self._transaction() as connection:
             for group in sorted({letter.group for letter in letters}):
-                lock_positions(connection, group, {one.record.partition for one in letters if one.group == group})
+                lock_positions(
+                    connection, group, {letter.record.partition for letter in letters if letter.group == group}
+                )
             settle(connection, [letter.id for letter in letters], state, by, now)
 
     def move(self, group: str, partitions: Collection[Partition], decide: Decision, by: str, now: datetime) -> None:

@@ -44,13 +44,14 @@ class SqlSnapshot(Snapshot):
         )
 
     def origins(self, name: str) -> Iterator[pa.Table] | None:
-        known = inspect(self._connection)
-        if not known.has_table(name) or not set(ORIGIN.names) <= {one["name"] for one in known.get_columns(name)}:
+        catalog = inspect(self._connection)
+        if not catalog.has_table(name):
             return None
-        return self._origins(name)
+        columns = {reflected["name"] for reflected in catalog.get_columns(name)}
+        return self._origins(name) if set(ORIGIN.names) <= columns else None
 
     def _origins(self, name: str) -> Iterator[pa.Table]:
-        rows: Any = select(*(column(one) for one in ORIGIN.names)).select_from(table(name))
+        rows: Any = select(*map(column, ORIGIN.names)).select_from(table(name))
         # Not an option of the connection: the results of its other statements are small.
         for part in self._connection.execute(rows, execution_options={"stream_results": True}).partitions(AT_ONCE):
             yield pa.table(list(zip(*part, strict=True)), schema=ORIGIN)

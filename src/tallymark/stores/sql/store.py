@@ -287,10 +287,12 @@ class SqlStore(Store):
             for change in changes:
                 self._look_again(connection, change.spec)
         if any(change.staged for change in changes):
-            return BatchTooLarge(f"{self.name} refused a staged row ({refused}), which is found in smaller batches")
+            return BatchTooLarge(f"{self.name} refused a staged row ({refused}): split the batch to find it")
         whole = [piece for change in changes for piece in pieces(self._tables[change.spec.name], change)]
         found = in_new_transactions(partial(self._refused_rows, whole, at_most))
-        return RowsRefused(found) if found else Unreachable(f"{self.name} refused rows, and then took them: {refused}")
+        if found:
+            return RowsRefused(found)
+        return Unreachable(f"{self.name} refused rows, and then accepted each of them: {refused}; try again")
 
     def _refused_rows(
         self, whole: Sequence[Piece], at_most: int, undoing: Sequence[tuple[Piece, DataRefused]], singly: bool
@@ -299,7 +301,7 @@ class SqlStore(Store):
         if len(refusals) >= at_most:
             return refusals
         rest = [piece.without({refusal.record for refusal in refusals}) for piece in whole]
-        parts = [one for piece in rest for one in one_by_one(piece)] if singly else rest
+        parts = [row for piece in rest for row in one_by_one(piece)] if singly else rest
         with self._trial() as connection:
             return refusals + refused_rows(self.dialect, connection, parts, at_most - len(refusals))
 
@@ -309,11 +311,11 @@ class SqlStore(Store):
             for spec in specs:
                 if not self._look_again(connection, spec):
                     return TableChanged(
-                        f"table {spec.name} was dropped while the pipeline ran; start again to have it created anew, "
-                        "and reset the group if it is to be filled again from the start"
+                        f"table {spec.name} was dropped while the pipeline ran; restart to create it again, and reset "
+                        "the group to fill it from the start"
                     )
         self.create_tables(specs, self._schemas)
-        return Unreachable(f"{self.name}: a table was altered: {changed}")
+        return Unreachable(f"{self.name}: a table was altered: {changed}; try again")
 
     def _look_again(self, connection: Connection, spec: TableSpec) -> bool:
         """Reload the table's columns. Returns whether the table still exists; raises if it no longer fits."""

@@ -51,7 +51,9 @@ def existing_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -
     if not has_table(connection, spec.name):
         columns_for(schema, spec.key)
         if not spec.create:
-            raise TableMismatch(f"table {spec.name} does not exist, and create=False; create it, or leave that out")
+            raise TableMismatch(
+                f"table {spec.name} does not exist, and create=False; create it, or remove create=False"
+            )
         return None
     table = reflected(connection, spec.name)
     _check_columns(table, spec, schema, dialect)
@@ -119,7 +121,7 @@ def _check_version(spec: TableSpec, schema: pa.Schema, dialect: str) -> None:
         raise TableMismatch(f"table {spec.name}: version {field.name} is {_spark_like(field)}, which has no order")
     if kind == "decimal" and dialect == "sqlite":
         raise TableMismatch(
-            f"table {spec.name}: version {field.name} is {field.type}, which SQLite keeps as text and can't compare; "
+            f"table {spec.name}: version {field.name} is {field.type}, which SQLite stores as text and can't compare; "
             "cast it to BIGINT or TIMESTAMP"
         )
 
@@ -128,8 +130,8 @@ def _check_decimals(spec: TableSpec, schema: pa.Schema, dialect: str) -> None:
     for field in schema if dialect in ("mysql", "mariadb") else ():
         if pa.types.is_decimal(field.type) and field.type.scale > MYSQL_SCALE:
             raise TableMismatch(
-                f"table {spec.name}: column {field.name} is {field.type}, and MySQL has {MYSQL_SCALE} digits after the "
-                "point at most; cast it"
+                f"table {spec.name}: column {field.name} is {field.type}, and MySQL has at most {MYSQL_SCALE} digits "
+                "after the point; cast it"
             )
 
 
@@ -142,13 +144,13 @@ def _check_columns(table: Table, spec: TableSpec, schema: pa.Schema, dialect: st
                 continue
             raise TableMismatch(
                 f"table {table.name} has no column {field.name} for the rows' {_spark_like(field)}; add the column, "
-                "have it added with evolve=True, or leave it out of the table's function"
+                "set evolve=True to add it, or leave it out of the table's function"
             )
         if dialect != "sqlite" and not fits(wanted, column.type):
             if family(wanted) == family(column.type) == "timestamp":
                 raise TableMismatch(
-                    f"table {table.name}: column {field.name} is {column.type} and cuts fractions of a second off the "
-                    f"rows' {_spark_like(field)}; change the column to one with {SECOND_DIGITS} digits"
+                    f"table {table.name}: column {field.name} is {column.type} and truncates fractions of a second of "
+                    f"the rows' {_spark_like(field)}; change the column to one with {SECOND_DIGITS} digits"
                 )
             raise TableMismatch(
                 f"table {table.name}: column {field.name} is {column.type} and can't hold the rows' "
@@ -167,7 +169,7 @@ def _check_texts(table: Table, spec: TableSpec, schema: pa.Schema, dialect: str)
         exact = dialect == "sqlite" and name != spec.version
         if family(wanted) in ("integer", "float", "decimal") and not exact:
             raise TableMismatch(
-                f"table {table.name}: column {name} is {table.c[name].type} and keeps the rows' {field.type} as text, "
+                f"table {table.name}: column {name} is {table.c[name].type} and stores the rows' {field.type} as text, "
                 f"which is not compared as a number; change the column to {wanted}"
             )
 
