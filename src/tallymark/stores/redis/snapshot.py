@@ -12,11 +12,11 @@ import pyarrow as pa
 from tallymark.core.journal import UNAPPLIED
 from tallymark.core.spans import Partition, Position
 from tallymark.errors import BadInput
+from tallymark.stores.contract import HISTORY, NOTES, Moment, Snapshot, SnapshotMark
 from tallymark.stores.redis.journal import _batch, _note
 from tallymark.stores.redis.ledger import position
 from tallymark.stores.redis.rows import RedisKeys
 from tallymark.stores.redis.times import from_text
-from tallymark.stores.snapshot import HISTORY, NOTES, Moment, Snapshot, SnapshotMark
 
 READ = """
 local positions, letters = {}, {}

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, Row, Select, column, inspect, select, table
 from tallymark.core.claims import Note
 from tallymark.core.journal import UNAPPLIED
 from tallymark.core.spans import Partition, Span
-from tallymark.stores.snapshot import HISTORY, NOTES, ORIGIN, Moment, Snapshot, SnapshotMark
+from tallymark.stores.contract import HISTORY, NOTES, ORIGIN, Moment, Snapshot, SnapshotMark
 from tallymark.stores.sql.ledger.read import read_group
 from tallymark.stores.sql.ledger.runs import read_history
 from tallymark.stores.sql.ledger.skips import read_skips
