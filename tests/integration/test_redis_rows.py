@@ -372,7 +372,7 @@ def test_a_batch_of_too_many_arguments_is_divided_or_refused(
     [
         (TableSpec("t", key=("id",), write="upsert"), {"a": pa.int64()}, "does not return column id"),
         (TableSpec("t", key=("a",), write="upsert", version="v"), {"a": pa.int64()}, "does not return column v"),
-        (TableSpec("t"), {"a": pa.list_(pa.int64())}, "column a: list<.*> has no text"),
+        (TableSpec("t"), {"a": pa.list_(pa.int64())}, "column a: Redis can't store list<"),
         (TableSpec("tallymark"), {"a": pa.int64()}, "name is reserved for the ledger"),
         (TableSpec("t"), {str(number): pa.int64() for number in range(4000)}, "4000 columns"),
     ],

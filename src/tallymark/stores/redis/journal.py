@@ -33,8 +33,8 @@ class RedisJournal(Journal):
 
     def groups(self) -> dict[str, GroupState]:
         names = sorted(name.decode() for name in self.ask(lambda client: client.smembers(self.keys.groups())))
-        found = self.run(Work(reads=[self.keys.group(name) for name in names])) or [] if names else []
-        states = {name: ledger.state(fields) for name, fields in zip(names, found, strict=True)}
+        hashes = self.run(Work(reads=[self.keys.group(name) for name in names])) or [] if names else []
+        states = {name: ledger.state(fields) for name, fields in zip(names, hashes, strict=True)}
         return {name: state for name, state in states.items() if state is not None}
 
     def runs(self, group: str) -> list[Run]:
@@ -48,16 +48,17 @@ class RedisJournal(Journal):
 
     def notes(self, group: str, kinds: Collection[str]) -> list[NoteLine]:
         lines = self.ask(lambda client: client.lrange(self.keys.exceptions(group), 0, -1))
-        found = [_note(json.loads(line)) for line in lines]
-        found = [one for one in found if one.note.kind in kinds and one.note.kind != "skip"]
+        notes = [_note(json.loads(line)) for line in lines]
+        notes = [line for line in notes if line.note.kind in kinds and line.note.kind != "skip"]
         if "skip" in kinds:
-            found += [_note(json.loads(line)) for line in self._hash(self.keys.skips(group)).values()]
-        return sorted(found, key=lambda one: one.recorded_at)
+            notes += [_note(json.loads(line)) for line in self._hash(self.keys.skips(group)).values()]
+        return sorted(notes, key=lambda line: line.recorded_at)
 
     def letters(self, query: LetterQuery) -> list[Letter]:
         groups = [query.group] if query.group is not None else list(self.groups())
-        found = [one for group in groups for one in self._letters(group, query.ids) if letters.matches(query, one)]
-        return sorted(found, key=lambda letter: letter.recorded_at)[: query.most]
+        stored = (letter for group in groups for letter in self._letters(group, query.ids))
+        matching = (letter for letter in stored if letters.matches(query, letter))
+        return sorted(matching, key=lambda letter: letter.recorded_at)[: query.most]
 
     def letter_counts(self, group: str) -> dict[str, int]:
         states: list[str] = self.ask(lambda client: letters.states(client, self.keys, group))
@@ -68,14 +69,17 @@ class RedisJournal(Journal):
         for letter in chosen:
             letters.settle(work, letters.key(self.keys, letter), state, by, now)
         if chosen and self.run(work) is None:
-            ids = [one.id for one in chosen]
-            there = {one.id: one.state for group in {one.group for one in chosen} for one in self._letters(group, ids)}
-            raise explain_settled(there, ids) or CommitRefused("dead letters had changed")
+            ids, groups = [letter.id for letter in chosen], {letter.group for letter in chosen}
+            states = {letter.id: letter.state for group in groups for letter in self._letters(group, ids)}
+            raise explain_settled(states, ids) or CommitRefused(
+                "dead letters had changed; nothing was changed: try again"
+            )
 
     def move(self, group: str, partitions: Collection[Partition], decide: Decision, by: str, now: datetime) -> None:
         def plan(found: Mapping[Partition, Position]) -> Work:
             skips, dead = self._hash(self.keys.skips(group)), partial(self._letters, group)
-            changes = decide({one: found[one] for one in partitions if one in found}, self.runs(group))
+            concerned = {partition: found[partition] for partition in partitions if partition in found}
+            changes = decide(concerned, self.runs(group))
             return ledger.move(self.keys, group, changes, found, skips, dead, by, now)
 
         self.change(group, plan)

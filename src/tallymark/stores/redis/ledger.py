@@ -78,7 +78,7 @@ def claim(
                 new = _restart(work, keys, group, old, new, changes.restarts[partition], owner.since, skips, dead)
                 names = (*OWNERSHIP, *PLACE)
             _move(work, keys, group, old, new, names)
-    work.reads = [keys.position(group, one) for one in sorted(partitions) if one in found or one in changes.first]
+    work.reads = [keys.position(group, at) for at in sorted(partitions) if at in found or at in changes.first]
     return work
 
 

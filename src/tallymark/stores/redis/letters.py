@@ -49,10 +49,10 @@ def read(client: Any, keys: RedisKeys, group: str, ids: Iterable[str] | None = N
     if ids is None:
         ids = [name.decode().removeprefix(prefix) for name in client.zrange(keys.letters(group), 0, -1)]
     chosen, pipe = list(ids), client.pipeline(transaction=False)
-    for one in chosen:
-        pipe.hgetall(keys.letter_of(group, one))
-    found = zip(chosen, pipe.execute() if chosen else [], strict=True)
-    return [_letter(one, group, fields) for one, fields in found if fields]
+    for number in chosen:
+        pipe.hgetall(keys.letter_of(group, number))
+    stored = zip(chosen, pipe.execute() if chosen else [], strict=True)
+    return [_letter(number, group, fields) for number, fields in stored if fields]
 
 
 def states(client: Any, keys: RedisKeys, group: str) -> list[str]:
