@@ -35,7 +35,7 @@ from tallymark.stores.contract import RowsRefused, Store
 from tallymark.stores.sql.dialect import READ_ONLY, Dialect
 from tallymark.stores.sql.errors import translated
 from tallymark.stores.sql.guard import guard
-from tallymark.stores.sql.journal import SqlJournal
+from tallymark.stores.sql.journal import SqlJournal, SqlSnapshot, in_snapshot
 from tallymark.stores.sql.ledger.claim import claim, reclaim, release
 from tallymark.stores.sql.ledger.commit import check_fence, write_entry
 from tallymark.stores.sql.ledger.migrate import create_ledger, explaining_denials, ledger_version
@@ -53,7 +53,6 @@ from tallymark.stores.sql.ledger.skips import read_skips, was_filled
 from tallymark.stores.sql.ledger.tables import VERSION
 from tallymark.stores.sql.mysql import Mysql
 from tallymark.stores.sql.postgresql import Postgresql
-from tallymark.stores.sql.snapshot import SqlSnapshot, in_snapshot
 from tallymark.stores.sql.sqlite import Sqlite
 from tallymark.stores.sql.staging import Stages, clear_stages
 from tallymark.stores.sql.tables import create_table, evolve_table, existing_table
