@@ -326,7 +326,7 @@ def test_another_thread_may_go_on_with_it_and_then_it_is_over(store: RedisStore,
         lambda: db.savepoint().__enter__(),
     ]
     for use in uses:
-        with pytest.raises(BadInput, match="is over"):
+        with pytest.raises(BadInput, match="has ended"):
             use()
 
 

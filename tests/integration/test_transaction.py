@@ -494,7 +494,7 @@ def test_after_the_block_the_transaction_is_over(store: SqlStore) -> None:
     with store.begin(nothing) as db:
         db.execute(INSERT, {"id": 1})
     for use in (lambda: db.execute(INSERT, {"id": 2}), lambda: db.connection, lambda: db.write("seen", {"id": 2})):
-        with pytest.raises(BadInput, match="is over"):
+        with pytest.raises(BadInput, match="has ended"):
             use()
     assert seen(store) == [1]
 

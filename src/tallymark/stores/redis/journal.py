@@ -18,9 +18,8 @@ from tallymark.core.spans import OUTCOMES, GroupState, Partition, Position, Span
 from tallymark.errors import BadInput, CommitRefused
 from tallymark.stores.contract import HISTORY, NOTES, Moment, Snapshot, SnapshotMark
 from tallymark.stores.redis import ledger, letters, notes
-from tallymark.stores.redis.rows import RedisKeys
+from tallymark.stores.redis.keys import RedisKeys, from_text, score
 from tallymark.stores.redis.script import Work
-from tallymark.stores.redis.times import from_text, score
 
 T = TypeVar("T")
 

@@ -38,9 +38,8 @@ from tallymark.core.journal import Letter
 from tallymark.core.records import storable
 from tallymark.core.spans import OUTCOMES, GroupState, Owner, Partition, Position, Tally
 from tallymark.stores.redis import letters, notes
-from tallymark.stores.redis.rows import RedisKeys
+from tallymark.stores.redis.keys import RedisKeys, as_text, from_text, score
 from tallymark.stores.redis.script import Work
-from tallymark.stores.redis.times import as_text, from_text, score
 
 VERSION = 4
 KEEP_BATCHES = 100_000

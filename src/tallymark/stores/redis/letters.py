@@ -10,9 +10,8 @@ from tallymark.core.claims import Entry, Replay
 from tallymark.core.journal import DEAD, REPLAYED, UNAPPLIED, VOID, Letter, LetterQuery
 from tallymark.core.records import DeadLetter, headers_from_json, storable
 from tallymark.core.spans import Partition, Position
-from tallymark.stores.redis.rows import RedisKeys
+from tallymark.stores.redis.keys import RedisKeys, as_text, from_text
 from tallymark.stores.redis.script import Work
-from tallymark.stores.redis.times import as_text, from_text
 
 
 def key(keys: RedisKeys, letter: Letter) -> str:

@@ -16,9 +16,8 @@ from tallymark.core.claims import Fill, Note, Rebalance, Skip
 from tallymark.core.journal import Run
 from tallymark.core.records import storable
 from tallymark.core.spans import OUTCOMES, Partition, Position, Span
-from tallymark.stores.redis.rows import RedisKeys
+from tallymark.stores.redis.keys import RedisKeys, as_text, from_text, score
 from tallymark.stores.redis.script import Work
-from tallymark.stores.redis.times import as_text, from_text, score
 
 KEEP_REBALANCES = 1_000
 KEEP_RUNS = 100

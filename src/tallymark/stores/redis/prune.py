@@ -10,9 +10,8 @@ from typing import Any
 from tallymark.core.journal import SETTLED
 from tallymark.core.retention import Cutoffs
 from tallymark.stores.redis import notes
-from tallymark.stores.redis.rows import RedisKeys
+from tallymark.stores.redis.keys import RedisKeys, from_text, score
 from tallymark.stores.redis.script import Work
-from tallymark.stores.redis.times import from_text, score
 
 MOST = 1_000
 """The maximum number of members that one script removes: a script blocks the server."""

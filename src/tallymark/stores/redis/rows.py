@@ -1,9 +1,4 @@
-"""Convert rows for the script: a key for each row, and its cells as a hash or as a JSON object.
-
-{shop}:orders:42                            a row, by the parts of its key
-{shop}:clicks:web-0-17                      a row without a key: topic, partition and offset of its record
-{shop}:tallymark:position:<group>:web:0     the ledger
-"""
+"""Convert rows for the script: a key for each row, and its cells as a hash or as a JSON object."""
 
 from __future__ import annotations
 
@@ -11,14 +6,12 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import (
     OFFSET,
     PARTITION,
@@ -33,83 +26,9 @@ from tallymark.core.tables import (
 )
 from tallymark.errors import BadInput, DataRefused
 from tallymark.stores.redis.address import Form
+from tallymark.stores.redis.keys import LEDGER, escaped
 from tallymark.stores.redis.script import Block, Cell
 from tallymark.stores.sql.columns import OFF_CALENDAR, off_calendar
-
-LEDGER = "tallymark"
-
-
-def escaped(part: object) -> str:
-    """Escape a part of a key, so that it does not contain the separator."""
-    return str(part).replace("%", "%25").replace(":", "%3A")
-
-
-@dataclass(frozen=True)
-class RedisKeys:
-    """The names of the keys of a store."""
-
-    tag: str
-
-    def table(self, name: str) -> str:
-        """Return the key prefix of all rows of a table."""
-        return f"{{{self.tag}}}:{escaped(name)}:"
-
-    def position(self, group: str, partition: Partition) -> str:
-        return self._ledger("position", group, partition.topic, partition.number)
-
-    def positions(self, group: str) -> str:
-        """The set of the keys of a group's positions."""
-        return self._ledger("positions", group)
-
-    def group(self, group: str) -> str:
-        return self._ledger("group", group)
-
-    def groups(self) -> str:
-        """The set of all groups, by name."""
-        return self._ledger("groups")
-
-    def batches(self, group: str) -> str:
-        return self._ledger("batches", group)
-
-    def exceptions(self, group: str) -> str:
-        return self._ledger("exceptions", group)
-
-    def skips(self, group: str) -> str:
-        """The open skips of a group, by ``skip``."""
-        return self._ledger("skips", group)
-
-    def skip(self, span: Span) -> str:
-        """The field of an open skip: where it starts."""
-        return ":".join(map(escaped, (span.partition.topic, span.partition.number, span.start)))
-
-    def rebalances(self, group: str) -> str:
-        return self._ledger("rebalances", group)
-
-    def letter(self, group: str, partition: Partition, offset: int, batch: str) -> str:
-        return self._ledger("letter", group, partition.topic, partition.number, offset, batch)
-
-    def letter_of(self, group: str, number: str) -> str:
-        """The key of a dead letter by its id, which is the part of the key after the group."""
-        return self._ledger("letter", group) + ":" + number
-
-    def letters(self, group: str) -> str:
-        """The keys of all dead letters of a group, by time."""
-        return self._ledger("letters", group)
-
-    def runs(self, group: str) -> str:
-        return self._ledger("runs", group)
-
-    def of_group(self, group: str) -> list[str]:
-        """The keys that exist once for each group."""
-        named = self.group, self.positions, self.batches, self.exceptions, self.skips, self.rebalances, self.letters
-        return [name(group) for name in (*named, self.runs)]
-
-    def schema(self) -> str:
-        return self._ledger("schema")
-
-    def _ledger(self, *parts: object) -> str:
-        return self.table(LEDGER) + ":".join(map(escaped, parts))
-
 
 _NOT_IN_JSON = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
 

@@ -52,8 +52,8 @@ from tallymark.stores.redis import ledger, letters, notes, rows, script
 from tallymark.stores.redis.address import Address
 from tallymark.stores.redis.errors import translated
 from tallymark.stores.redis.journal import RedisJournal, RedisSnapshot
+from tallymark.stores.redis.keys import LEDGER, RedisKeys
 from tallymark.stores.redis.prune import removals
-from tallymark.stores.redis.rows import LEDGER, RedisKeys
 from tallymark.stores.redis.script import Work
 from tallymark.stores.redis.transaction import RedisTransaction
 from tallymark.stores.sql.columns import is_json

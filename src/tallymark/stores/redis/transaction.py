@@ -16,7 +16,8 @@ from tallymark.errors import BadInput, DataRefused
 from tallymark.stores.given import Given, Rows, cast, changes, check_keys
 from tallymark.stores.redis.address import Form
 from tallymark.stores.redis.errors import translated
-from tallymark.stores.redis.rows import LEDGER, RedisKeys, blocks, check_table, refused_rows
+from tallymark.stores.redis.keys import LEDGER, RedisKeys
+from tallymark.stores.redis.rows import blocks, check_table, refused_rows
 from tallymark.stores.redis.script import Block, Work
 from tallymark.stores.sql.columns import is_json
 from tallymark.stores.transaction import Transaction, spec_for
