@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallymark.core.spans import Partition
-from tallymark.errors import BadInput
+from tallymark.errors import BadInput, DataRefused
 
 Write = Literal["append", "upsert", "ignore"]
 
@@ -179,6 +179,16 @@ def origin(rows: pa.Table, at: int) -> tuple[Partition, int]:
     """Return the record of a row."""
     topic, number, offset = (rows[name][at].as_py() for name in (TOPIC, PARTITION, OFFSET))
     return Partition(topic, number), offset
+
+
+def refusal(spec: TableSpec, rows: pa.Table, at: int, error: str) -> Refusal:
+    """Return the refusal of the record of a row. Raises if the row is merged from several records."""
+    if not has_origin(rows):
+        raise DataRefused(
+            f"table {spec.name} refused a row: {error}; its function merges records, so that no single record can be "
+            "left out: correct the function"
+        )
+    return Refusal(*origin(rows, at), spec.name, error)
 
 
 def without(rows: pa.Table, records: Collection[tuple[Partition, int]]) -> pa.Table:

@@ -21,10 +21,10 @@ from tallymark.core.tables import (
     TableSpec,
     has_origin,
     null_keys,
-    origin,
+    refusal,
     visible,
 )
-from tallymark.errors import BadInput, DataRefused
+from tallymark.errors import BadInput
 from tallymark.stores.redis.address import Form
 from tallymark.stores.redis.keys import LEDGER, escaped
 from tallymark.stores.redis.script import Block, Cell
@@ -153,15 +153,6 @@ def refused_rows(change: Changes, form: Form) -> list[Refusal]:
         error = "all columns are NULL, and Redis stores no empty hash: filter such rows out, or set rows=json"
         found += [refusal(change.spec, empty, at, error) for at in range(empty.num_rows)]
     return found
-
-
-def refusal(spec: TableSpec, rows: pa.Table, at: int, error: str) -> Refusal:
-    if not has_origin(rows):
-        raise DataRefused(
-            f"table {spec.name} refused a row: {error}; its function merges records, so that no single one can be "
-            "set aside: correct the function"
-        )
-    return Refusal(*origin(rows, at), spec.name, error)
 
 
 def _hashes(spec: TableSpec, rows: pa.Table, keys: list[str], _: set[str]) -> Block:

@@ -37,7 +37,7 @@ from tallymark.core.journal import Letter, Run
 from tallymark.core.progress import Step
 from tallymark.core.retention import Cutoffs
 from tallymark.core.spans import GroupState, Owner, Partition, Position, Tally
-from tallymark.core.tables import Changes, TableSpec, table_schema
+from tallymark.core.tables import Changes, TableSpec, refusal, table_schema
 from tallymark.errors import (
     BadInput,
     CommitRefused,
@@ -257,7 +257,7 @@ class RedisStore(Store):
             wrong = [(sources[block], at, key, kind) for block, at, key, kind in answer[1][:refusals]]
             raise RowsRefused(
                 [
-                    rows.refusal(spec, table, at, f"key {key.decode()} holds a {kind.decode()}")
+                    refusal(spec, table, at, f"key {key.decode()} holds a {kind.decode()}")
                     for (spec, table), at, key, kind in wrong
                 ]
             )
