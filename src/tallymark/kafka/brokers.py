@@ -212,6 +212,10 @@ class Brokers:
         """Return the records at these offsets. Records that no longer exist are left out."""
         return Probe(self.cluster, self.explain).records(wanted)
 
+    def first_times(self, offsets: Mapping[Partition, int], isolation: str) -> dict[Partition, datetime | None]:
+        """Return the timestamp of the first record at or after each offset; a partition without one is left out."""
+        return Probe(self.cluster, self.explain).first_times(offsets, isolation) if offsets else {}
+
     def truncated(self, positions: Mapping[Partition, tuple[int, int]]) -> dict[Partition, int]:
         """Return the positions (offset and leader epoch) whose logs were truncated before them, and at which offset."""
         return Probe(self.cluster, self.explain).truncated(positions)

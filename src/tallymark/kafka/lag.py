@@ -6,19 +6,16 @@ covers all partitions at once.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import ConfigResource
 
 from tallymark.core.plan import check_identity
 from tallymark.core.spans import Log, Partition, Position
-from tallymark.core.times import timestamp
-from tallymark.errors import PositionRefused, TallymarkError, Unreachable
-from tallymark.kafka.brokers import TIMEOUT, Brokers, connect
+from tallymark.errors import PositionRefused, TallymarkError
+from tallymark.kafka.brokers import TIMEOUT, Brokers
 
 FOR_EVER = 100 * 366 * 86_400_000
 """Milliseconds."""
@@ -102,10 +99,10 @@ def unread_times(
     Offsets of aborted transactions, transaction markers and compacted records hold no record. If nothing can be read
     because a transaction is open, the first record of this transaction counts.
     """
-    found = dict(_first_times(brokers, offsets, "read_committed"))
-    unstable = {partition: logs[partition] for partition in offsets if partition not in found}
+    times = brokers.first_times(offsets, "read_committed")
+    unstable = {partition: logs[partition] for partition in offsets if partition not in times}
     waiting = {partition: log.stop for partition, log in unstable.items() if log.stop < log.end}
-    return found | dict(_first_times(brokers, waiting, "read_uncommitted"))
+    return times | brokers.first_times(waiting, "read_uncommitted")
 
 
 def rates_in(brokers: Brokers, logs: Mapping[Partition, Log], window: timedelta = WINDOW) -> dict[Partition, float]:
@@ -169,39 +166,3 @@ def _retentions(brokers: Brokers, topics: Iterable[str]) -> dict[str, Retention]
     configs = {topic.name: {entry.name: entry.value for entry in entries.values()} for topic, entries in found.items()}
     known = {topic: Retention.of(config) for topic, config in configs.items()}
     return {topic: retention for topic, retention in known.items() if retention is not None}
-
-
-def _first_times(
-    brokers: Brokers, offsets: Mapping[Partition, int], isolation: str
-) -> Iterator[tuple[Partition, datetime | None]]:
-    """Yield the timestamp of the first record of each partition, unless its end comes first. Uses a single client."""
-    if not offsets:
-        return
-    settings = {
-        **brokers.cluster.settings(),
-        "group.id": "tallymark",  # required, and never joined
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "auto.offset.reset": "earliest",
-        "isolation.level": isolation,
-        "queued.min.messages": 1,
-        "fetch.wait.max.ms": 20,
-        "log_level": 0,
-    }
-    consumer, left, deadline = connect(Consumer, settings), set(offsets), time.monotonic() + TIMEOUT
-    try:
-        consumer.incremental_assign([TopicPartition(p.topic, p.number, offset) for p, offset in offsets.items()])
-        while left:
-            for message in consumer.consume(1, 0.1):
-                error, partition = message.error(), Partition(str(message.topic()), int(message.partition() or 0))
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise brokers.explain(error, partition.topic)
-                if partition in left:
-                    left.discard(partition)
-                    consumer.incremental_unassign([TopicPartition(partition.topic, partition.number)])
-                    if error is None:
-                        yield partition, timestamp(message)
-            if left and time.monotonic() > deadline:
-                raise Unreachable(f"the brokers at {brokers.address} do not deliver records of {min(left)}; try again")
-    finally:
-        consumer.close()
