@@ -193,7 +193,7 @@ def test_a_replayed_letter_is_applied_and_one_that_dies_again_stays(store: Store
     assert left.record.error.startswith("still")
     assert store.filled(group, "replay-1")
     assert [line.note.span for line in store.journal().notes(group, ["replay"])] == [Span(ZERO, 3, 4)]
-    with pytest.raises(PositionMoved, match="is replayed already"):
+    with pytest.raises(PositionMoved, match="is already replayed"):
         replaying(group, store, first)
 
 

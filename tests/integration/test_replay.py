@@ -451,7 +451,7 @@ def test_a_handler_that_is_late_gets_what_is_left_of_its_batch(dead: Dead) -> No
     some = others.journal().letters(LetterQuery(dead.group, partition=0, most=5))
     others.journal().settle(some, DISCARDED, "op", SINCE)
     others.close()
-    with pytest.raises(CommitRefused, match="is discarded already"), first.transaction() as db:
+    with pytest.raises(CommitRefused, match="is already discarded"), first.transaction() as db:
         write(db, first.records)
     second = next(batches)
     with second.transaction() as db:
