@@ -96,7 +96,7 @@ def test_several_threads_may_make_the_tables_at_once(store_url: str) -> None:
 def test_a_ledger_of_a_newer_version_is_refused(store: SqlStore) -> None:
     with store.transaction() as connection:
         connection.execute(insert(schema), {"version": VERSION + 1, "applied_at": SINCE})
-    with pytest.raises(BadInput, match=f"version {VERSION + 1}, this tallymark knows {VERSION}: upgrade"):
+    with pytest.raises(BadInput, match=f"version {VERSION + 1}, this tallymark supports {VERSION}: upgrade"):
         store.create_ledger()
 
 

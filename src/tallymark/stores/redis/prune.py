@@ -66,7 +66,7 @@ def _old_runs(client: Any, keys: RedisKeys, group: str, before: datetime, owners
     # An owner whose run is not recorded counts as alive.
     fields = {name.decode(): line.decode() for name, line in client.hgetall(keys.runs(group)).items()}
     older = notes.runs(fields)[1:]
-    return [one.name for one in older if (one.ended or one.seen) < before and one.name not in owners]
+    return [run.name for run in older if (run.ended or run.seen) < before and run.name not in owners]
 
 
 def _settled_letters(client: Any, keys: RedisKeys, group: str, before: datetime) -> list[str]:

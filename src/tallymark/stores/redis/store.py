@@ -99,7 +99,9 @@ class RedisStore(Store):
             self._run(self._upgrade(found))
             found = self.ledger_version()
         if found is not None and found > ledger.VERSION:
-            raise BadInput(f"the ledger has version {found}, this tallymark knows {ledger.VERSION}: upgrade tallymark")
+            raise BadInput(
+                f"the ledger has version {found}, this tallymark supports {ledger.VERSION}: upgrade tallymark"
+            )
 
     def _upgrade(self, found: int | None) -> Work:
         """Create or upgrade the ledger, unless another process has done it first."""
@@ -155,11 +157,11 @@ class RedisStore(Store):
         return self.ask(lambda client: notes.rebalances(client, self._keys, group, most))
 
     def prune(self, group: str, cutoffs: Cutoffs, *, execute: bool = True) -> dict[str, int]:
-        owners = {one.owner.run for one in self._positions(group).values() if one.owner}
-        found = self.ask(lambda client: list(removals(client, self._keys, group, cutoffs, owners)))
-        for work in (work for one in found for work in one.works if execute):
+        owners = {position.owner.run for position in self._positions(group).values() if position.owner}
+        old = self.ask(lambda client: list(removals(client, self._keys, group, cutoffs, owners)))
+        for work in (work for removal in old for work in removal.works if execute):
             self._run(work)
-        return {one.key: one.count for one in found}
+        return {removal.key: removal.count for removal in old}
 
     def claim(
         self,
@@ -199,16 +201,16 @@ class RedisStore(Store):
         db = RedisTransaction(self.name, lambda: self._server.client, self._keys, self._form, self._try_out)
         with db.opened():
             yield db
-            made = entry()
-        work = self._commit(made) if made is not None else Work()
-        if not db.add_to(work) and made is None:
+            written = entry()
+        work = self._commit(written) if written is not None else Work()
+        if not db.add_to(work) and written is None:
             return
         on_step(Step.WRITTEN)
-        if made is not None:
+        if written is not None:
             on_step(Step.MOVED)
-        answer = self._server.answer(work, divisible=made is not None and _divisible(made))
+        answer = self._server.answer(work, divisible=written is not None and _divisible(written))
         _check_rows(answer)
-        self._check_moved(answer, made)
+        self._check_moved(answer, written)
 
     def _try_out(self, work: Work) -> None:
         """Raise if the server would refuse the writes that a handler has collected so far."""

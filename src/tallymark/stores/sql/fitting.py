@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from sqlalchemy import Column, Connection, Engine, Table
-from sqlalchemy.exc import DBAPIError
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, DataRefused
@@ -17,10 +15,16 @@ from tallymark.stores.given import Given
 from tallymark.stores.sql.columns import JSON_MARK, column_type
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.staging import impatient
-from tallymark.stores.sql.tables import create_table, evolve_table, existing_table, fits, has_table, reflected
+from tallymark.stores.sql.tables import (
+    create_table,
+    evolve_table,
+    existing_table,
+    fits,
+    has_table,
+    reflected,
+    retrying_races,
+)
 
-PAUSES = (0.0, 0.1, 0.5)
-"""Seconds before each attempt to find or create a table, which another process may create at the same time."""
 WIDEST = pa.decimal128(38, 18)
 """Column type for decimals whose type is inferred from values: the type that Spark infers for Python's Decimal."""
 NARROWER = {
@@ -53,17 +57,13 @@ def fit(
 
     ``used``: the transaction has written to the table before.
     """
-    for pause in PAUSES:
-        time.sleep(pause)
-        try:
-            # On MySQL a failed statement does not abort the transaction, so no savepoint is needed.
-            with nullcontext() if dialect.name == "mysql" else connection.begin_nested():
-                return _find_or_create(connection, engine, dialect, spec, given, used=used)
-        except DBAPIError as error:
-            if error.connection_invalidated:
-                raise
-            failed = error
-    raise failed
+
+    def attempt() -> Fitted:
+        # On MySQL a failed statement does not abort the transaction, so no savepoint is needed.
+        with nullcontext() if dialect.name == "mysql" else connection.begin_nested():
+            return _find_or_create(connection, engine, dialect, spec, given, used=used)
+
+    return retrying_races(attempt)
 
 
 def _find_or_create(

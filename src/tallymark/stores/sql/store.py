@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -13,7 +12,6 @@ from typing import TypeVar
 import pyarrow as pa
 from sqlalchemy import Connection, Table, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError
 
 from tallymark.core.claims import Claim, Decide, Entry, Rebalance, Skip, explain_refusal
 from tallymark.core.halving import in_new_transactions, one_by_one
@@ -55,7 +53,7 @@ from tallymark.stores.sql.mysql import Mysql
 from tallymark.stores.sql.postgresql import Postgresql
 from tallymark.stores.sql.sqlite import Sqlite
 from tallymark.stores.sql.staging import Stages, clear_stages
-from tallymark.stores.sql.tables import create_table, evolve_table, existing_table
+from tallymark.stores.sql.tables import create_table, evolve_table, existing_table, retrying_races
 from tallymark.stores.sql.transaction import Known, SqlTransaction
 from tallymark.stores.sql.write import Piece, pieces, refused_rows, write
 from tallymark.stores.url import shown
@@ -122,7 +120,7 @@ class SqlStore(Store):
 
     def create_ledger(self) -> None:
         with translated(self.name), explaining_denials(self.name, self.ledger_version):
-            _second_chance(partial(self._in_transaction, create_ledger))
+            retrying_races(partial(self._in_transaction, create_ledger))
 
     def positions(self, group: str | None = None) -> dict[str, list[Position]]:
         with self.look() as connection:
@@ -201,7 +199,7 @@ class SqlStore(Store):
         for spec in specs:
             work = partial(self._in_transaction, self._create_table, spec, table_schema(spec, schemas[spec.name]))
             with translated(self.name):
-                _second_chance(work)
+                retrying_races(work)
 
     def stages(self, group: str, run: str) -> Stages | None:
         return Stages(self.engine, self.name, group, run) if self.dialect.stages else None
@@ -215,14 +213,14 @@ class SqlStore(Store):
     def begin(
         self, entry: Callable[[], Entry | None], on_step: Callable[[Step], None] = lambda _: None
     ) -> Iterator[SqlTransaction]:
-        made: Entry | None = None
+        written: Entry | None = None
         try:
             with SqlTransaction(self.name, self.engine, self.dialect, self._known).opened() as db:
                 yield db
-                made = entry()
-                db.finish(made, on_step)
+                written = entry()
+                db.finish(written, on_step)
         except CommitRefused as refused:
-            explained = self._explained(made) if made is not None else None
+            explained = self._explained(written) if written is not None else None
             if explained is None:
                 raise
             raise explained from refused
@@ -339,15 +337,3 @@ class SqlStore(Store):
     def _in_transaction(self, work: Callable[..., T], *arguments: object) -> T:
         with self.engine.begin() as connection:
             return work(connection, *arguments)
-
-
-def _second_chance(work: Callable[[], None]) -> None:
-    """Retry. Checking for a table and creating it is not atomic: the loser of a race finds it on the next attempt."""
-    for pause in (0.1, 0.5):
-        try:
-            return work()
-        except DBAPIError as error:
-            if error.connection_invalidated:
-                raise
-            time.sleep(pause)
-    return work()

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from sqlalchemy import Column, Connection, Inspector, MetaData, Table, inspect, text
 from sqlalchemy import types as sql
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateColumn
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import TableMismatch
 from tallymark.stores.sql.columns import column_type, columns_for, family, is_json, plain
 from tallymark.stores.sql.keys import check_key, exact_collation
+
+T = TypeVar("T")
 
 _FITS = {
     "boolean": {"boolean", "integer"},
@@ -28,6 +33,8 @@ _FITS = {
     "string": {"string"},
 }
 _UNORDERED = ("boolean", "json", "binary")
+PAUSES = (0.0, 0.1, 0.5)
+"""Seconds before each attempt to find or create a table, which another process may create at the same time."""
 MYSQL_SCALE = 30
 SECOND_DIGITS = 6
 _INTEGER_BITS: list[tuple[type[Any], int]] = [
@@ -37,6 +44,19 @@ _INTEGER_BITS: list[tuple[type[Any], int]] = [
     (sql.BigInteger, 64),
     (sql.Integer, 32),
 ]
+
+
+def retrying_races(work: Callable[[], T]) -> T:
+    """Retry: finding and creating a table is not atomic, and the loser of a race finds it on the next attempt."""
+    for pause in PAUSES:
+        time.sleep(pause)
+        try:
+            return work()
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            failed = error
+    raise failed
 
 
 def existing_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table | None:
