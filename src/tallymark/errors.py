@@ -1,36 +1,36 @@
-"""Every error a user can meet, and whether trying again can help.
+"""All errors, as a tree, and whether a retry may succeed.
 
     TallymarkError
-    ├── BadInput                  what the user wrote can't work: settings, schema string, table function
+    ├── BadInput                  invalid settings, schema string, table function or command
     │   ├── UnknownTopic
     │   ├── UnknownPartition
-    │   └── TableMismatch         an existing table can't take the rows
-    ├── DataRefused               a database refused a value: the rows are at fault, not the connection
-    │   └── TransactionUndone     and it has rolled back all that the transaction had done before
-    ├── TableChanged              a table was dropped or altered under a running pipeline
-    ├── TooManyDead               a batch has more dead records than its budget allows: nothing moved
-    ├── BatchTooLarge             a batch does not fit the memory it may use: a smaller one will
+    │   └── TableMismatch         an existing table can't hold the rows
+    ├── DataRefused               a database refused a value
+    │   └── TransactionUndone     and rolled back the whole transaction
+    ├── TableChanged              a table was dropped or altered while a pipeline ran
+    ├── TooManyDead               a batch has more dead records than its budget allows; no position moved
+    ├── BatchTooLarge             a batch exceeds its limits and has to be split
     ├── GroupPaused               the group is paused, by hand or by its budget
     ├── Unreachable               transient: the broker or the store did not answer
-    ├── Retry                     transient: raised by a handler, whose work may succeed later
-    ├── AccessDenied              the broker or the store said no: credentials, permissions
-    ├── PositionRefused           reading on from the stored position would lose or repeat records
+    ├── Retry                     transient: raised by a handler to retry its batch
+    ├── AccessDenied              the broker or the store refused the credentials or permissions
+    ├── PositionRefused           continuing at the stored position would lose or repeat records
     │   ├── RecordsLost           the log starts after the position: retention deleted unread records
     │   ├── BeyondEnd             the position is past the end of the log
-    │   ├── LogTruncated          records that were applied are gone from the log, and others took their offsets
-    │   ├── TopicRecreated        same name, another topic
-    │   └── ForeignCluster        same topic name, another cluster
+    │   ├── LogTruncated          applied records are no longer in the log, and others have their offsets
+    │   ├── TopicRecreated        the topic was deleted and created again
+    │   └── ForeignCluster        the position belongs to another cluster
     ├── CommitRefused             the transaction was rolled back, nothing was written
     │   ├── Fenced                another owner has claimed the partition, or the transactional id
     │   └── PositionMoved         same owner, but the stored position is not where the batch started
     ├── NotDelivered              a record was not written to Kafka, or is not known to be
-    │   ├── BufferFull            there was no room for it in time
-    │   ├── StillWaiting          it is on its way, for longer than its sender waits
+    │   ├── BufferFull            the buffer stayed full
+    │   ├── StillWaiting          its delivery takes longer than the caller waits
     │   ├── RecordTooLarge
-    │   ├── RecordDropped         it was behind one that failed, in an aborted transaction, or left at close
-    │   ├── ProducerStopped       the producer has ended, by a failure or because it was closed
-    │   └── CommitUnknown         a transaction whose commit nobody has confirmed: visible or not
-    ├── ReadFailed                Spark failed to deliver a batch, for a reason of its own
+    │   ├── RecordDropped         it followed a failed record, its transaction was aborted, or the producer closed
+    │   ├── ProducerStopped       the producer has failed or was closed
+    │   └── CommitUnknown         the commit of its transaction is unconfirmed: the record may be visible or not
+    ├── ReadFailed                Spark failed to read a batch
     └── SandboxError              a local test server could not be fetched, started or stopped
 
 The message is one sentence that names the thing and the way out. It never holds a secret.
@@ -96,7 +96,7 @@ class Unreachable(TallymarkError):
 
 
 class Retry(TallymarkError):
-    """Raise it in a handler for what may pass: the batch is rolled back and tried again, for ``patience`` seconds."""
+    """Raise it in a handler for a transient problem: the batch is rolled back and retried for ``patience`` seconds."""
 
     transient = True
 
@@ -118,7 +118,7 @@ class BeyondEnd(PositionRefused):
 
 
 class LogTruncated(PositionRefused):
-    """``found`` has every truncation that it is about."""
+    """``found`` are the truncations."""
 
     def __init__(self, words: str, found: Sequence[Truncation]) -> None:
         super().__init__(words)
@@ -182,9 +182,9 @@ class SandboxError(TallymarkError):
 
 
 class Verdict(NamedTuple):
-    """What an answer of Kafka, Spark or a store means: the error that it becomes, and the sentence of that error.
+    """The error to raise for an error code of Kafka, Spark or a store, and its message.
 
-    ``{name}`` in the sentence is the server, ``{words}`` is what it said.
+    In the message, ``{name}`` is the server and ``{words}`` is its own message.
     """
 
     error: type[TallymarkError]
@@ -195,20 +195,20 @@ class Verdict(NamedTuple):
 
 
 def verdicts(table: Mapping[Verdict, str]) -> dict[str, Verdict]:
-    """The verdict on each code of a table that lists the codes of each verdict. A code has one verdict."""
-    found: dict[str, Verdict] = {}
-    for verdict, listed in table.items():
-        for code in listed.split():
-            assert code not in found, f"{code} has two verdicts"
-            found[code] = verdict
-    return found
+    """Invert a table that lists the codes of each verdict. A code has one verdict."""
+    by_code: dict[str, Verdict] = {}
+    for verdict, codes in table.items():
+        for code in codes.split():
+            assert code not in by_code, f"{code} has two verdicts"
+            by_code[code] = verdict
+    return by_code
 
 
 def described(error: BaseException) -> str:
-    """The name of an error and its text, in one line for logs and dead letters, whatever the error does when asked."""
+    """Return the name and the message of an error for logs and dead letters, even if ``str(error)`` raises."""
     name = type(error).__name__
     try:
         text = str(error)
     except Exception as other:  # noqa: BLE001 - the error's own code
-        return f"{name}, whose text can't be read: {type(other).__name__}"
+        return f"{name}, whose message can't be read: {type(other).__name__}"
     return f"{name}: {text}" if text else name

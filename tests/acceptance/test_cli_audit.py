@@ -100,7 +100,7 @@ def test_an_audit_needs_a_group_that_is_there(group: str, database: Callable[[st
     url = database("sqlite")
     for arguments, words in (
         ((group,), "audit needs --store (or TALLYMARK_STORE), or --file with a pipeline"),
-        ((group, "--store", url), "has no ledger: there is no such file"),
+        ((group, "--store", url), "has no ledger: the file does not exist"),
         ((group, "--deep", "--store", url), "name its file with --file"),
     ):
         found = in_process("audit", *arguments)

@@ -294,7 +294,7 @@ def test_a_live_run_of_a_deleted_group_is_told(brokers: str, topics: Topics, gro
             refused = in_process("delete-group", group, "--store", url, "--execute")
             assert "belongs to run" in refused.stderr
             assert in_process("delete-group", group, "--store", url, "--execute", "--take-over").returncode == 0
-            with pytest.raises(PositionMoved, match="was the group deleted"), batch.transaction():
+            with pytest.raises(PositionMoved, match="check whether the group was deleted"), batch.transaction():
                 pass
             break
     assert open_store(url).positions(group) == {}

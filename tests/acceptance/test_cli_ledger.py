@@ -139,7 +139,7 @@ def test_what_can_not_be_created_or_upgraded_is_told_in_one_sentence(database: D
     databases.execute(url, f"INSERT INTO tallymark_schema VALUES ({VERSION + 1}, now())")
     for command in ("create", "upgrade", "sql"):
         newer = in_process("ledger", command, "--store", url)
-        assert f"version {VERSION + 1}, this tallymark knows {VERSION}: upgrade tallymark" in newer.stderr
+        assert f"version {VERSION + 1}, this tallymark supports {VERSION}: upgrade tallymark" in newer.stderr
 
 
 # sql
@@ -188,7 +188,7 @@ def test_statements_are_printed_for_databases_with_sql_alone(redis_url: str) -> 
     both = in_process("ledger", "sql", "--from", "2", "--store", redis_url)
     assert "--from needs --dialect" in both.stderr
     newer = in_process("ledger", "sql", "--dialect", "mysql", "--from", str(VERSION + 1))
-    assert f"version {VERSION + 1}, this tallymark knows {VERSION}: upgrade tallymark" in newer.stderr
+    assert f"version {VERSION + 1}, this tallymark supports {VERSION}: upgrade tallymark" in newer.stderr
 
 
 # prune

@@ -205,7 +205,7 @@ def test_a_topic_that_was_made_again_names_the_way_out(
     done = in_process("reset", group, "--all-topics", "--to-earliest", *place)
     assert done.returncode == 2
     assert "was deleted and created again" in done.stderr
-    assert "or forget this one: tallymark delete-group" in done.stderr
+    assert "or delete this one with tallymark delete-group" in done.stderr
 
 
 def test_the_file_of_a_service_says_group_store_and_brokers(

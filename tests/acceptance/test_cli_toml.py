@@ -252,7 +252,7 @@ def test_letters_go_to_the_cluster_of_the_file_unless_another_is_named(
 def test_whoever_only_looks_makes_no_file_and_changes_none(topics: Topics, shop: Callable[..., Path]) -> None:
     for command in (["status"], ["groups"], ["audit", "g"], ["members", "g"], ["journal", "g"], ["skips", "list"]):
         for url in ("sqlite:///typo.db", "sqlite+pysqlite:///typo.db"):
-            assert f"{url} has no ledger: there is no such file" in said(in_process(*command, "--store", url))
+            assert f"{url} has no ledger: the file does not exist" in said(in_process(*command, "--store", url))
     assert not Path("typo.db").exists()
     with closing(sqlite3.connect("old.db")) as old:
         old.execute("CREATE TABLE orders (id BIGINT PRIMARY KEY)")
@@ -329,7 +329,7 @@ def test_mistakes_in_tallymark_toml_have_their_line() -> None:
     sentence = said(in_process("status"))
     assert sentence == "error: tallymark.toml line 2: broker is not known; did you mean brokers?\n"
     Path("tallymark.toml").write_text('brokers = "${HOME}:x"\n')
-    assert "tallymark.toml line 1: '${HOME}:x' is no address" in said(in_process("consume", "x"))
+    assert "tallymark.toml line 1: '${HOME}:x' is not a broker address" in said(in_process("consume", "x"))
 
 
 def test_the_shell_completes_commands() -> None:

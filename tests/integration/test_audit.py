@@ -324,5 +324,5 @@ def test_tables_that_cant_be_compared_are_named(
     pipeline.table("merged", provenance=True)(lambda records: records.groupBy("value.id").count())
     with pytest.raises(BadInput, match="table merged: its function merges records"):
         compare(pipeline)
-    with pytest.raises(BadInput, match="--deep needs a database with SQL; Redis can't show all rows at one moment"):
+    with pytest.raises(BadInput, match="--deep requires an SQL database; Redis has no consistent snapshot of all rows"):
         compare(make(brokers, topic, group, redis_url))

@@ -173,7 +173,7 @@ def test_a_letter_is_settled_once(store: Store, group: str) -> None:
     commit(store, group)
     both = store.journal().letters(LetterQuery(group))
     store.journal().settle(both[:1], DISCARDED, OPERATOR, SINCE)
-    with pytest.raises(PositionMoved, match="is discarded already; nothing was changed"):
+    with pytest.raises(PositionMoved, match="is already discarded; nothing was changed"):
         store.journal().settle(both, DISCARDED, OPERATOR, SINCE)
     (left,) = store.journal().letters(LetterQuery(group))
     assert left.record.offset == 7
@@ -193,7 +193,7 @@ def test_a_replayed_letter_is_applied_and_one_that_dies_again_stays(store: Store
     assert left.record.error.startswith("still")
     assert store.filled(group, "replay-1")
     assert [line.note.span for line in store.journal().notes(group, ["replay"])] == [Span(ZERO, 3, 4)]
-    with pytest.raises(PositionMoved, match="is replayed already"):
+    with pytest.raises(PositionMoved, match="is already replayed"):
         replaying(group, store, first)
 
 
@@ -273,7 +273,7 @@ def test_who_held_a_position_that_was_moved_is_fenced(store: Store, group: str) 
     claims = take(store, group, "first", [ZERO])
     store.journal().move(group, [ZERO], sent_to(5), OPERATOR, SINCE)
     step = Advance(ZERO, 0, 1, claims[ZERO].epoch, Tally(applied=1), None)
-    with pytest.raises(Fenced, match="another owner, which has left since"):
+    with pytest.raises(Fenced, match="another owner, which has released it since"):
         store.apply((), dataclasses.replace(moving(group).entry, advances=[step]))
     assert position(store, group).next_offset == 5
 

@@ -96,7 +96,7 @@ def test_several_threads_may_make_the_tables_at_once(store_url: str) -> None:
 def test_a_ledger_of_a_newer_version_is_refused(store: SqlStore) -> None:
     with store.transaction() as connection:
         connection.execute(insert(schema), {"version": VERSION + 1, "applied_at": SINCE})
-    with pytest.raises(BadInput, match=f"version {VERSION + 1}, this tallymark knows {VERSION}: upgrade"):
+    with pytest.raises(BadInput, match=f"version {VERSION + 1}, this tallymark supports {VERSION}: upgrade"):
         store.create_ledger()
 
 
@@ -225,7 +225,7 @@ def test_an_owner_that_has_left_is_still_known_to_have_been_there(store: SqlStor
     held = take(store, group, "a", [ZERO])
     rival = take(store, group, "b", [ZERO])
     store.release(group, rival.values())
-    with pytest.raises(Fenced, match="another owner, which has left since"):
+    with pytest.raises(Fenced, match="another owner, which has released it since"):
         apply(store, work(group, "a", held, 0, 1), held)
 
 
@@ -304,7 +304,7 @@ def test_a_position_that_was_deleted_is_missed(store: SqlStore, group: str) -> N
     held = take(store, group, "a", [ZERO])
     with store.transaction() as connection:
         connection.exec_driver_sql("DELETE FROM tallymark_positions")
-    with pytest.raises(PositionMoved, match="gone from the ledger"):
+    with pytest.raises(PositionMoved, match="the ledger has no position"):
         apply(store, work(group, "a", held, 0, 1), held)
 
 

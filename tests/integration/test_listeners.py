@@ -139,7 +139,7 @@ def test_a_wrong_schema_ends_the_run_before_it_kills_the_topic(
         app.listen(topic, group=group, value=tm.Json(schema), max_records=400)(lambda _: None)
         return app.run("caught-up")
 
-    words = r"of the last 1,\d{3} records are dead, .*: price: '12\.34' does not fit DOUBLE; nothing moved: correct"
+    words = r"of the last 1,\d{3} records are dead, .*: price: '12\.34' does not fit DOUBLE; no position moved: correct"
     for _ in range(2):
         with pytest.raises(TooManyDead, match=words):
             run("price DOUBLE")
@@ -162,7 +162,7 @@ def test_resuming_a_group_begins_a_new_count_after_a_correction(
 
     assert run("price DOUBLE", [{"price": "12.34"}] * 900) == tm.Tally(dead=900)
     assert run("price STRING", [{"price": "12.34"}] * 200) == tm.Tally(applied=200)
-    words = rf"901 of the last 1,101 records are dead, .*; the count begins anew with (tallymark resume {group})"
+    words = rf"901 of the last 1,101 records are dead, .*; start a new window: (tallymark resume {group})"
     with pytest.raises(TooManyDead, match=words) as refused:
         run("price STRING", ["not json"])
     found = re.search(words, str(refused.value))
@@ -184,7 +184,7 @@ def test_too_many_dead_leave_no_rows_where_rows_commit_first(
         def receive(record: tm.Record, db: Any) -> None:
             db.write("prices", {"price": record.value["price"]})
 
-        with pytest.raises(TooManyDead, match="nothing moved"):
+        with pytest.raises(TooManyDead, match="no position moved"):
             app.run("caught-up")
         return len(query(url, "SELECT price FROM prices"))
 
@@ -266,7 +266,7 @@ def test_records_whose_errors_are_odd_are_dead_and_replay_runs_what_is_hidden(
     assert app.run("caught-up") == tm.Tally(applied=298, dead=2)
     assert {str(error).split(" (test_listeners.py:")[0] for _, _, error in letters(url)} == {
         "CancelledError",
-        "Unspeakable, whose text can't be read: RuntimeError",
+        "Unspeakable, whose message can't be read: RuntimeError",
     }
     broken = False
     assert app.replay() == tm.Tally(applied=2)

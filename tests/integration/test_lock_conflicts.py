@@ -65,7 +65,7 @@ def test_the_victim_of_a_deadlock_is_applied_once(
             connection.execute(text("UPDATE latest SET n = 5 WHERE id = 1"))
         done.result(TIMEOUT)
     assert caplog.text.count("commit outcome unknown") == 1
-    assert "had to give way to another transaction" in caplog.text
+    assert "conflict with another transaction" in caplog.text
     assert query(url, "SELECT id, n FROM latest WHERE id < 10 ORDER BY id") == [(1, 7), (2, 7)]
     assert query(url, "SELECT next_offset, applied, dead FROM tallymark_positions") == [(2, 1, 1)]
     assert query(url, "SELECT count(*) FROM tallymark_dead_letters") == [(1,)]

@@ -177,5 +177,5 @@ def test_what_fails_is_sent_again_and_told_once(
             mirror.answered(KafkaError(code), [TopicPartition("t", 0, 1)])
     assert client.sent == [{A: 1}] * 4
     assert [record.message.split(" error=")[0] for record in caplog.records] == [
-        "positions are not mirrored to Kafka for now group=g"
+        "positions not mirrored to Kafka group=g"
     ]

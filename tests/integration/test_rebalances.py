@@ -390,7 +390,7 @@ def test_of_two_members_with_one_instance_the_older_one_ends(join: Join, spec: S
     younger = join(replace(named, name="younger"))
     older.wait()
     assert isinstance(older.error, Fenced)
-    assert "another member has come as instance='one'" in str(older.error)
+    assert "fenced by another member with instance='one'" in str(older.error)
     send(topics, spec, 0, 40)
     wait_for(lambda: numbers(spec) == once(0, 40))
     assert younger.alive

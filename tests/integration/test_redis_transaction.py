@@ -231,7 +231,7 @@ WRONG: dict[str, tuple[type[Exception], str, Handler]] = {
         "as a row and by a command",
         lambda db: (db.write("t", {"id": 1}, key="id", write="upsert"), db.hincrby("t:1", "id")),
     ),
-    "ledger": (BadInput, "belongs to the ledger", lambda db: db.delete("tallymark:schema")),
+    "ledger": (BadInput, "is reserved for the ledger", lambda db: db.delete("tallymark:schema")),
     "table of the ledger": (BadInput, "ledger", lambda db: db.write("tallymark", {"id": 1})),
     "bool": (DataRefused, "bool", lambda db: db.set("k", True)),
     "none": (DataRefused, "NoneType", lambda db: db.set("k", None)),
@@ -326,7 +326,7 @@ def test_another_thread_may_go_on_with_it_and_then_it_is_over(store: RedisStore,
         lambda: db.savepoint().__enter__(),
     ]
     for use in uses:
-        with pytest.raises(BadInput, match="is over"):
+        with pytest.raises(BadInput, match="has ended"):
             use()
 
 

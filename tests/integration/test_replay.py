@@ -352,7 +352,7 @@ def test_delivery_other_than_exactly_once_is_refused(dead: Dead) -> None:
 # Records that only Kafka holds
 
 UNKEPT = (
-    "no row; its 99 bytes are more than the database takes, and only in Kafka",
+    "no row; its value of 99 bytes is too large for the database and only in Kafka",
     "no row; Kafka has deleted the record meanwhile",
 )
 
@@ -451,7 +451,7 @@ def test_a_handler_that_is_late_gets_what_is_left_of_its_batch(dead: Dead) -> No
     some = others.journal().letters(LetterQuery(dead.group, partition=0, most=5))
     others.journal().settle(some, DISCARDED, "op", SINCE)
     others.close()
-    with pytest.raises(CommitRefused, match="is discarded already"), first.transaction() as db:
+    with pytest.raises(CommitRefused, match="is already discarded"), first.transaction() as db:
         write(db, first.records)
     second = next(batches)
     with second.transaction() as db:

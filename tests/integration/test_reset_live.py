@@ -211,7 +211,7 @@ def test_a_topic_that_is_recreated_under_a_run_is_refused_with_the_position_of_t
         service.wait()
     assert isinstance(service.error, TopicRecreated)
     assert offsets(store, group)[0] >= 60
-    assert f"so position {offsets(store, group)[0]} of {topic}[0] means nothing in it" in str(service.error)
+    assert f"position {offsets(store, group)[0]} of {topic}[0] is not valid in the new topic" in str(service.error)
 
     run = Run(brokers, database("postgresql"), group, topics.create(1))
     topics.send_to(run.topic, 0, [{"id": number} for number in range(60)])
@@ -224,4 +224,6 @@ def test_a_topic_that_is_recreated_under_a_run_is_refused_with_the_position_of_t
         alone.wait()
     assert isinstance(alone.error, TopicRecreated)
     assert offsets(run.store, group)[0] >= 40
-    assert f"so position {offsets(run.store, group)[0]} of {run.topic}[0] means nothing in it" in str(alone.error)
+    assert f"position {offsets(run.store, group)[0]} of {run.topic}[0] is not valid in the new topic" in str(
+        alone.error
+    )

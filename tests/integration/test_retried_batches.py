@@ -169,7 +169,7 @@ def test_who_is_fenced_while_the_store_is_away_gives_up_the_batch_and_goes_on(
     assert written(url) == Counter(range(300))
     abandoned = [line for line in caplog.messages if line.startswith("batch abandoned")]
     assert len(abandoned) == 1
-    assert f"{topic}[0] was claimed by others" in abandoned[0]
+    assert f"{topic}[0] is not claimed by this run" in abandoned[0]
     truth.check_accounts(url)
 
 

@@ -127,26 +127,30 @@ def wrong_ways(kafka: TokenKafka, tmp_path: Path) -> dict[str, tuple[Cluster, ty
         "authority": (
             Cluster(kafka.brokers, good, Tls(ca=str(other_ca(tmp_path)))),
             AccessDenied,
-            "the certificate is not trusted .*: name its authority with Tls",
+            "the certificate is not trusted .*: set its authority with Tls",
         ),
         "host name": (
             Cluster(elsewhere, good, line),
             AccessDenied,
-            "the certificate is not for localhost: use the name it has, or Tls.verify_hostname=False",
+            "the certificate is not for localhost: use its host name, or set Tls.verify_hostname=False",
         ),
-        "no certificate of ours": (
+        "no client certificate": (
             Cluster(kafka.mtls_brokers, tls=line),
             AccessDenied,
-            "a certificate of ours is asked for: Tls",
+            "the broker requires a client certificate: set Tls",
         ),
-        "no TLS": (Cluster(kafka.brokers, good, tls=False), AccessDenied, "TLS is spoken there: tls=Tls"),
-        "no login": (Cluster(kafka.brokers, tls=line), Unreachable, "a login may be asked for: security=Sasl"),
+        "no TLS": (Cluster(kafka.brokers, good, tls=False), AccessDenied, "the broker requires TLS: set tls=Tls"),
+        "no login": (
+            Cluster(kafka.brokers, tls=line),
+            Unreachable,
+            "the broker may require a login: set security=Sasl",
+        ),
     }
 
 
 @pytest.mark.parametrize(
     "mistake",
-    ["password", "secret of a client", "authority", "host name", "no certificate of ours", "no TLS", "no login"],
+    ["password", "secret of a client", "authority", "host name", "no client certificate", "no TLS", "no login"],
 )
 def test_every_mistake_ends_in_one_sentence(
     kafka: TokenKafka, tmp_path: Path, mistake: str, monkeypatch: pytest.MonkeyPatch
@@ -173,7 +177,7 @@ def test_who_lacks_a_permission_is_told_which(kafka: TokenKafka, tmp_path: Path,
     with pytest.raises(AccessDenied, match=r"refused limited for topic orders: .*authorization failed"):
         pipeline.run("caught-up")
     allow(kafka, LIMITED, "topic", "orders", "read")
-    with pytest.raises(AccessDenied, match=r"group consumer: the brokers refused: .*check the ACLs"):
+    with pytest.raises(AccessDenied, match=r"group consumer: the brokers denied access: .*check the ACLs"):
         consumed(cluster, url)
     allow(kafka, LIMITED, "group", "consumer", "read")
     assert consumed(cluster, url) == RECORDS

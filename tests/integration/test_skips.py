@@ -148,9 +148,7 @@ def test_what_is_not_open_as_it_was_is_not_filled(store: Store, url: str, group:
     skip(store, group, take(store, group, "a", [ZERO]), 0, 10)
     before = position(store, group)
     for span in ((0, 9), (0, 11), (2, 10), (20, 30)):
-        with pytest.raises(
-            PositionMoved, match=r"orders\[0\] .* is no open skip any more: somebody else has filled it"
-        ):
+        with pytest.raises(PositionMoved, match=r"orders\[0\] .* is no longer an open skip: another run has filled it"):
             fill(store, group, Span(ZERO, *span), 2)
     assert (offsets(url), position(store, group)) == ([], before)
     assert journal(url) == [("skip", 0, 10)]
@@ -166,7 +164,7 @@ def test_a_fill_that_is_overtaken_on_its_way_writes_nothing(store: Store, url: s
         if step is Step.WRITTEN:
             fill(other, group, Span(ZERO, 0, 10), 3)
 
-    with pytest.raises(CommitRefused, match="somebody else has filled it"):
+    with pytest.raises(CommitRefused, match="another run has filled it"):
         store.apply(made.changes, made.entry, overtake)
     other.close()
     assert offsets(url) == [0, 1, 2]
@@ -212,7 +210,7 @@ def test_whoever_is_sent_back_keeps_the_skips_before_that(
     restart(store, group, to)
     assert [one.span for one in store.skips(group)] == [*left, Span(ONE, 0, 10)]
     if to != 12:
-        with pytest.raises(PositionMoved, match="or the group was sent back"):
+        with pytest.raises(PositionMoved, match="or the group was reset"):
             fill(store, group, Span(ZERO, 0, 10), 4)
     check(store, group)
 

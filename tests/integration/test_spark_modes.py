@@ -136,7 +136,7 @@ def test_what_needs_a_single_record_refuses_functions_that_merge_them(
     totals.table("totals", key="id", write="upsert")(merged)
     with pytest.raises(BadInput, match="table totals: its function merges records, and write='upsert' would replace"):
         totals.run("caught-up")
-    with pytest.raises(BadInput, match="or set per_batch=True if no key returns in a later batch"):
+    with pytest.raises(BadInput, match="or set per_batch=True if no key occurs in a later batch"):
         try_pipeline(totals)
     windows = make(brokers, topic, group, url)
     of_one = "row_number() OVER (PARTITION BY value.id ORDER BY offset DESC) AS nth"

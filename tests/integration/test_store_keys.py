@@ -43,19 +43,19 @@ COARSE = {
     "mariadb": {
         "VARCHAR(50)": "collation .*_ci",
         "VARCHAR(50) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin": "collation utf8mb4_bin",
-        f"CHAR(5) {EXACT_MARIADB}": "CHAR.* fills values up",
+        f"CHAR(5) {EXACT_MARIADB}": "CHAR.* pads values",
         f"ENUM('a', 'b') {EXACT_MARIADB}": "ENUM.* not compared as text",
     },
     "postgresql": {
-        "CITEXT": "CITEXT, which does not look at case",
-        "CHAR(5)": r"CHAR\(5\), which fills values up",
+        "CITEXT": "CITEXT, which ignores case",
+        "CHAR(5)": r"CHAR\(5\), which pads values",
         "TEXT COLLATE caseless": "collation caseless",
         "INET": "INET, which is not compared as the rows' string",
     },
     "sqlite": {
         "TEXT COLLATE NOCASE": "is declared with a collation",
         "VARCHAR(50) COLLATE RTRIM": "is declared with a collation",
-        "INTEGER": "INTEGER, which turns text into numbers",
+        "INTEGER": "INTEGER, which converts text to numbers",
     },
 }
 
@@ -100,7 +100,7 @@ def test_a_collation_is_seen_where_only_the_column_or_only_the_index_has_it(made
 def test_bytes_that_are_filled_up_are_no_key(made: Callable[..., SqlStore]) -> None:
     store = made("mariadb", "CREATE TABLE things (name BINARY(4) PRIMARY KEY)")
     schema = pa.schema([("name", pa.binary())])
-    with pytest.raises(TableMismatch, match=r"BINARY\(4\), which fills values up.*VARBINARY\(4\)") as refused:
+    with pytest.raises(TableMismatch, match=r"BINARY\(4\), which pads values.*VARBINARY\(4\)") as refused:
         store.create_tables([BY_NAME], {"things": schema})
     prepare(store, str(refused.value).partition("; ")[2])
     store.create_tables([BY_NAME], {"things": schema})
@@ -154,7 +154,7 @@ def test_a_decimal_in_a_column_of_text_is_neither_key_nor_version(kind: str, mad
     money = pa.decimal128(38, 2)
     store = made(kind, f"CREATE TABLE things (name {DECIMALS[kind]} PRIMARY KEY, at {DECIMALS[kind]})")
     schema = pa.schema([("name", money), ("at", money)])
-    words = r"column name is VARCHAR.* keeps the rows' decimal128\(38, 2\) as text, .*; .* to NUMERIC\(38, 2\)"
+    words = r"column name is VARCHAR.* stores the rows' decimal128\(38, 2\) as text, .*; .* to NUMERIC\(38, 2\)"
     for spec in (BY_NAME, TableSpec("things", key=("name",), write="ignore")):
         with pytest.raises(TableMismatch, match=words):
             store.create_tables([spec], {"things": schema})
@@ -354,7 +354,7 @@ def test_a_column_that_cuts_fractions_of_a_second_is_refused(kind: str, made: Ca
         prepare(store, f"CREATE TABLE things (id BIGINT, at {declared})")
         for zone in ("UTC", None):
             schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", zone))])
-            with pytest.raises(TableMismatch, match=r"things: column at is .* cuts fractions of a second"):
+            with pytest.raises(TableMismatch, match=r"things: column at is .* truncates fractions of a second"):
                 store.create_tables([TableSpec("things")], {"things": schema})
         days = pa.schema([("id", pa.int64()), ("at", pa.date32())])
         store.create_tables([TableSpec("things")], {"things": days})
@@ -367,6 +367,6 @@ def test_spaces_that_a_column_would_cut_off_are_refused(kind: str, made: Callabl
     exact = EXACT_MARIADB if kind == "mariadb" else ""
     store = made(kind, f"CREATE TABLE things (id BIGINT, name VARCHAR(3) {exact} PRIMARY KEY)")
     for spec in (BY_NAME, TableSpec("things")):
-        with pytest.raises(DataRefused, match="too long for column name, which has 3 characters at most"):
+        with pytest.raises(DataRefused, match="too long for column name, which holds at most 3 characters"):
             put(store, spec, plain((1, "äbc"), (2, "äbc ")))
     write(store, BY_NAME, plain((1, "äbc")))

@@ -118,7 +118,7 @@ def test_a_server_that_wants_primary_keys_says_what_helps(mysql: str, server: Ca
         put_by_key = pa.table([range(2_000), ["x"] * 2_000], schema=PLAIN)
         write(store, UPSERT, put_by_key)
         put(store, UPSERT, put_by_key)
-        words = "takes no table without a primary key.*sql_generate_invisible_primary_key = ON.*road='driver'"
+        words = "requires a primary key for every table.*sql_generate_invisible_primary_key = ON.*road='driver'"
         with pytest.raises(BadInput, match=words):
             store.create_tables([TableSpec("rows")], {"rows": PLAIN})
         stages = store.stages("group", "1-a")

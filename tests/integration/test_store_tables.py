@@ -186,7 +186,7 @@ def test_a_decimal_is_a_version_where_the_database_can_compare_it(store: SqlStor
     spec = TableSpec("things", key=("id",), write="upsert", version="v")
     schema = pa.schema([("id", pa.int64()), ("v", pa.decimal128(10, 2))])
     if store.dialect.name == "sqlite":
-        with pytest.raises(TableMismatch, match=r"version v is decimal128\(10, 2\), which SQLite keeps as text"):
+        with pytest.raises(TableMismatch, match=r"version v is decimal128\(10, 2\), which SQLite stores as text"):
             store.create_tables([spec], {"things": schema})
         return
     for version in (9, 10, 8):
@@ -201,7 +201,7 @@ def test_a_decimal_with_more_places_than_mysql_has_is_refused(database: Callable
         if fits:
             store.create_tables([ROWS], {"things": schema})
             continue
-        with pytest.raises(TableMismatch, match=r"column d is decimal128\(38, 31\), and MySQL has 30 digits"):
+        with pytest.raises(TableMismatch, match=r"column d is decimal128\(38, 31\), and MySQL has at most 30 digits"):
             store.check_tables([TableSpec("others")], {"others": schema})
     store.close()
 

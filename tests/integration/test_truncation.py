@@ -191,9 +191,9 @@ def test_a_log_that_was_cut_by_an_unclean_election_and_refilled_is_refused_or_re
         wait_for(lambda: all(offsets(stores[name], name) == {0: 100} for name in names))
         cut.elect_it(names)
         cut.send(names, 70)
-        with pytest.raises(LogTruncated, match=r"truncated at 50 .* applied of 50\.\.100 is gone"):
+        with pytest.raises(LogTruncated, match=r"truncated at 50 .* applied records of 50\.\.100 are no longer in it"):
             service(refuses).catch_up()
-        with pytest.raises(LogTruncated, match=r"truncated at 50 .* applied of 50\.\.100 is gone"):
+        with pytest.raises(LogTruncated, match=r"truncated at 50 .* applied records of 50\.\.100 are no longer in it"):
             pipeline(brokers, stores[by_spark], by_spark).run(until="caught-up")
         assert (offsets(stores[refuses], refuses), offsets(stores[by_spark], by_spark)) == ({0: 100}, {0: 100})
         service(records, on_loss="record").catch_up()
@@ -264,7 +264,7 @@ def test_a_run_that_is_to_catch_up_ends_at_the_end_of_a_log_that_was_cut_meanwhi
 
     # Aborted records have taken the offsets of those that were read.
     cut.send_aborted(aborted, 60)
-    with pytest.raises(LogTruncated, match=r"truncated at 50 .* applied of 50\.\.100 is gone"):
+    with pytest.raises(LogTruncated, match=r"truncated at 50 .* applied records of 50\.\.100 are no longer in it"):
         Service(brokers, stores[aborted], aborted, aborted, membership=Standalone()).catch_up()
 
 

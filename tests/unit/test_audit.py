@@ -23,7 +23,7 @@ from tallymark.core.tables import TableSpec
 from tallymark.operate.audit.accounts import accounts, check, check_log
 from tallymark.operate.audit.compare import BAD, Compared
 from tallymark.operate.audit.scope import MADE, RECORDS, Difference, Origins, Scope, chunks
-from tallymark.stores.snapshot import ORIGIN, Moment, SnapshotMark
+from tallymark.stores.contract import ORIGIN, Moment, SnapshotMark
 from tests.support.newest import Made, Oracle
 
 ZERO = Partition("orders", 0)

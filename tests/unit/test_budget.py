@@ -24,7 +24,7 @@ def test_a_batch_fails_with_the_first_dead_record_above_its_budget(most: int | N
     if most is None or dead <= most:
         budget.check_batch("shop", dead, "an example")
     else:
-        words = rf"group shop: .*max_dead_per_batch={most}, one of them: an example; nothing moved"
+        words = rf"group shop: .*max_dead_per_batch={most}, for example: an example; no position moved"
         with pytest.raises(TooManyDead, match=words):
             budget.check_batch("shop", dead, "an example")
 
@@ -50,8 +50,8 @@ def test_a_batch_that_is_mostly_dead_fails_once_there_are_enough_records(ratio: 
     assert budget.is_suspicious(recent) == (dead > ratio * (dead + applied))
     if dead + applied >= RATIO_NEEDS and dead > ratio * (dead + applied):
         words = (
-            rf"group shop: .* records are dead, .*max_dead_ratio_per_batch={ratio} .*: price: 'x' .*nothing moved.*"
-            "; the count begins anew with tallymark resume shop"
+            rf"group shop: .* records are dead, .*max_dead_ratio_per_batch={ratio} .*: price: 'x' .*no position moved.*"
+            "start a new window: tallymark resume shop"
         )
         with pytest.raises(TooManyDead, match=words):
             budget.check_ratio("shop", recent, "price: 'x' does not fit DOUBLE")
@@ -92,5 +92,5 @@ def test_only_limits_over_a_while_need_the_history() -> None:
     ],
 )
 def test_a_budget_that_means_nothing_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(BadInput, match="a budget counts from 0, its ratio is between 0 and 1, not"):
+    with pytest.raises(BadInput, match="Budget: counts must be 0 or more, ratios between 0 and 1, not"):
         Budget(**settings)

@@ -73,7 +73,9 @@ def test_a_claim_is_held_as_long_as_it_names_our_run(found: Position, held: bool
 
 def test_a_claim_without_a_position_is_not_held() -> None:
     assert not Claim.after(at(owner=None)).held_in(at(owner=None))
-    with pytest.raises(PositionMoved, match=r"orders\[0\]: the position is gone from the ledger; was the group"):
+    with pytest.raises(
+        PositionMoved, match=r"orders\[0\]: the ledger has no position any more; check whether the group"
+    ):
         check_held({ZERO: Claim.after(at())}, {})
     check_held({}, {})
 
@@ -97,10 +99,14 @@ def test_a_step_is_refused_exactly_when_offset_or_epoch_differ(start: int, found
 @pytest.mark.parametrize(
     ("found", "kind", "words"),
     [
-        (at(offset=9), PositionMoved, "orders[0]: the ledger is ahead of this batch, at 9 instead of 7; "),
-        (at(offset=5), PositionMoved, "orders[0]: the ledger is behind this batch, at 5 instead of 7; "),
-        (at(epoch=2, owner=RIVAL), Fenced, f"orders[0] was claimed by {RIVAL} (epoch 2, ours was 1); "),
-        (at(epoch=2, owner=None), Fenced, "orders[0] was claimed by another owner, which has left since (epoch 2"),
+        (at(offset=9), PositionMoved, "orders[0]: the ledger is ahead of this batch, at 9 instead of 7: "),
+        (at(offset=5), PositionMoved, "orders[0]: the ledger is behind this batch, at 5 instead of 7: "),
+        (at(epoch=2, owner=RIVAL), Fenced, f"orders[0] was claimed by {RIVAL} (epoch 2, this run had 1): "),
+        (
+            at(epoch=2, owner=None),
+            Fenced,
+            "orders[0] was claimed by another owner, which has released it since (epoch 2",
+        ),
         # The other owner also explains why the position moved.
         (at(offset=9, epoch=2, owner=RIVAL), Fenced, "orders[0] was claimed by run rival on there since 2026-01-31"),
     ],
@@ -113,7 +119,7 @@ def test_a_refusal_says_why(found: Position, kind: type[CommitRefused], words: s
 
 def test_a_position_that_is_gone_refuses_its_step() -> None:
     assert type(explain_refusal({ONE: at(ONE)}, [step(ONE), step()])) is PositionMoved
-    assert str(explain_loss(ZERO, 1, None)).startswith("orders[0]: the position is gone from the ledger")
+    assert str(explain_loss(ZERO, 1, None)).startswith("orders[0]: the ledger has no position any more")
 
 
 # Somewhere else
@@ -207,4 +213,4 @@ def test_only_a_skip_that_is_open_as_it_was_can_be_filled(found: list[tuple[int,
     refusal = explain_unfillable(skips, [Fill(Span(ZERO, 0, 10), Span(ZERO, 0, 5), Tally(applied=5))])
     assert (refusal is None) == fine
     if refusal is not None:
-        assert str(refusal).startswith("orders[0] 0..10 is no open skip any more: somebody else has filled it")
+        assert str(refusal).startswith("orders[0] 0..10 is no longer an open skip: another run has filled it")

@@ -186,7 +186,7 @@ def test_a_pipeline_can_read_alone(load: Load) -> None:
         ("[source]", "standalone = true\nmirror = true\n[source]", "shop.toml line 4: mirror=True writes to a Kafka"),
         ("[source]", "[membership]\nprotocol = 'consumer'\n[source]\nsettings.session.timeout.ms = 10000",
          "line 3: Kafka(settings=...): Group(protocol='consumer') takes session.timeout.ms from"),
-        ("localhost:9092", "localhost:x", "shop.toml line 4: 'localhost:x' is no address of a broker"),
+        ("localhost:9092", "localhost:x", "shop.toml line 4: 'localhost:x' is not a broker address"),
         ('"orders"', '"^orders-["', "shop.toml line 5: Kafka(): topic pattern '^orders-[' is not a regular expression"),
         ("format =", 'settings.group.id = "x"\nformat =', "line 6: Kafka(settings=...): group.id can't be set"),
         ("[source]", "patience = nan\n[source]", "shop.toml line 3: patience is nan; write a number"),
@@ -280,7 +280,7 @@ def test_an_error_shows_what_stands_in_the_file(load: Load, monkeypatch: pytest.
     monkeypatch.setenv("PORT", "x1")
     monkeypatch.setenv("QUOTED", "it's\\")
     (said,) = refusal(load, MINIMAL.replace("localhost:9092", "localhost:${PORT},b:2"))
-    assert said == "shop.toml line 4: 'localhost:${PORT}' is no address of a broker; write host:port"
+    assert said == "shop.toml line 4: 'localhost:${PORT}' is not a broker address; write host:port"
     (said,) = refusal(load, MINIMAL.replace('"orders"', '"^[${QUOTED}"'))
     assert 'line 5: Kafka(): topic pattern "^[${QUOTED}" is not' in said
 

@@ -105,5 +105,5 @@ def test_the_first_broker_that_is_there_is_looked_at(served: Callable[[Serve], s
         unused.bind(("127.0.0.1", 0))
         nobody = f"127.0.0.1:{unused.getsockname()[1]}"
     assert diagnosis(Cluster(f"{nobody},{served(speaking(authority))}", tls=False)) == ENCRYPTED
-    assert "nobody listens" in diagnosis(Cluster(nobody, tls=False))
-    assert "nohost.invalid is not known" in diagnosis(Cluster("nohost.invalid:9092", tls=False))
+    assert "nothing listens" in diagnosis(Cluster(nobody, tls=False))
+    assert "nohost.invalid can't be resolved" in diagnosis(Cluster("nohost.invalid:9092", tls=False))

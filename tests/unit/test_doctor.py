@@ -33,12 +33,12 @@ def opinion(found: Opinion) -> str:
 def test_a_refused_question_keeps_the_answers_before_it_and_says_why() -> None:
     def question() -> Iterator[Finding]:
         yield verdict.judge("topic orders", "replication factor", 3)
-        raise AccessDenied("the brokers refused shop; give it the ACLs it needs")
+        raise AccessDenied("the brokers denied access to shop; grant the missing ACLs")
 
     first, second = verdict.checked("topic orders", "settings", question)
     assert first.verdict == "ok"
     assert (second.verdict, second.found) == ("warn", "not known")
-    assert second.advice == "the brokers refused shop; give it the ACLs it needs"
+    assert second.advice == "the brokers denied access to shop; grant the missing ACLs"
 
 
 def test_a_setting_that_the_server_hides_is_a_warning_of_its_own() -> None:

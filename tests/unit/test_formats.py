@@ -180,7 +180,7 @@ def test_the_type_is_known_before_the_first_value() -> None:
     decoder = JsonDecoder(ORDERS)
     assert decoder.type == decoder([]).values.type == decoder([order(1)]).values.type
     assert [field.name for field in decoder.type] == ["id", "customer", "amount", "at"]
-    with pytest.raises(BadInput, match="Json schema 'id NUMBER' can't be read"):
+    with pytest.raises(BadInput, match="Json schema 'id NUMBER' is not valid"):
         JsonDecoder(Json("id NUMBER"))
 
 

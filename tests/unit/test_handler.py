@@ -205,7 +205,7 @@ def raising(error: BaseException) -> Callable[[Any], None]:
     [
         (KeyError("x"), RecordFailed, "KeyError: 'x'"),
         (AssertionError(), RecordFailed, "AssertionError"),
-        (Unspeakable(), RecordFailed, "Unspeakable, whose text can't be read: RuntimeError"),
+        (Unspeakable(), RecordFailed, "Unspeakable, whose message can't be read: RuntimeError"),
         (asyncio.CancelledError(), RecordFailed, "CancelledError"),
         (asyncio.CancelledError("by the client"), RecordFailed, "CancelledError: by the client"),
         (NoResultFound("no row"), RecordFailed, "NoResultFound: no row"),
@@ -215,7 +215,7 @@ def raising(error: BaseException) -> Callable[[Any], None]:
         (TimeoutError("slow"), Retry, "TimeoutError: slow"),
         (asyncio.TimeoutError(), Retry, "TimeoutError"),
         (FutureTimeout(), Retry, "TimeoutError"),
-        (PendingRollbackError("Can't reconnect", code="8s2b"), Unreachable, "the connection was cut"),
+        (PendingRollbackError("Can't reconnect", code="8s2b"), Unreachable, "the connection was lost"),
         (Retry("later"), Retry, "later"),
         (TallymarkError("ours"), TallymarkError, "ours"),
     ],

@@ -42,7 +42,7 @@ STAYS = (
 
 @pytest.fixture(autouse=True)
 def unknocked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tallymark.kafka.diagnosis.diagnosis", lambda _: "nobody listens there")
+    monkeypatch.setattr("tallymark.kafka.diagnosis.diagnosis", lambda _: "nothing listens there")
 
 
 def test_every_code_that_the_client_knows_has_a_verdict() -> None:

@@ -83,7 +83,7 @@ def test_without_a_table_that_merges_records_nothing_is_read_again() -> None:
 
 def test_a_batch_that_can_not_be_read_again_is_not_written() -> None:
     with pytest.raises(
-        TallymarkError, match=r"totals merges records, and orders\[0\] offset 3, which table orders refu"
+        TallymarkError, match=r"totals: its function merges records, so orders\[0\] offset 3, which table orders refu"
     ):
         without_refused(Log().read(), refusals([3]), TABLES, None)
 

@@ -269,7 +269,7 @@ def test_a_recreated_topic_is_refused_with_both_ids() -> None:
 
 
 def test_another_cluster_is_refused_even_if_the_topic_differs_too() -> None:
-    with pytest.raises(ForeignCluster, match="belongs to cluster cluster-id, these brokers are cluster other"):
+    with pytest.raises(ForeignCluster, match="belongs to cluster cluster-id, but these brokers are cluster other"):
         check_identity(replace(position(ZERO), topic_id="another"), draw.TOPIC_ID, "other")
 
 

@@ -55,7 +55,7 @@ def test_a_file_that_is_not_there_is_named_with_the_variable(monkeypatch: pytest
 
 @pytest.mark.parametrize("content", [b"", b"\n", CANARY.encode() + b"\xff", CANARY.encode() + b"\0"])
 def test_a_file_with_no_text_is_refused_without_quoting_it(tmp_path: Path, content: bytes) -> None:
-    with pytest.raises(BadInput, match=r"^password_file: .*secret is empty or is no text") as raised:
+    with pytest.raises(BadInput, match=r"^password_file: .*secret is empty or not UTF-8 text") as raised:
         read_secret(_file(tmp_path, content), "password_file")
     assert CANARY not in f"{raised.value!r} {raised.value.__context__!r} {raised.value.__cause__!r}"
 

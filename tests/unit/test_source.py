@@ -56,7 +56,7 @@ def test_json_without_a_schema_is_refused(schema: str) -> None:
         (b"", "not JSON: Expecting value: line 1 column 1 (char 0)"),
         (b'{"id":1', "not JSON: Expecting ',' delimiter: line 1 column 8 (char 7)"),
         (b'{"id":1} x', "not JSON: Extra data: line 1 column 10 (char 9)"),
-        (b'{"id":NaN}', "not JSON: NaN is no number"),
+        (b'{"id":NaN}', "not JSON: NaN is not a number"),
         (b'{"id":"\xff"}', "not UTF-8: invalid start byte at byte 7"),
         (b"null", "not a JSON object but null"),
         (b"17", "not a JSON object but a number"),

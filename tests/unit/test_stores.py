@@ -141,7 +141,7 @@ def test_errors_of_other_kinds_are_left_alone() -> None:
 
 @pytest.mark.parametrize("url", ["oracle://host/shop", "shop.db", "", "://", "postgresql+asyncpg//x"])
 def test_a_url_of_no_known_database_is_refused_with_a_way_out(url: str) -> None:
-    with pytest.raises(BadInput, match=r"tallymark knows .*postgresql|write it like postgresql://"):
+    with pytest.raises(BadInput, match=r"tallymark supports .*postgresql|write it like postgresql://"):
         open_store(url)
 
 

@@ -356,7 +356,7 @@ def test_a_key_that_is_no_number_is_none() -> None:
 
 
 def test_merged_rows_without_a_key_can_not_be_set_aside() -> None:
-    with pytest.raises(BadInput, match="table orders: 1 rows have no id, which is their key; filter them out"):
+    with pytest.raises(BadInput, match="table orders: 1 rows have no value in key column id; filter them out"):
         null_keys(UPSERT, pa.table({"id": pa.array([None, 1], pa.int64())}))
 
 
@@ -385,7 +385,9 @@ def test_provenance_says_which_record_of_which_batch_wrote_a_row(rows: list[Row]
 
 def test_provenance_needs_rows_of_single_records_and_names_of_its_own() -> None:
     spec = TableSpec("orders", provenance=True)
-    with pytest.raises(BadInput, match=r"table orders: provenance=True needs .* this one merges records; leave it out"):
+    with pytest.raises(
+        BadInput, match=r"table orders: provenance=True requires .* but the function merges records; remove"
+    ):
         finish(spec, pa.table({"id": [1]}), BATCH)
     with pytest.raises(BadInput, match="its function returns tallymark_offset, which provenance=True adds; rename it"):
         table_schema(spec, pa.schema([("tallymark_offset", pa.int64())]))
@@ -398,7 +400,7 @@ def test_rows_of_merged_records_need_distinct_keys(ids: list[int]) -> None:
     if len(set(ids)) == len(ids):
         assert finish(MERGED, rows, BATCH).puts["id"].to_pylist() == sorted(ids)
     else:
-        with pytest.raises(BadInput, match=r"several rows have the same id .* aggregate to one row per key"):
+        with pytest.raises(BadInput, match=r"several rows have the same id, .* aggregate to one row per key"):
             finish(MERGED, rows, BATCH)
 
 
@@ -429,8 +431,8 @@ def test_rows_of_merged_records_have_a_key_only_where_the_table_says_so(write: A
         ({"key": ("id",), "write": "ignore", "delete": "tombstone"}, r"table t: delete= needs write='upsert'"),
         ({"key": ("id",), "write": "upsert", "delete": ""}, r"table t: delete= needs 'tombstone' or a condition"),
         ({"per_batch": True}, r"table t: per_batch= needs write='upsert' or 'ignore'"),
-        ({"name": "tallymark_positions"}, r"belong to the ledger; choose another"),
-        ({"name": "Tallymark_x"}, r"belong to the ledger"),
+        ({"name": "tallymark_positions"}, r"are reserved; choose another"),
+        ({"name": "Tallymark_x"}, r"are reserved"),
         ({"name": ""}, r"a table needs a name"),
     ],
 )

@@ -253,5 +253,5 @@ def test_a_transaction_that_is_used_after_its_handler_returned_is_over(order: Or
     after.start()
     after.join(5)
     assert [type(one) for one in used] == [BadInput, BadInput]
-    assert str(used[0]) == "this transaction is over: use it inside its block, and only there"
+    assert str(used[0]) == "this transaction has ended: use it only inside its block"
     assert db.written == []

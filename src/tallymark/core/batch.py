@@ -50,8 +50,8 @@ def without_refused(
             break
         if again is None:
             raise TallymarkError(
-                f"table {merged[0]} merges records, and {mixed[0].partition} offset {mixed[0].offset}, which table "
-                f"{mixed[0].table} refused, can't be taken out of its rows: fill it by a pipeline of its own"
+                f"table {merged[0]}: its function merges records, so {mixed[0].partition} offset {mixed[0].offset}, "
+                f"which table {mixed[0].table} refused, can't be removed from its rows; move it to another pipeline"
             )
         reading = _read_again(reading, refusals, again)
         refusals = refused(reading, tables)
@@ -64,7 +64,7 @@ def _read_again(reading: Reading, refusals: Sequence[Refusal], again: Again) -> 
     rest, left = again(dead), Counter(partition for partition, _ in dead)
 
     def seen(partition: Partition) -> PartitionCounts:
-        first, others = (one.seen.get(partition, PartitionCounts()) for one in (reading, rest))
+        first, others = (part.seen.get(partition, PartitionCounts()) for part in (reading, rest))
         time = first.last_timestamp or others.last_timestamp
         return PartitionCounts(others.records + left[partition], first.dead + others.dead, time)
 
@@ -85,7 +85,9 @@ def check_letters(reading: Reading) -> None:
     """Raise unless every dead record has its dead letter: otherwise it would be counted, but not kept."""
     counted = sum(seen.dead for seen in reading.seen.values())
     if counted != len(reading.dead_letters):
-        raise TallymarkError(f"the reader counted {counted} dead records and kept {len(reading.dead_letters)} of them")
+        raise TallymarkError(
+            f"the reader counted {counted} dead records, but returned {len(reading.dead_letters)} dead letters"
+        )
 
 
 def fetched(refusals: Sequence[Refusal], records: Records) -> list[DeadLetter]:
@@ -167,15 +169,19 @@ class BatchToCommit:
 
     def refusing(self, reading: Reading, letters: Sequence[DeadLetter]) -> BatchToCommit:
         """Return the batch with more dead records. Their rows are replaced by older rows of the same keys."""
-        what = self.plan, reading, self.tables, [*self.letters, *letters]
-        return self.shaped(self.name, self.started, *what, self.skip, self.tried, self.again)
+        letters = [*self.letters, *letters]
+        return self.shaped(
+            self.name, self.started, self.plan, reading, self.tables, letters, self.skip, self.tried, self.again
+        )
 
     def advances(self, claims: Mapping[Partition, Claim]) -> list[Advance]:
         if self.skip is not None:
             return []
         for move in self.plan.moves:
             if move.partition not in claims:
-                raise Fenced(f"{move.partition} was claimed by others, and is not ours again yet; it did not move")
+                raise Fenced(
+                    f"{move.partition} is not claimed by this run: fenced by another owner; the position did not move"
+                )
         return [self._account(move, claims[move.partition].epoch) for move in self.plan.moves]
 
     def fills(self) -> list[Fill]:
@@ -187,7 +193,7 @@ class BatchToCommit:
                 self.skip.span,
                 Span(move.partition, move.start, move.stop),
                 self._account(move, 0).tally,
-                f"filled in what was skipped on {since}: {self.skip.reason}",
+                f"fills the span skipped on {since}: {self.skip.reason}",
             )
             for move in self.plan.moves
         ]
@@ -195,8 +201,8 @@ class BatchToCommit:
     def replays(self) -> list[Replay]:
         dead = {(letter.partition, letter.offset): letter.error for letter in self.letters}
         return [
-            Replay(one.id, *at, still_dead(one.record, dead[at]) if at in dead else None)
-            for at, one in self.tried.items()
+            Replay(letter.id, *record, still_dead(letter.record, dead[record]) if record in dead else None)
+            for record, letter in self.tried.items()
         ]
 
     def _account(self, move: Move, epoch: int) -> Advance:
@@ -225,5 +231,7 @@ def account(move: Move, seen: PartitionCounts, dead: int, epoch: int) -> Advance
     """Account for every offset of a move. Raises if the counts of the reader are impossible."""
     tally = Tally(seen.records - dead, dead, move.skipped, move.lost, move.read - seen.records)
     if min(tally.applied, tally.absent) < 0:
-        raise TallymarkError(f"{move.read_span}: the reader counted {seen.records} records, {dead} of them dead")
+        raise TallymarkError(
+            f"{move.read_span}: the reader counted {seen.records} records, {dead} of them dead, which is impossible"
+        )
     return Advance(move.partition, move.start, move.stop, epoch, tally, seen.last_timestamp, move.leader_epoch)

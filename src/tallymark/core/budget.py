@@ -41,7 +41,7 @@ class Budget:
         counts = [count for count in (self.max_dead_per_batch, self.max_dead_total) if count is not None]
         ratios = [ratio for ratio in (self.max_dead_ratio, self.max_dead_ratio_per_batch) if ratio is not None]
         if min(counts, default=0) < 0 or not all(0 <= ratio <= 1 for ratio in ratios):
-            raise BadInput(f"a budget counts from 0, its ratio is between 0 and 1, not {self}")
+            raise BadInput(f"Budget: counts must be 0 or more, ratios between 0 and 1, not {self}")
         object.__setattr__(self, "window", parse_positive(self.window, "Budget: window"))
 
     @property
@@ -56,8 +56,8 @@ class Budget:
     def check_batch(self, group: str, dead: int, example: str) -> None:
         if self.max_dead_per_batch is not None and dead > self.max_dead_per_batch:
             raise TooManyDead(
-                f"group {group}: a batch has more dead records than max_dead_per_batch={self.max_dead_per_batch}, "
-                f"one of them: {example}; nothing moved: correct the pipeline, or raise the budget"
+                f"group {group}: the batch has more dead records than max_dead_per_batch={self.max_dead_per_batch}, "
+                f"for example: {example}; no position moved: correct the pipeline, or raise the budget"
             )
 
     def is_suspicious(self, batch: Tally) -> bool:
@@ -75,9 +75,9 @@ class Budget:
         if ratio is not None and total >= RATIO_NEEDS and recent.dead > ratio * total:
             raise TooManyDead(
                 f"group {group}: {recent.dead:,} of the last {total:,} records are dead, more than "
-                f"max_dead_ratio_per_batch={ratio} allows, most of this batch like this: {reason}; nothing moved: "
-                "correct the schema or the function, or let them die with max_dead_ratio_per_batch=1 in the budget; "
-                f"the count begins anew with tallymark resume {shlex.quote(group)}, if what died before is corrected"
+                f"max_dead_ratio_per_batch={ratio} allows; most frequent error of this batch: {reason}; no position "
+                "moved: correct the schema or the function, or accept dead records with max_dead_ratio_per_batch=1; "
+                f"if earlier dead records are corrected, start a new window: tallymark resume {shlex.quote(group)}"
             )
 
     def overdrawn(self, recent: Tally) -> str | None:

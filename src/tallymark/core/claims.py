@@ -79,8 +79,8 @@ class Claim:
 
         Its epoch may be higher: the response to a later claim by the same owner may have been lost.
         """
-        owner, found = self.position.owner, position.owner
-        return owner is not None and found is not None and owner.run == found.run
+        owner, current = self.position.owner, position.owner
+        return owner is not None and current is not None and owner.run == current.run
 
 
 @dataclass(frozen=True)
@@ -230,26 +230,27 @@ class Entry:
     @property
     def tally(self) -> Tally:
         """The change to the tallies. Fills reduce ``skipped``, replays reduce ``dead``."""
-        filled, replayed = (fill.change for fill in self.fills), (one.change for one in self.replays)
+        filled, replayed = (fill.change for fill in self.fills), (replay.change for replay in self.replays)
         return Tally.sum([*(step.tally for step in self.advances), *filled, *replayed])
 
     @property
     def journal(self) -> list[Note]:
         fills = (Note("backfill", fill.done, fill.reason) for fill in self.fills)
-        replays = (Note("replay", one.span, f"dead letter {one.letter}") for one in self.replays if one.error is None)
+        applied = [replay for replay in self.replays if replay.error is None]
+        replays = (Note("replay", replay.span, f"dead letter {replay.letter}") for replay in applied)
         return [*self.notes, *fills, *replays]
 
     @property
     def spans(self) -> list[Span]:
         """All spans that the commit accounts for: advances, fills, replays, in this order."""
         moved = [Span(step.partition, step.start, step.stop) for step in self.advances]
-        return [*moved, *(fill.done for fill in self.fills), *(one.span for one in self.replays)]
+        return [*moved, *(fill.done for fill in self.fills), *(replay.span for replay in self.replays)]
 
 
 def restarted(position: Position, to: Restart, now: datetime) -> tuple[Position, Note | None]:
     """Return the moved position and its note: moving ahead is a skip, moving back starts a new tally."""
     if to.truncated_from not in (None, position.next_offset):
-        raise PositionMoved(f"{position.partition}: the position has moved while its log was found to be truncated")
+        raise PositionMoved(f"{position.partition}: the position has moved since its log was found truncated")
     offset = max(to.offset, position.next_offset) if to.only_ahead else to.offset
     if offset >= position.next_offset:
         span, kind = Span(position.partition, position.next_offset, offset), "skip"
@@ -292,24 +293,24 @@ def explain_refusal(found: Mapping[Partition, Position], advances: Sequence[Adva
         if position.next_offset > step.start:
             return PositionMoved(
                 f"{step.partition}: the ledger is ahead of this batch, at {position.next_offset} "
-                f"instead of {step.start}; the span was committed already: start again to go on from there"
+                f"instead of {step.start}: the span is already committed; restart to continue from there"
             )
         if position.next_offset < step.start:
             return PositionMoved(
                 f"{step.partition}: the ledger is behind this batch, at {position.next_offset} "
-                f"instead of {step.start}; the position was set back meanwhile: start again to go on from there"
+                f"instead of {step.start}: the position was reset; restart to continue from there"
             )
     return None
 
 
 def explain_unfillable(skips: Iterable[Skip], fills: Sequence[Fill]) -> CommitRefused | None:
     """Return the error for fills whose skip is not open, or None."""
-    found = {skip.span for skip in skips}
+    still_open = {skip.span for skip in skips}
     for fill in fills:
-        if fill.skip not in found:
+        if fill.skip not in still_open:
             return PositionMoved(
-                f"{fill.skip} is no open skip any more: somebody else has filled it, or the group was sent back; "
-                "nothing was written: look at the open skips again"
+                f"{fill.skip} is no longer an open skip: another run has filled it, or the group was reset; "
+                "nothing was written: read the open skips again"
             )
     return None
 
@@ -318,17 +319,20 @@ def explain_settled(states: Mapping[str, str], letters: Iterable[str]) -> Commit
     """Return the error for dead letters that can't be settled, or None if all of them are open."""
     for letter in letters:
         if letter not in states:
-            return PositionMoved(f"there is no dead letter {letter}; nothing was changed: tallymark dead-letters list")
+            return PositionMoved(
+                f"dead letter {letter} does not exist; nothing was changed: see tallymark dead-letters list"
+            )
         if states[letter] != "dead":
-            return PositionMoved(f"dead letter {letter} is {states[letter]} already; nothing was changed")
+            return PositionMoved(f"dead letter {letter} is already {states[letter]}; nothing was changed")
     return None
 
 
 def explain_loss(partition: Partition, epoch: int, position: Position | None) -> CommitRefused:
     """Return the error for a claim that is no longer valid; it names the current owner of the partition."""
     if position is None:
-        return PositionMoved(f"{partition}: the position is gone from the ledger; was the group deleted?")
-    holder = f"{position.owner}" if position.owner else "another owner, which has left since"
+        return PositionMoved(f"{partition}: the ledger has no position any more; check whether the group was deleted")
+    holder = f"{position.owner}" if position.owner else "another owner, which has released it since"
     return Fenced(
-        f"{partition} was claimed by {holder} (epoch {position.epoch}, ours was {epoch}); nothing was written since"
+        f"{partition} was claimed by {holder} (epoch {position.epoch}, this run had {epoch}): this run is fenced, and "
+        "has written nothing since"
     )

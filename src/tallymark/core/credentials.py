@@ -19,24 +19,23 @@ def variable(name: str) -> str | None:
 
 def from_environment(name: str) -> str | None:
     """Return the value of ``TALLYMARK_<name>``, or the content of the file that ``TALLYMARK_<name>_FILE`` names."""
-    told_as, told_by = f"{PREFIX}{name}", f"{PREFIX}{name}{IN_FILE}"
     value, path = variable(name), variable(f"{name}{IN_FILE}")
     if value and path:
-        raise BadInput(f"{told_as} and {told_by} are both set; unset one of them")
-    return read_secret(path, told_by) if path else value
+        raise BadInput(f"{PREFIX}{name} and {PREFIX}{name}{IN_FILE} are both set; unset one of them")
+    return read_secret(path, f"{PREFIX}{name}{IN_FILE}") if path else value
 
 
-def read_secret(path: str | Path, told_by: str = "the secret") -> str:
-    """Return the content of a file without the trailing newline. ``told_by`` is the option or variable naming it."""
+def read_secret(path: str | Path, setting: str = "the secret") -> str:
+    """Return the content of a file without the trailing newline. ``setting`` is the option or variable naming it."""
     try:
         content = Path(path).read_bytes()
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "no path"
+        reason = getattr(error, "strerror", None) or "not a path"
         raise BadInput(
-            f"{told_by}: the file {path} can't be read: {reason}; check the path and who may read it"
+            f"{setting}: the file {path} can't be read: {reason}; check the path and its permissions"
         ) from None
     text = content.decode(errors="replace").removesuffix("\n").removesuffix("\r")
     # A decoding error would contain the secret.
     if not text or "\N{REPLACEMENT CHARACTER}" in text or "\0" in text:
-        raise BadInput(f"{told_by}: the file {path} is empty or is no text; write the secret into it, in UTF-8")
+        raise BadInput(f"{setting}: the file {path} is empty or not UTF-8 text; write the secret to it")
     return text

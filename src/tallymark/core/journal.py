@@ -146,4 +146,8 @@ class Journal(ABC):
 def owners_alive(positions: Collection[Position], runs: Sequence[Run], now: datetime) -> list[Position]:
     """Return the positions whose owner may be active: its run is alive, or is not recorded."""
     known = {run.name: run for run in runs}
-    return [one for one in positions if one.owner and (one.owner.run not in known or known[one.owner.run].alive(now))]
+    return [
+        position
+        for position in positions
+        if position.owner and (position.owner.run not in known or known[position.owner.run].alive(now))
+    ]

@@ -159,7 +159,7 @@ def readable_from(position: int, log: Log, on_loss: OnLoss) -> int:
     if on_loss == "fail":
         raise RecordsLost(
             f"{log.partition}: offsets {position}..{log.start} were deleted before they were read "
-            f"({log.start - position} offsets); on_loss='record' writes them down as lost and goes on"
+            f"({log.start - position} offsets); on_loss='record' records them as lost and continues"
         )
     return log.start
 
@@ -168,14 +168,14 @@ def check_identity(position: Position, topic_id: str, cluster_id: str) -> None:
     """Raise if the position was saved for another topic of the same name, or for another cluster."""
     if position.cluster_id != cluster_id:
         raise ForeignCluster(
-            f"{position.partition}: the saved position belongs to cluster {position.cluster_id}, these brokers are "
-            f"cluster {cluster_id}; use the right brokers, or a new group for the new cluster"
+            f"{position.partition}: the saved position belongs to cluster {position.cluster_id}, but these brokers "
+            f"are cluster {cluster_id}; use the right brokers, or a new group for the new cluster"
         )
     if position.topic_id != topic_id:
         raise TopicRecreated(
-            f"topic {position.partition.topic} was deleted and created again (id {position.topic_id}, now {topic_id}), "
-            f"so position {position.next_offset} of {position.partition} means nothing in it; use a new group, "
-            "or forget this one: tallymark delete-group"
+            f"topic {position.partition.topic} was deleted and created again (id {position.topic_id}, now {topic_id}): "
+            f"position {position.next_offset} of {position.partition} is not valid in the new topic; use a new group, "
+            "or delete this one with tallymark delete-group"
         )
 
 

@@ -49,7 +49,7 @@ def retrying(
                 deadline = min(deadline, time.monotonic() + after_stop)
             if not error.transient or time.monotonic() >= deadline:
                 raise
-            log.warning("trying again in %.2f s: %s", pause, error)
+            log.warning("retrying seconds=%.2f error=%s", pause, error)
             if stop.is_set():
                 time.sleep(pause)
             elif stop.wait(pause) and not after_stop:

@@ -47,14 +47,14 @@ class Span:
 
 def split(spans: Sequence[Span], parts: int) -> list[list[Span]]:
     """Split the spans into up to ``parts`` parts in offset order. Each part has a share of every span."""
-    found = []
+    split_spans = []
     for part in range(parts):
         shares = (
-            Span(one.partition, one.start + len(one) * part // parts, one.start + len(one) * (part + 1) // parts)
-            for one in spans
+            Span(span.partition, span.start + len(span) * part // parts, span.start + len(span) * (part + 1) // parts)
+            for span in spans
         )
-        found.append([share for share in shares if len(share)])
-    return [part for part in found if part]
+        split_spans.append([share for share in shares if len(share)])
+    return [part for part in split_spans if part]
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Truncation:
     def __str__(self) -> str:
         return (
             f"{self.partition}: the log was truncated at {self.at} by an unclean leader election or by a broker that "
-            f"lost records; what was applied of {self.at}..{self.position} is gone from it"
+            f"lost records; applied records of {self.at}..{self.position} are no longer in it"
         )
 
 

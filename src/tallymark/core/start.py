@@ -149,31 +149,33 @@ class StartRules:
         the timestamp of the strategy.
         """
         fresh, positions = self.fresh(saved), {position.partition: position for position in saved}
-        concerned = {one: log for one, log in logs.items() if one in wanted or one.topic in fresh}
+        concerned = {
+            partition: log for partition, log in logs.items() if partition in wanted or partition.topic in fresh
+        }
         first = {
-            one: FirstClaim(
-                starting_offset(self.start, log, at.get(one), topic_is_known=one.topic not in fresh),
+            partition: FirstClaim(
+                starting_offset(self.start, log, at.get(partition), topic_is_known=partition.topic not in fresh),
                 log.topic_id,
                 log.cluster_id,
                 leader_epoch=log.leader_epoch,
             )
-            for one, log in concerned.items()
-            if one not in positions
+            for partition, log in concerned.items()
+            if partition not in positions
         }
         targets = {
-            one: overridden_offset(self.start, log, at.get(one))
-            for one, log in concerned.items()
-            if one in positions and may_override(positions[one])
+            partition: overridden_offset(self.start, log, at.get(partition))
+            for partition, log in concerned.items()
+            if partition in positions and may_override(positions[partition])
         }
         reason = f"start={self.start.kind} overrides the saved position"
         restarts = {
-            one: Restart(
+            partition: Restart(
                 to,
                 reason,
-                only_ahead=to == logs[one].stop and self.start.kind in ("latest", "timestamp"),
-                leader_epoch=logs[one].leader_epoch,
+                only_ahead=to == logs[partition].stop and self.start.kind in ("latest", "timestamp"),
+                leader_epoch=logs[partition].leader_epoch,
             )
-            for one, to in targets.items()
+            for partition, to in targets.items()
             if to is not None
         }
         return PositionChanges(first, restarts)

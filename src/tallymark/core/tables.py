@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallymark.core.spans import Partition
-from tallymark.errors import BadInput
+from tallymark.errors import BadInput, DataRefused
 
 Write = Literal["append", "upsert", "ignore"]
 
@@ -77,9 +77,7 @@ class TableSpec:
             "delete= needs 'tombstone' or a condition on the record, such as \"value.op = 'd'\"": self.delete == "",
             "per_batch= needs write='upsert' or 'ignore': rows that are appended replace nothing": self.per_batch
             and self.write == "append",
-            "names that start with tallymark_ belong to the ledger; choose another": self.name.lower().startswith(
-                "tallymark_"
-            ),
+            "names that start with tallymark_ are reserved; choose another": self.name.lower().startswith("tallymark_"),
         }
         return [complaint for complaint, broken in rules.items() if broken]
 
@@ -140,11 +138,11 @@ def check_unmerged(spec: TableSpec, why: str = "its function merges records") ->
     """Refuse rows with a key that are merged from several records: one batch does not know the total of a key."""
     if spec.write == "append" or spec.per_batch:
         return
-    does = "replace what earlier batches have made of a key" if spec.write == "upsert" else "keep the first batch alone"
+    does = "replace the row of an earlier batch" if spec.write == "upsert" else "keep only the row of the first batch"
     raise BadInput(
-        f"table {spec.name}: {why}, and write={spec.write!r} would {does}, not add to it; "
-        "append the partial results of each batch and add them up in a view, count in a handler (SET n = n + :n), "
-        "aggregate in a streaming query with tm.Sink, or set per_batch=True if no key returns in a later batch"
+        f"table {spec.name}: {why}, and write={spec.write!r} would {does} instead of adding to it; "
+        "append the partial results of each batch and sum them in a view, count in a handler (SET n = n + :n), "
+        "aggregate in a streaming query with tm.Sink, or set per_batch=True if no key occurs in a later batch"
     )
 
 
@@ -183,6 +181,16 @@ def origin(rows: pa.Table, at: int) -> tuple[Partition, int]:
     return Partition(topic, number), offset
 
 
+def refusal(spec: TableSpec, rows: pa.Table, at: int, error: str) -> Refusal:
+    """Return the refusal of the record of a row. Raises if the row is merged from several records."""
+    if not has_origin(rows):
+        raise DataRefused(
+            f"table {spec.name} refused a row: {error}; its function merges records, so that no single record can be "
+            "left out: correct the function"
+        )
+    return Refusal(*origin(rows, at), spec.name, error)
+
+
 def without(rows: pa.Table, records: Collection[tuple[Partition, int]]) -> pa.Table:
     """Return the rows that come from none of these records."""
     if not records or not has_origin(rows):
@@ -197,20 +205,20 @@ def without(rows: pa.Table, records: Collection[tuple[Partition, int]]) -> pa.Ta
 
 def null_keys(spec: TableSpec, rows: pa.Table) -> list[Refusal]:
     """Return the records whose rows have no key and can't be identified."""
-    found = []
+    refusals = []
     for name in spec.key:
         missing = rows.filter(no_key(rows[name]))
         if missing.num_rows and not has_origin(rows):
             raise BadInput(
-                f"table {spec.name}: {missing.num_rows} rows have no {name}, which is their key; "
+                f"table {spec.name}: {missing.num_rows} rows have no value in key column {name}; "
                 "filter them out in the table's function"
             )
         empty = "NULL or NaN" if pa.types.is_floating(rows[name].type) else "NULL"
         error = (
             f"key column {name} is {empty}; filter such records out, or set delete='tombstone' if they are tombstones"
         )
-        found += [Refusal(*origin(missing, at), spec.name, error) for at in range(missing.num_rows)]
-    return found
+        refusals += [Refusal(*origin(missing, at), spec.name, error) for at in range(missing.num_rows)]
+    return refusals
 
 
 def no_key(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -223,8 +231,8 @@ def _with_provenance(spec: TableSpec, rows: pa.Table, batch: str) -> pa.Table:
         return table_schema(spec, rows.schema).empty_table()
     if not has_origin(rows):
         raise BadInput(
-            f"table {spec.name}: provenance=True needs a function that makes each row of a single record, "
-            "and this one merges records; leave it out"
+            f"table {spec.name}: provenance=True requires that each row comes from a single record, "
+            "but the function merges records; remove provenance=True"
         )
     columns = [rows[TOPIC], rows[PARTITION], rows[OFFSET], pa.repeat(batch, rows.num_rows)]
     for (name, kind), column in zip(PROVENANCE.items(), columns, strict=True):
@@ -278,8 +286,8 @@ def _newest(spec: TableSpec, rows: pa.Table) -> pa.Table:
             check_unmerged(spec)
         if not _starts(rows, spec.key).all():
             raise BadInput(
-                f"table {spec.name}: several rows have the same {', '.join(spec.key)} and its function hides which "
-                "record is newer; aggregate to one row per key"
+                f"table {spec.name}: several rows have the same {', '.join(spec.key)}, and its function merges "
+                "records, so that none of them is the newest; aggregate to one row per key"
             )
         return rows
     if spec.version:

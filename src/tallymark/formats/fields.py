@@ -153,7 +153,7 @@ def _cut(text: str) -> str:
 
 
 def _no_number(constant: str) -> None:
-    raise ValueError(f"{constant} is no number")
+    raise ValueError(f"{constant} is not a number")
 
 
 def _named(pairs: list[tuple[str, Any]]) -> Pairs:

@@ -6,7 +6,6 @@ smaller and smaller pieces; the last pieces are decoded value by value (``format
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +13,6 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
@@ -22,6 +20,7 @@ import pyarrow.json
 from tallymark.core.retry import threads
 from tallymark.formats import fields
 from tallymark.formats import schema as ddl
+from tallymark.formats.limits import has_long_number, is_deep, is_doubtful
 from tallymark.formats.value import Bytes, Json
 
 JSON_SPACE = b" \t\r\n"
@@ -33,14 +32,6 @@ JSON_NAMES = {
     fields.Real: "a number",
     type(None): "null",
 }
-DEEPEST = 200
-"""Maximum nesting of objects and arrays. Far beyond it Python exceeds its stack, sooner if the call stack is deep."""
-IN_NUMBERS = b".eE+-"
-DIGITS = bytes.maketrans(b"123456789" + IN_NUMBERS, b"0" * 14)
-APART = 31
-"""Distance in bytes between the samples of the first search for numbers with too many digits."""
-STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
-NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 TINY_DECIMAL = (
     r"""[":,\[\s][0-9.+-]*(?:[eE]-[0-9]{2,}[",}\]\s]|[.][0-9]{30})"""
     r"""|"[0-9.+-]*[eE]?[0-9+-]*\\u00[2-6]"""
@@ -49,8 +40,6 @@ TINY_DECIMAL = (
 
 For such a decimal, Arrow reads the power of ten beyond the end of a table, which may crash the process.
 """
-CONSTANT = re.compile(rb"[:\[,]\s*-?(?:NaN|Inf(?:inity)?)\s*[,}\]]")
-"""Constants that Arrow accepts as numbers, but JSON does not."""
 PIECE_BYTES = 2 << 20
 """Bytes that Arrow parses at once; larger pieces are not faster."""
 PIECES = 8
@@ -64,8 +53,6 @@ SURPLUS_DIGITS = r"(\.\d{6})\d+"
 FIRST_DAY, LAST_DAY = -719162, 2932896
 """Years 1 to 9999 in days since 1970."""
 DAY_MICROS = 86_400_000_000
-
-Signs = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -143,7 +130,7 @@ def explain(source: Json | Bytes, value: bytes) -> str:
         convert(decoded)
     except fields.MISFITS:
         return fields.misfit(decoded, kind)
-    return f"a number has more than {fields.LONGEST} digits" if _has_long_number(value) else "does not fit the schema"
+    return f"a number has more than {fields.LONGEST} digits" if has_long_number(value) else "does not fit the schema"
 
 
 @lru_cache(maxsize=64)
@@ -192,7 +179,7 @@ class _Objects:
                 found.append(None)
                 continue
             try:
-                if is_deep(value) or _has_long_number(value):
+                if is_deep(value) or has_long_number(value):
                     raise fields.Unfit
                 found.append(self._convert(fields.parse(value.strip(JSON_SPACE))))
             except fields.MISFITS:
@@ -246,66 +233,9 @@ def _lines(values: pa.Array, longest: int) -> pa.Buffer | None:
     signs = np.frombuffer(text, np.uint8)
     if np.count_nonzero(signs == ord("\n")) != len(values) - 1:
         return None
-    if not signs.min() or ((_holds(b"NaN", signs) or _holds(b"Inf", signs)) and CONSTANT.search(text)):
-        raise _Doubt
-    if longest > DEEPEST and any(_may_be_deep(values, signs, sign) for sign in "[{"):
-        raise _Doubt
-    if longest > fields.LONGEST and _may_hold_long_numbers(signs):
-        raise _Doubt
-    if longest > fields.LONGEST_NAME and _may_hold_long_names(signs):
+    if is_doubtful(values, text, signs, longest):
         raise _Doubt
     return text
-
-
-def _holds(word: bytes, signs: Signs) -> bool:
-    at = np.flatnonzero(signs[: 1 - len(word)] == word[0])
-    return len(at) > 0 and bool(np.all([signs[at + n] == sign for n, sign in enumerate(word)], axis=0).any())
-
-
-def _may_hold_long_numbers(signs: Signs) -> bool:
-    """Whether there may be numbers with too many digits.
-
-    First checks samples at fixed distances, all of which are digits in such a number and hardly ever in other values.
-    """
-    if b"0" * (fields.LONGEST // APART) not in signs[::APART].tobytes().translate(DIGITS):
-        return False
-    return b"0" * fields.LONGEST in signs.tobytes().translate(DIGITS)
-
-
-def _may_hold_long_names(signs: Signs) -> bool:
-    quotes = np.flatnonzero(signs == ord('"'))
-    ends = quotes[signs[quotes - 1] != ord("\\")]
-    return bool((np.diff(ends) > fields.LONGEST_NAME).any())
-
-
-def _may_be_deep(values: pa.Array, signs: Signs, sign: str) -> bool:
-    """Whether any value has many of these brackets.
-
-    First counts over all values, which is faster and usually sufficient.
-    """
-    others = len(values) - 1 if sign == "{" else 0
-    if np.count_nonzero(signs == ord(sign)) - others <= DEEPEST // 2:
-        return False
-    return bool(pc.max(pc.count_substring(values, sign)).as_py() > DEEPEST // 2)
-
-
-def is_deep(value: bytes) -> bool:
-    """Whether objects and arrays are nested more deeply than Python can parse at any depth of the caller."""
-    if value.count(b"[") + value.count(b"{") <= DEEPEST:
-        return False
-    steps = _outside_strings(value).translate(STEPS, NO_BRACKETS)
-    return bool(np.frombuffer(steps, np.int8).cumsum(dtype=np.int64).max(initial=0) > DEEPEST)
-
-
-def _has_long_number(value: bytes) -> bool:
-    if len(value) - len(value.translate(None, b"0123456789")) <= fields.LONGEST:
-        return False
-    return b"0" * (fields.LONGEST + 1) in _outside_strings(value).translate(DIGITS, IN_NUMBERS)
-
-
-def _outside_strings(value: bytes) -> bytes:
-    """Remove strings. Uses no regular expression, which takes quadratic time for an unclosed string."""
-    return b'"'.join(value.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
 
 
 def _is_time(kind: pa.DataType) -> bool:

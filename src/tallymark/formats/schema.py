@@ -70,12 +70,12 @@ class _Parser:
         return [token.upper() for token, _ in self._tokens[:2]] == ["STRUCT", "<"]
 
     def fields(self) -> list[pa.Field]:
-        found = self._list(self._field)
-        names = [field.name.lower() for field in found]
+        fields = self._list(self._field)
+        names = [field.name.lower() for field in fields]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise self._unread(f"it names the field {' and '.join(twice)} more than once")
-        return found
+            raise self._invalid(f"field {' and '.join(twice)} is declared more than once")
+        return fields
 
     def type(self) -> pa.DataType:
         name = self._token().upper()
@@ -88,9 +88,9 @@ class _Parser:
         if name in DECIMALS:
             return self._decimal()
         self._take("<")
-        found = nested[name]()
+        kind = nested[name]()
         self._take(">")
-        return found
+        return kind
 
     def end(self) -> None:
         if self._token():
@@ -99,17 +99,15 @@ class _Parser:
     def _field(self) -> pa.Field:
         name = self._name()
         self._skip(":")
-        found = pa.field(name, self.type())
+        field = pa.field(name, self.type())
         if self._skip("NOT"):
             self._take("NULL")
         if self._skip("COMMENT"):
             self._match("""['"].+""", "a comment in quotes")
-        return found
+        return field
 
     def _name(self) -> str:
-        name = self._match(
-            "`.+`|[a-z0-9_]*[a-z_][a-z0-9_]*", "the name of a field, in `backticks` if it is no plain word"
-        )
+        name = self._match("`.+`|[a-z0-9_]*[a-z_][a-z0-9_]*", "a field name, in `backticks` if it is not a plain word")
         return name[1:-1].replace("``", "`") if name[0] == "`" else name
 
     def _decimal(self) -> pa.DataType:
@@ -119,8 +117,8 @@ class _Parser:
         scale = int(self._match("[0-9]{1,3}", "a number of digits")) if self._skip(",") else 0
         self._take(")")
         if not max(1, scale) <= precision <= MOST_DIGITS:
-            raise self._unread(
-                f"DECIMAL({precision}, {scale}) should have 1 to {MOST_DIGITS} digits, no more behind the point"
+            raise self._invalid(
+                f"DECIMAL({precision}, {scale}) must have 1 to {MOST_DIGITS} digits, and not more after the point"
             )
         return pa.decimal128(precision, scale)
 
@@ -128,7 +126,7 @@ class _Parser:
         return pa.list_(pa.field("element", self.type()))
 
     def _map(self) -> pa.DataType:
-        self._match("STRING", "STRING, the only keys that JSON has")
+        self._match("STRING", "STRING, the only type of keys in JSON")
         self._take(",")
         return pa.map_(pa.string(), pa.field("value", self.type()))
 
@@ -136,35 +134,35 @@ class _Parser:
         return pa.struct(self.fields())
 
     def _list(self, read: Callable[[], Item]) -> list[Item]:
-        found = [read()]
+        items = [read()]
         while self._skip(","):
-            found.append(read())
-        return found
+            items.append(read())
+        return items
 
     def _token(self) -> str:
         return self._tokens[self._next][0] if self._next < len(self._tokens) else ""
 
     def _skip(self, token: str) -> bool:
-        found = self._token().upper() == token
-        self._next += found
-        return found
+        skips = self._token().upper() == token
+        self._next += skips
+        return skips
 
     def _take(self, token: str) -> None:
         if not self._skip(token):
             raise self._unexpected(token)
 
-    def _match(self, pattern: str, wanted: str) -> str:
+    def _match(self, pattern: str, expected: str) -> str:
         token = self._token()
         if not re.fullmatch(pattern, token, re.IGNORECASE | re.ASCII | re.DOTALL):
-            raise self._unexpected(wanted)
+            raise self._unexpected(expected)
         self._next += 1
         return token
 
-    def _unexpected(self, wanted: str) -> BadInput:
+    def _unexpected(self, expected: str) -> BadInput:
         if not self._token():
-            return self._unread(f"it ends where {wanted} should follow")
+            return self._invalid(f"found the end, expected {expected}")
         token, position = self._tokens[self._next]
-        return self._unread(f"at position {position} stands {token!r} instead of {wanted}")
+        return self._invalid(f"found {token!r} at position {position}, expected {expected}")
 
-    def _unread(self, why: str) -> BadInput:
-        return BadInput(f"Json schema {self._ddl!r} can't be read: {why}")
+    def _invalid(self, why: str) -> BadInput:
+        return BadInput(f"Json schema {self._ddl!r} is not valid: {why}")

@@ -64,7 +64,7 @@ class Topic:
 
     def only(self, partitions: Collection[Partition]) -> Topic:
         """Return the topic with only these partitions."""
-        return Topic(self.name, self.id, tuple(one for one in self.partitions if one in partitions))
+        return Topic(self.name, self.id, tuple(partition for partition in self.partitions if partition in partitions))
 
 
 @dataclass(frozen=True)
@@ -122,16 +122,16 @@ class Brokers:
 
     def members(self, group: str) -> list[GroupMember]:
         """Return the current members of a group. A group that does not exist has no members."""
-        found = self._describe_group(group)
+        description = self._describe_group(group)
         return [
             GroupMember(
                 member.member_id,
                 member.client_id,
                 member.host,
-                tuple(sorted(Partition(one.topic, one.partition) for one in member.assignment.topic_partitions)),
+                tuple(sorted(Partition(at.topic, at.partition) for at in member.assignment.topic_partitions)),
                 member.group_instance_id,
             )
-            for member in (found.members if found else ())
+            for member in (description.members if description else ())
         ]
 
     def has_group(self, group: str) -> bool:
@@ -158,28 +158,28 @@ class Brokers:
 
     def topics(self, names: Sequence[str], *, existing_only: bool = False) -> dict[str, Topic]:
         """Return the named topics. Raises if a topic does not exist, unless ``existing_only``."""
-        found = {}
+        topics = {}
         for name, answer in self._ask_topics(names).items():
             with suppress(*([UnknownTopic] if existing_only else [])):
-                found[name] = answer()
-        return found
+                topics[name] = answer()
+        return topics
 
     def _ask_topics(self, names: Sequence[str]) -> dict[str, Callable[[], Topic]]:
         """Send the request now; each returned function waits for the result of its topic."""
         self.cluster_id(*names[:1])
-        asked = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=TIMEOUT) if names else {}
-        return {name: partial(self._topic, name, future) for name, future in asked.items()}
+        futures = self._admin.describe_topics(TopicCollection(list(names)), request_timeout=TIMEOUT) if names else {}
+        return {name: partial(self._topic, name, future) for name, future in futures.items()}
 
     def ask_ids(self, names: Sequence[str]) -> Callable[[], dict[str, str]]:
         """Request the ids of the existing topics now; the returned function waits for the result."""
-        asked = self._ask_topics(names)
+        answers = self._ask_topics(names)
 
         def answer() -> dict[str, str]:
-            found = {}
-            for name, topic in asked.items():
+            ids = {}
+            for name, topic in answers.items():
                 with suppress(UnknownTopic):
-                    found[name] = topic().id
-            return found
+                    ids[name] = topic().id
+            return ids
 
         return answer
 
@@ -213,14 +213,18 @@ class Brokers:
 
     def offsets_at(self, partitions: Iterable[Partition], moment: datetime) -> dict[Partition, int | None]:
         """Return the first offset with this timestamp or a later one for each partition; None if there is none."""
-        wanted = list(partitions)
-        answers = self._ask(wanted, OffsetSpec.for_timestamp(int(moment.timestamp() * 1000)))
-        offsets = {partition: self._offset(answers, partition) for partition in wanted}
+        listed = list(partitions)
+        answers = self._ask(listed, OffsetSpec.for_timestamp(int(moment.timestamp() * 1000)))
+        offsets = {partition: self._offset(answers, partition) for partition in listed}
         return {partition: None if offset < 0 else offset for partition, offset in offsets.items()}
 
     def records(self, wanted: Mapping[Partition, Collection[int]]) -> dict[tuple[Partition, int], RawRecord]:
         """Return the records at these offsets. Records that no longer exist are left out."""
         return Probe(self.cluster, self.explain).records(wanted)
+
+    def first_times(self, offsets: Mapping[Partition, int], isolation: str) -> dict[Partition, datetime | None]:
+        """Return the timestamp of the first record at or after each offset; a partition without one is left out."""
+        return Probe(self.cluster, self.explain).first_times(offsets, isolation) if offsets else {}
 
     def truncated(self, positions: Mapping[Partition, tuple[int, int]]) -> dict[Partition, int]:
         """Return the positions (offset and leader epoch) whose logs were truncated before them, and at which offset."""
@@ -233,7 +237,7 @@ class Brokers:
         if not request:
             return {}
         answers = self._admin.list_offsets(request, isolation_level=isolation, request_timeout=TIMEOUT)
-        return {(asked.topic, asked.partition): future for asked, future in answers.items()}
+        return {(at.topic, at.partition): future for at, future in answers.items()}
 
     def _offset(self, answers: Mapping[tuple[str, int], Future[Any]], partition: Partition) -> int:
         return int(self._answer(answers, partition).offset)
@@ -243,7 +247,7 @@ class Brokers:
         if answer.offset == OFFSET_INVALID:
             # The leader was lost during the request, and the client reports no error.
             self._refresh(partition.topic)
-            raise Unreachable(f"the brokers at {self.address} have not told the offsets of {partition}: try again")
+            raise Unreachable(f"the brokers at {self.address} did not return the offsets of {partition}: try again")
         return answer
 
     def _wait(self, future: Future[Any], topic: str | None = None) -> Any:
@@ -269,7 +273,7 @@ class Brokers:
         self._admin.poll(0)
         self.complaints.check()
         if self.stop.is_set():
-            raise Unreachable(f"the brokers at {self.address} had not answered when the run was told to end")
+            raise Unreachable(f"the brokers at {self.address} had not answered when the run was stopped")
         if time.monotonic() > deadline:
             raise Unreachable(f"the brokers at {self.address} do not answer; check address and port")
 
@@ -286,7 +290,7 @@ class Brokers:
         deadline, patience = time.monotonic() + (seconds or TIMEOUT), LOOK_SECONDS
         while True:
             try:
-                found = self._admin.list_topics(topic, timeout=patience)
+                metadata = self._admin.list_topics(topic, timeout=patience)
             except KafkaException as error:
                 self._admin.poll(0)
                 passes = judged(error.args[0]).error.transient
@@ -297,7 +301,7 @@ class Brokers:
                 patience *= 2
             else:
                 self.complaints.clear()
-                return found
+                return metadata
 
     def explain(self, error: Any, topic: str | None) -> TallymarkError:
         """Convert an error of the client to a ``TallymarkError``."""
@@ -326,12 +330,12 @@ def connect(make: Callable[[dict[str, Any]], T], settings: dict[str, Any]) -> T:
         return make(settings)
     except (KafkaException, ValueError, TypeError) as error:
         words = error.args[0].str() if isinstance(error, KafkaException) else str(error)
-        raise BadInput(f"the settings for Kafka were refused by the client: {words}") from None
+        raise BadInput(f"the Kafka client refused its settings: {words}; correct them") from None
 
 
 def missing_topic(topic: str) -> str:
     """Return the hint for a missing topic."""
-    return f"correct the name, or make it: tallymark produce {topic} --create 4"
+    return f"correct the name, or create it: tallymark produce {topic} --create 4"
 
 
 class _UnknownGroup(TallymarkError):

@@ -26,7 +26,7 @@ LOADS_CODE = {
     "ssl.engine.location": "it loads code into the client",
     "ssl.providers": "it loads code into the client",
     "sasl.kerberos.kinit.cmd": "it runs a command",
-    "sasl.jaas.config": "login modules load code: it is security=Sasl(...)",
+    "sasl.jaas.config": "login modules load code; use security=Sasl(...)",
     "sasl.login.callback.handler.class": "it loads code into the client",
     "sasl.client.callback.handler.class": "it loads code into the client",
     "sasl.login.class": "it loads code into the client",
@@ -61,11 +61,11 @@ class Sasl:
         if bool(self.password) == bool(self.password_file) or not self.username:
             raise BadInput(f"Sasl({self.mechanism!r}) needs username= and either password= or password_file=")
         if (self.mechanism == OAUTHBEARER) != bool(self.token_url):
-            raise BadInput("token_url= belongs to Sasl('OAUTHBEARER', ...), which needs it")
+            raise BadInput("token_url= is required for Sasl('OAUTHBEARER', ...), and only allowed there")
         if self.token_url and not self.token_url.startswith(("https://", "http://127.0.0.1:", "http://localhost:")):
-            raise BadInput("token_url= must start with https://, or everybody on the way could read the secret")
+            raise BadInput("token_url= must start with https://, because the client secret is sent to it")
         if self.scope and not self.token_url:
-            raise BadInput("scope= belongs to Sasl('OAUTHBEARER', ...)")
+            raise BadInput("scope= is only allowed for Sasl('OAUTHBEARER', ...)")
         self.secret()
 
     def secret(self) -> str:
@@ -85,21 +85,21 @@ class Sasl:
         return cls(mechanism, user or "", "" if file else password or "", file, url, scope)
 
     def settings(self) -> dict[str, str]:
-        """As librdkafka has it."""
+        """Return the settings for librdkafka."""
         if self.mechanism != OAUTHBEARER:
             return {
                 "sasl.mechanism": self.mechanism,
                 "sasl.username": self.username,
                 "sasl.password": self.secret(),
             }
-        found = {
+        settings = {
             "sasl.mechanism": self.mechanism,
             "sasl.oauthbearer.method": "oidc",
             "sasl.oauthbearer.client.id": self.username,
             "sasl.oauthbearer.client.secret": self.secret(),
             "sasl.oauthbearer.token.endpoint.url": self.token_url or "",
         }
-        return {**found, "sasl.oauthbearer.scope": self.scope} if self.scope else found
+        return {**settings, "sasl.oauthbearer.scope": self.scope} if self.scope else settings
 
 
 @dataclass(frozen=True)
@@ -123,9 +123,9 @@ class Tls:
             if path and "-----BEGIN" in path:
                 raise BadInput(f"Tls({name}=...) is the text of a PEM file; write it to a file and give its path")
             if path and not os.access(path, os.R_OK):
-                raise BadInput(f"Tls({name}={path!r}): the file can't be read")
+                raise BadInput(f"Tls({name}={path!r}): the file can't be read; check the path and its permissions")
             if path and "-----BEGIN " not in Path(path).read_text(errors="replace"):
-                raise BadInput(f"Tls({name}={path!r}) is no PEM file; openssl can convert it")
+                raise BadInput(f"Tls({name}={path!r}) is not a PEM file; convert it with openssl")
 
     @classmethod
     def from_environment(cls, *, implied: bool = False) -> Tls | None:
@@ -138,15 +138,15 @@ class Tls:
         return cls(ca, cert, key, from_environment("TLS_KEY_PASSWORD"), verify)
 
     def settings(self) -> dict[str, str]:
-        """As librdkafka has it."""
-        found = {
+        """Return the settings for librdkafka."""
+        settings = {
             "ssl.ca.location": self.ca,
             "ssl.certificate.location": self.cert,
             "ssl.key.location": self.key,
             "ssl.key.password": self.key_password,
             "ssl.endpoint.identification.algorithm": "https" if self.verify_hostname else "none",
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in settings.items() if value}
 
 
 @dataclass(frozen=True)
@@ -174,20 +174,20 @@ class Cluster:
         object.__setattr__(self, "security", security)
         object.__setattr__(self, "tls", tls or False)
         if security is not None and not self.tls:
-            warn(self.brokers, "user and password go over a line that is not encrypted (tls=False)")
+            warn(self.brokers, "user and password are sent without encryption (tls=False)")
         if isinstance(tls, Tls) and not tls.verify_hostname:
-            warn(self.brokers, "the host name of brokers is not verified (verify_hostname=False)")
+            warn(self.brokers, "host names of brokers are not verified (verify_hostname=False)")
 
     @property
     def addresses(self) -> list[tuple[str, int]]:
         """Hosts and ports; the default port of Kafka clients is 9092."""
-        found = []
+        addresses = []
         for address in self.brokers.split(","):
             parts = re.fullmatch(r"(?:\w+://)?(\[.*]|[^:]*)(?::(\d+))?", address.strip())
             if parts is None:
-                raise BadInput(f"{address.strip()!r} is no address of a broker; write host:port")
-            found.append((parts[1].strip("[]"), int(parts[2] or 9092)))
-        return found
+                raise BadInput(f"{address.strip()!r} is not a broker address; write host:port")
+            addresses.append((parts[1].strip("[]"), int(parts[2] or 9092)))
+        return addresses
 
     @property
     def line(self) -> Tls | None:
@@ -211,9 +211,9 @@ class Cluster:
 
 
 @cache
-def warn(brokers: str, said: str) -> None:
+def warn(brokers: str, problem: str) -> None:
     """Log a warning once per cluster."""
-    log.warning("brokers=%s %s", brokers, said)
+    log.warning("%s brokers=%s", problem, brokers)
 
 
 def check_settings(settings: Mapping[str, Any], refused: Mapping[str, str], where: str) -> None:
@@ -221,7 +221,7 @@ def check_settings(settings: Mapping[str, Any], refused: Mapping[str, str], wher
     for name in settings:
         why = LOADS_CODE.get(name) or refused.get(name)
         if why is None and name.startswith(_SECURITY) and name not in HARMLESS:
-            why = "it is security=Sasl(...) or tls=Tls(...)"
+            why = "use security=Sasl(...) or tls=Tls(...)"
         if why is not None:
             raise BadInput(f"{where}: {name} can't be set: {why}")
 

@@ -17,26 +17,26 @@ from typing import Any
 from tallymark.errors import AccessDenied, TallymarkError, Unreachable, Verdict, verdicts
 from tallymark.kafka.cluster import Cluster, Tls
 
-ENCRYPTED = "TLS is spoken there: tls=Tls(...)"
-REFUSED = "a certificate of ours is asked for: Tls(cert=..., key=...)"
-NO_ANSWER = "somebody listens there and does not answer; check that it is Kafka"
-CUT = "the connection was cut; check the port, and that TLS is spoken there"
+ENCRYPTED = "the broker requires TLS: set tls=Tls(...)"
+REFUSED = "the broker requires a client certificate: set Tls(cert=..., key=...)"
+NO_ANSWER = "the port accepts connections, but does not answer; check that it is Kafka"
+CUT = "the connection was closed; check the port, and that it uses TLS"
 SECONDS = 2.0
 ALERT_SECONDS = 0.5
 
 
 def diagnosis(cluster: Cluster) -> str:
     """Describe the problem with the first address that accepts a connection, or with the last, and the remedy."""
-    said = ""
+    problem = ""
     for host, port in cluster.addresses:
         try:
             with socket.create_connection((host, port), SECONDS) as line:
                 return _greet(line, host, cluster)
         except socket.gaierror:
-            said = f"the name {host} is not known here; correct it"
+            problem = f"host {host} can't be resolved; correct its name"
         except (OSError, OverflowError):
-            said = "nobody listens there; check address and port"
-    return said
+            problem = "nothing listens there; check address and port"
+    return problem
 
 
 def _greet(line: socket.socket, host: str, cluster: Cluster) -> str:
@@ -45,8 +45,8 @@ def _greet(line: socket.socket, host: str, cluster: Cluster) -> str:
             return _after_handshake(secure, cluster)
     except ssl.SSLCertVerificationError as error:
         if "match" in error.verify_message:
-            return f"the certificate is not for {host}: use the name it has, or Tls(verify_hostname=False)"
-        return f"the certificate is not trusted ({error.verify_message}): name its authority with Tls(ca=...)"
+            return f"the certificate is not for {host}: use its host name, or set Tls(verify_hostname=False)"
+        return f"the certificate is not trusted ({error.verify_message}): set its authority with Tls(ca=...)"
     except OSError as error:
         if "ALERT" in (getattr(error, "reason", None) or ""):
             return REFUSED if cluster.line else ENCRYPTED
@@ -63,7 +63,7 @@ def _after_handshake(secure: ssl.SSLSocket, cluster: Cluster) -> str:
         return REFUSED
     except OSError:
         pass
-    return "check user and password" if cluster.security else "a login may be asked for: security=Sasl(...)"
+    return "check user and password" if cluster.security else "the broker may require a login: set security=Sasl(...)"
 
 
 def _context(tls: Tls | None) -> ssl.SSLContext:
@@ -80,10 +80,10 @@ SILENT = Verdict(Unreachable, "the brokers at {name} can't be reached ({words})"
 """No broker answers; ``diagnosis`` finds the reason."""
 MOVED = Verdict(Unreachable, "the brokers at {name} are changing leaders ({words}): try again")
 """The client's metadata is stale and must be refreshed before the same call can succeed."""
-BUSY = Verdict(Unreachable, "the brokers at {name} can't do that now ({words}): try again")
+BUSY = Verdict(Unreachable, "the brokers at {name} can't process the request now ({words}): try again")
 HANDOVER = Verdict(Unreachable, "the group at {name} is being rebalanced ({words}): try again")
 UNAUTHENTICATED = Verdict(AccessDenied, "the brokers at {name}: {words}; check user and password")
-UNAUTHORIZED = Verdict(AccessDenied, "the brokers at {name} refused {words}; give it the ACLs it needs")
+UNAUTHORIZED = Verdict(AccessDenied, "the brokers at {name} denied access to {words}; grant the missing ACLs")
 FINAL = Verdict(TallymarkError, "the brokers at {name} answered: {words}")
 
 # By librdkafka's names of error codes; those with a leading underscore are its own, the others come from brokers.
@@ -177,20 +177,22 @@ class Complaints:
         if verdict is UNAUTHORIZED:
             user = self._cluster.security.username if self._cluster.security else "this client"
             words = f"{user} for topic {topic}: {words}" if topic else f"{user}: {words}"
-        said = verdict.on(self._cluster.brokers, words)
-        return self._unanswered(str(said)) if verdict is SILENT else said
+        explained = verdict.on(self._cluster.brokers, words)
+        return self._unanswered(str(explained)) if verdict is SILENT else explained
 
-    def _unanswered(self, said: str) -> TallymarkError:
+    def _unanswered(self, message: str) -> TallymarkError:
         hint = diagnosis(self._cluster)
         # Retrying does not help a client that uses the wrong protocol.
         kind = AccessDenied if hint == ENCRYPTED else SILENT.error
-        return kind(f"{said}: {hint}")
+        return kind(f"{message}: {hint}")
 
     def _unauthenticated(self, error: Any) -> TallymarkError:
         words = _clean(error.str())
         if "SASL" in words:
             return UNAUTHENTICATED.on(self._cluster.brokers, words)
-        return AccessDenied(f"the brokers at {self._cluster.brokers} can't be entered: {diagnosis(self._cluster)}")
+        return AccessDenied(
+            f"the connection to the brokers at {self._cluster.brokers} failed: {diagnosis(self._cluster)}"
+        )
 
 
 def _clean(words: str) -> str:

@@ -45,7 +45,7 @@ class OutOfRange(TallymarkError):
     """The log does not hold the requested offset."""
 
     def __init__(self, partition: Partition) -> None:
-        super().__init__(f"{partition}: the brokers do not have the offset that is next")
+        super().__init__(f"{partition}: the next offset is out of range at the brokers")
         self.partition = partition
 
 
@@ -88,12 +88,14 @@ class Fetcher:
             self._client, self._ever, offsets = connect(Consumer, self._settings), set(), self.cursor
         self._ever |= offsets.keys()
         if offsets:
-            self._client.incremental_assign([placed(one, at, self._epochs.get(one)) for one, at in offsets.items()])
+            self._client.incremental_assign(
+                [placed(partition, offset, self._epochs.get(partition)) for partition, offset in offsets.items()]
+            )
 
     def remove(self, partitions: Iterable[Partition]) -> None:
         gone = [partition for partition in partitions if self.cursor.pop(partition, None) is not None]
         if gone and self._client is not None:
-            self._client.incremental_unassign([TopicPartition(one.topic, one.number) for one in gone])
+            self._client.incremental_unassign([TopicPartition(old.topic, old.number) for old in gone])
 
     def fetch(self, most: int, wait: float) -> dict[Partition, Fetched]:
         """Return up to ``most`` records as soon as any are available, and the ends of partitions that were reached."""
@@ -222,8 +224,8 @@ class Direct:
         self._next.clear()
 
     def _go_to(self, spans: Sequence[Span]) -> None:
-        asked = {span.partition for span in spans}
-        self._remove([one for one in self._waiting if one not in asked and len(self._waiting[one]) > MOST_WAITING])
+        read = {span.partition for span in spans}
+        self._remove([other for other in self._waiting.keys() - read if len(self._waiting[other]) > MOST_WAITING])
         while self._gone:
             self._remove([self._gone.pop()])
         elsewhere = {span.partition: span.start for span in spans if self._next.get(span.partition) != span.start}

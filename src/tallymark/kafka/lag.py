@@ -6,19 +6,16 @@ covers all partitions at once.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 
-from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import ConfigResource
 
 from tallymark.core.plan import check_identity
 from tallymark.core.spans import Log, Partition, Position
-from tallymark.core.times import timestamp
-from tallymark.errors import PositionRefused, TallymarkError, Unreachable
-from tallymark.kafka.brokers import TIMEOUT, Brokers, connect
+from tallymark.errors import PositionRefused, TallymarkError
+from tallymark.kafka.brokers import TIMEOUT, Brokers
 
 FOR_EVER = 100 * 366 * 86_400_000
 """Milliseconds."""
@@ -75,16 +72,23 @@ def measure(brokers: Brokers, positions: Sequence[Position]) -> dict[Partition, 
     cluster = brokers.cluster_id()
     # Topic names of another cluster or of a streaming query may be invalid for these brokers.
     found = _logs(brokers, [position.partition for position in positions if position.cluster_id == cluster])
-    logs = {one.partition: found[one.partition] for one in positions if _belongs(one, found.get(one.partition))}
+    logs = {
+        position.partition: found[position.partition]
+        for position in positions
+        if _belongs(position, found.get(position.partition))
+    }
     behind = {
-        one.partition: max(one.next_offset, logs[one.partition].start)
-        for one in positions
-        if one.partition in logs and one.next_offset < logs[one.partition].end
+        position.partition: max(position.next_offset, logs[position.partition].start)
+        for position in positions
+        if position.partition in logs and position.next_offset < logs[position.partition].end
     }
     times = unread_times(brokers, behind, logs)
     retentions = _retentions(brokers, {partition.topic for partition in times})
     now = datetime.now(timezone.utc)
-    return {one.partition: _lag(one, logs.get(one.partition), times, retentions, now) for one in positions}
+    return {
+        position.partition: _lag(position, logs.get(position.partition), times, retentions, now)
+        for position in positions
+    }
 
 
 def unread_times(
@@ -95,9 +99,10 @@ def unread_times(
     Offsets of aborted transactions, transaction markers and compacted records hold no record. If nothing can be read
     because a transaction is open, the first record of this transaction counts.
     """
-    found = dict(_first_times(brokers, offsets, "read_committed"))
-    waiting = {one: logs[one].stop for one in offsets if one not in found and logs[one].stop < logs[one].end}
-    return found | dict(_first_times(brokers, waiting, "read_uncommitted"))
+    times = brokers.first_times(offsets, "read_committed")
+    unstable = {partition: logs[partition] for partition in offsets if partition not in times}
+    waiting = {partition: log.stop for partition, log in unstable.items() if log.stop < log.end}
+    return times | brokers.first_times(waiting, "read_uncommitted")
 
 
 def rates_in(brokers: Brokers, logs: Mapping[Partition, Log], window: timedelta = WINDOW) -> dict[Partition, float]:
@@ -108,14 +113,16 @@ def rates_in(brokers: Brokers, logs: Mapping[Partition, Log], window: timedelta 
     """
     now = datetime.now(timezone.utc)
     since, ahead = brokers.offsets_at(logs, now - window), brokers.offsets_at(logs, now + window)
-    known = {one: first for one, first in since.items() if first is None or first != ahead[one]}
-    counts = {one: 0 if first is None else max(0, logs[one].end - first) for one, first in known.items()}
-    return {one: count / window.total_seconds() for one, count in counts.items()}
+    known = {partition: first for partition, first in since.items() if first is None or first != ahead[partition]}
+    counts = {
+        partition: 0 if first is None else max(0, logs[partition].end - first) for partition, first in known.items()
+    }
+    return {partition: count / window.total_seconds() for partition, count in counts.items()}
 
 
 def _logs(brokers: Brokers, partitions: Iterable[Partition]) -> dict[Partition, Log]:
     wanted = set(partitions)
-    topics = brokers.topics(sorted({one.topic for one in wanted}), existing_only=True)
+    topics = brokers.topics(sorted({partition.topic for partition in wanted}), existing_only=True)
     return brokers.logs({name: topic.only(wanted) for name, topic in topics.items()})
 
 
@@ -156,42 +163,6 @@ def _retentions(brokers: Brokers, topics: Iterable[str]) -> dict[str, Retention]
     except TallymarkError:
         # A client that may read a topic may lack the ACL to describe its configuration.
         return {}
-    configs = {one.name: {entry.name: entry.value for entry in entries.values()} for one, entries in found.items()}
+    configs = {topic.name: {entry.name: entry.value for entry in entries.values()} for topic, entries in found.items()}
     known = {topic: Retention.of(config) for topic, config in configs.items()}
     return {topic: retention for topic, retention in known.items() if retention is not None}
-
-
-def _first_times(
-    brokers: Brokers, offsets: Mapping[Partition, int], isolation: str
-) -> Iterator[tuple[Partition, datetime | None]]:
-    """Yield the timestamp of the first record of each partition, unless its end comes first. Uses a single client."""
-    if not offsets:
-        return
-    settings = {
-        **brokers.cluster.settings(),
-        "group.id": "tallymark",  # required, and never joined
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "auto.offset.reset": "earliest",
-        "isolation.level": isolation,
-        "queued.min.messages": 1,
-        "fetch.wait.max.ms": 20,
-        "log_level": 0,
-    }
-    consumer, left, deadline = connect(Consumer, settings), set(offsets), time.monotonic() + TIMEOUT
-    try:
-        consumer.incremental_assign([TopicPartition(p.topic, p.number, offset) for p, offset in offsets.items()])
-        while left:
-            for message in consumer.consume(1, 0.1):
-                error, partition = message.error(), Partition(str(message.topic()), int(message.partition() or 0))
-                if error is not None and error.code() != KafkaError._PARTITION_EOF:
-                    raise brokers.explain(error, partition.topic)
-                if partition in left:
-                    left.discard(partition)
-                    consumer.incremental_unassign([TopicPartition(partition.topic, partition.number)])
-                    if error is None:
-                        yield partition, timestamp(message)
-            if left and time.monotonic() > deadline:
-                raise Unreachable(f"the brokers at {brokers.address} do not deliver {min(left)}")
-    finally:
-        consumer.close()

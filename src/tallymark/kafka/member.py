@@ -58,7 +58,10 @@ class Mirror:
         """Send the waiting positions of these partitions now, and discard the others."""
         with self._lock:
             going, self._waiting = self._waiting, {}
-            offsets = [TopicPartition(one.topic, one.number, at) for one, at in going.items() if one in ours]
+            chosen = {partition: offset for partition, offset in going.items() if partition in ours}
+            offsets = [
+                TopicPartition(partition.topic, partition.number, offset) for partition, offset in chosen.items()
+            ]
             self._under_way += bool(offsets)
         if offsets:
             try:
@@ -74,18 +77,18 @@ class Mirror:
     def answered(self, error: Any, offsets: Iterable[TopicPartition]) -> None:
         """Handle the response to a commit. Failed positions are sent again unless a newer position is waiting."""
         listed = list(offsets)
-        error = error or next((one.error for one in listed if one.error), None)
+        error = error or next((answer.error for answer in listed if answer.error), None)
         with self._lock:
             self._under_way = max(0, self._under_way - 1)
             if error is None:
                 self._complained = False
                 return
-            failed = {Partition(one.topic, one.partition): one.offset for one in listed}
+            failed = {Partition(answer.topic, answer.partition): answer.offset for answer in listed}
             self._waiting = {**failed, **self._waiting}
             self._not_before = time.monotonic() + AGAIN_SECONDS
             complained, self._complained = self._complained, judged(error) is not HANDOVER or self._complained
         if not complained and self._complained:
-            log.warning("positions are not mirrored to Kafka for now group=%s error=%s", self._group, error.str())
+            log.warning("positions not mirrored to Kafka group=%s error=%s", self._group, error.str())
 
 
 POLL_SECONDS = 0.1
@@ -158,7 +161,7 @@ class Member:
         with self._change:
             # Released partitions are no longer assigned, although the group is notified slightly later.
             gone = self._now.leaving & set(partitions)
-            ours = {one: serial for one, serial in self._now.ours.items() if one not in gone}
+            ours = {partition: serial for partition, serial in self._now.ours.items() if partition not in gone}
             self._now = Assignment(ours, self._now.leaving - gone, self._now.announced_at)
             self._change.notify_all()
 
@@ -219,9 +222,14 @@ class Member:
             # member leaves; closing the client waits for the commit.
             self._mirror.send(client, partitions | self._now.ours.keys())
         self._gone(client, taken)
-        took = time.monotonic() - began
-        words = "let go" if drained else "the batch in flight took longer than drain= allows"
-        log.info("rebalance=revoked group=%s partitions=%s seconds=%.2f %s", self.name, _names(partitions), took, words)
+        took, result = time.monotonic() - began, "yes" if drained else "timeout"
+        log.info(
+            "rebalance=revoked group=%s partitions=%s seconds=%.2f drained=%s",
+            self.name,
+            _names(partitions),
+            took,
+            result,
+        )
 
     def _lost(self, client: Consumer, taken: list[TopicPartition]) -> None:
         self._gone(client, taken)
@@ -230,7 +238,7 @@ class Member:
     def _gone(self, client: Consumer, taken: list[TopicPartition]) -> None:
         partitions = _partitions(taken)
         with self._change:
-            ours = {one: serial for one, serial in self._now.ours.items() if one not in partitions}
+            ours = {partition: serial for partition, serial in self._now.ours.items() if partition not in partitions}
             self._now = Assignment(ours, self._now.leaving - partitions, time.monotonic())
             self._change.notify_all()
         if self._mirror:
@@ -239,19 +247,21 @@ class Member:
 
     def _on_error(self, error: Any) -> None:
         if judged(error) is UNAUTHORIZED:
-            self._fail(AccessDenied(f"group {self.name}: the brokers refused: {error.str()}; check the ACLs"))
+            self._fail(AccessDenied(f"group {self.name}: the brokers denied access: {error.str()}; check the ACLs"))
         elif error.code() == KafkaError.UNSUPPORTED_VERSION:
-            self._fail(BadInput(f"group {self.name}: the brokers can't do Group(protocol='consumer'): {error.str()}"))
+            self._fail(
+                BadInput(f"group {self.name}: the brokers do not support Group(protocol='consumer'): {error.str()}")
+            )
         elif error.code() == KafkaError.INCONSISTENT_GROUP_PROTOCOL:
-            words = "its members have another strategy or protocol; all members need the same membership=Group(...)"
+            words = "its members use another strategy or protocol; all members need the same membership=Group(...)"
             self._fail(BadInput(f"group {self.name}: {words}"))
         elif error.fatal() or error.code() == KafkaError._FATAL:
             if self._instance:
                 self._fenced = error
             else:
-                self._fail(TallymarkError(f"group {self.name}: the member can't go on: {error.str()}; start again"))
+                self._fail(TallymarkError(f"group {self.name}: the member failed: {error.str()}; restart it"))
         elif judged(error) is not SILENT:
-            log.warning("member group=%s error=%s", self.name, error.str())
+            log.warning("member error group=%s error=%s", self.name, error.str())
 
     def _rejoined(self, client: Consumer, error: Any) -> Consumer:
         """Join again after a member with the same instance id has joined, unless it belongs to another process.
@@ -260,20 +270,20 @@ class Member:
         client has timed out and sent again. Such a member sends no heartbeats and expires with its session. A member of
         another process stays.
         """
-        log.warning("shut out group=%s instance=%s error=%s", self.name, self._instance, error.str())
+        log.warning("member fenced group=%s instance=%s error=%s", self.name, self._instance, error.str())
         with self._change:
             self._now = Assignment(announced_at=time.monotonic())
             self._change.notify_all()
         if not self._is_given_up():
             raise Fenced(
-                f"group {self.name}: another member has come as instance={self._instance!r}, and stays: give every "
-                "member that runs at the same time an instance of its own"
+                f"group {self.name}: fenced by another member with instance={self._instance!r}: give every member that "
+                "runs at the same time its own instance"
             )
         if self._closing.is_set():
             return client
         client.close()
         self._fenced = None
-        log.info("joining again group=%s instance=%s", self.name, self._instance)
+        log.info("member rejoins group=%s instance=%s", self.name, self._instance)
         return self._subscribed()
 
     def _is_given_up(self) -> bool:
@@ -281,7 +291,7 @@ class Member:
         brokers, deadline = Brokers(self._source.cluster, self._closing), time.monotonic() + 1.5 * self._session + 2
         while not self._closing.wait(LOOK_SECONDS) and time.monotonic() < deadline:
             with suppress(Unreachable):
-                if all(one.instance != self._instance for one in brokers.members(self.name)):
+                if all(member.instance != self._instance for member in brokers.members(self.name)):
                     return True
         return self._closing.is_set()
 
@@ -295,11 +305,11 @@ def _seconds(source: Kafka, name: str, default: int) -> float:
     try:
         return float(source.settings.get(name, default)) / 1000
     except (TypeError, ValueError):
-        raise BadInput(f"Kafka(settings=...): {name} is a number of milliseconds") from None
+        raise BadInput(f"Kafka(settings=...): {name} must be a number of milliseconds") from None
 
 
 def _partitions(listed: Iterable[TopicPartition]) -> frozenset[Partition]:
-    return frozenset(Partition(one.topic, one.partition) for one in listed)
+    return frozenset(Partition(at.topic, at.partition) for at in listed)
 
 
 def _names(partitions: Iterable[Partition]) -> str:

@@ -27,7 +27,7 @@ DISCOVERY_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Group:
-    """Ownership the partitions with all other members of the Kafka group.
+    """Share the partitions with all other members of the Kafka group.
 
     ``strategy`` is the assignment strategy; with ``protocol="consumer"`` (KIP-848) the brokers assign. ``instance`` is
     the id of a static member: after a restart, even after a crash, it gets its partitions back at once, without a
@@ -47,7 +47,9 @@ class Group:
                 f"Group(protocol={self.protocol!r}) is not known; write {' or '.join(get_args(GroupProtocol))}"
             )
         if self.protocol == "consumer" and self.strategy == "roundrobin":
-            raise BadInput("Group(protocol='consumer') has no round robin; write strategy='range', or leave it out")
+            raise BadInput(
+                "Group(protocol='consumer') does not support roundrobin; write strategy='range', or leave it out"
+            )
         object.__setattr__(self, "drain", parse_positive(self.drain, "Group: drain").total_seconds())
 
     def settings(self) -> dict[str, Any]:
@@ -67,7 +69,7 @@ class Standalone:
     def chosen(self) -> frozenset[Partition] | None:
         if self.partitions is None:
             return None
-        return frozenset(Partition(topic, one) for topic, numbers in self.partitions.items() for one in numbers)
+        return frozenset(Partition(topic, number) for topic, numbers in self.partitions.items() for number in numbers)
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,7 @@ class Alone:
         if self.chosen is not None:
             existing = self._partitions()
             for partition in sorted(self.chosen - existing):
-                raise BadInput(f"Standalone(): there is no partition {partition} to read; correct partitions=")
+                raise BadInput(f"Standalone(): partition {partition} does not exist; correct partitions=")
 
     def assignment(self) -> Assignment:
         if time.monotonic() - self._looked >= DISCOVERY_SECONDS:
@@ -138,7 +140,7 @@ class Alone:
             if self._found is None:
                 raise
             # Calls that need the brokers now have their own retries; discovery can wait for the next check.
-            log.warning("could not look for new partitions error=%s", error)
+            log.warning("discovery of new partitions failed error=%s", error)
         else:
             ours = found if self.chosen is None else found & self.chosen
             self._found = Assignment(dict.fromkeys(ours, 0), announced_at=time.monotonic())

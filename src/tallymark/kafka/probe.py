@@ -1,4 +1,4 @@
-"""Reads single records by offset, and detects truncated logs, with a client that fetches as little as possible."""
+"""Reads single records and their timestamps, and detects truncated logs, with a client that fetches little."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
@@ -56,6 +57,18 @@ class Probe:
                     found[partition] = int(message.offset())
         return found
 
+    def first_times(self, offsets: Mapping[Partition, int], isolation: str) -> dict[Partition, datetime | None]:
+        """Return the timestamp of the first record at or after each offset; a partition without one is left out."""
+        left, times = dict(offsets), {}
+        with self._client("earliest", isolation) as client:
+            client.assign([placed(partition, offset) for partition, offset in offsets.items()])
+            for partition, message in self._arriving(client, left):
+                del left[partition]
+                client.incremental_unassign([placed(partition, 0)])
+                if message.error() is None:
+                    times[partition] = timestamp(message)
+        return times
+
     def _read(
         self, client: Consumer, wanted: dict[Partition, deque[int]], found: dict[tuple[Partition, int], RawRecord]
     ) -> None:
@@ -84,7 +97,9 @@ class Probe:
             raise self._explain(error.args[0], partition.topic) from error
         held = [offset for offset in run if start <= offset < end]
         if len(held) == len(run):
-            raise Unreachable(f"{partition}: the brokers had offset {run[0]} out of range and hold it now")
+            raise Unreachable(
+                f"{partition}: the brokers reported offset {run[0]} out of range, and hold it now; try again"
+            )
         run.clear()
         run.extend(held)
         if run:
@@ -107,7 +122,9 @@ class Probe:
                     deadline = time.monotonic() + TIMEOUT
                     yield partition, message
             if left and time.monotonic() > deadline:
-                raise Unreachable(f"the brokers at {self._cluster.brokers} do not deliver {min(left)}")
+                raise Unreachable(
+                    f"the brokers at {self._cluster.brokers} do not deliver records of {min(left)}; try again"
+                )
 
     @contextmanager
     def _client(self, reset: str, isolation: str) -> Iterator[Consumer]:

@@ -14,18 +14,18 @@ from tallymark.kafka.cluster import Cluster, Sasl, Tls, check_settings
 PATTERN = "^"
 """Prefix of topic patterns, as in librdkafka."""
 REFUSED = {
-    "bootstrap.servers": "the brokers are the first argument of Kafka()",
-    "group.id": "it is group=",
-    "group.instance.id": "it is membership=Group(instance=...)",
-    "group.protocol": "it is membership=Group(protocol=...)",
-    "partition.assignment.strategy": "it is membership=Group(strategy=...)",
-    "group.remote.assignor": "it is membership=Group(strategy=...)",
-    "auto.offset.reset": "it is start=, and never a silent jump",
-    "enable.auto.commit": "positions live in the store and commit with the rows",
-    "enable.auto.offset.store": "positions live in the store and commit with the rows",
-    "auto.commit.interval.ms": "positions live in the store and commit with the rows",
+    "bootstrap.servers": "use the first argument of Kafka()",
+    "group.id": "use group=",
+    "group.instance.id": "use membership=Group(instance=...)",
+    "group.protocol": "use membership=Group(protocol=...)",
+    "partition.assignment.strategy": "use membership=Group(strategy=...)",
+    "group.remote.assignor": "use membership=Group(strategy=...)",
+    "auto.offset.reset": "use start=; positions are never reset silently",
+    "enable.auto.commit": "positions are committed to the store with the rows",
+    "enable.auto.offset.store": "positions are committed to the store with the rows",
+    "auto.commit.interval.ms": "positions are committed to the store with the rows",
     "isolation.level": "records of aborted transactions must not be read",
-    "enable.partition.eof": "the ends of partitions are needed to count right",
+    "enable.partition.eof": "records are counted by the end-of-partition events",
 }
 """Client settings that would break the guarantees of tallymark or have their own parameter, with the reason."""
 

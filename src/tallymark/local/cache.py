@@ -14,14 +14,16 @@ from tallymark.errors import SandboxError
 
 def cache_dir() -> Path:
     """Return the directory for files that can be recreated: TALLYMARK_CACHE, else in the user's cache directory."""
-    if told := os.environ.get("TALLYMARK_CACHE"):
-        path = Path(told).absolute()
+    if configured := os.environ.get("TALLYMARK_CACHE"):
+        path = Path(configured).absolute()
     else:
         path = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tallymark"
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise SandboxError(f"can't make the cache directory {path} ({error.strerror}): set TALLYMARK_CACHE") from error
+        raise SandboxError(
+            f"can't create the cache directory {path} ({error.strerror}): set TALLYMARK_CACHE to another"
+        ) from error
     return path
 
 

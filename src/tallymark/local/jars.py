@@ -81,7 +81,7 @@ def artifacts(set_name: str, lock: Path = LOCK) -> list[Artifact]:
     """Return the artifacts of a set, in the order of the lock."""
     sets = _read(lock)
     if set_name not in sets:
-        raise SandboxError(f"no set of jars is called {set_name!r}: there are {', '.join(sets)}")
+        raise SandboxError(f"{set_name!r} is not a set of jars: choose one of {', '.join(sets)}")
     return sets[set_name]
 
 
@@ -125,25 +125,25 @@ def _facts(wanted: list[Artifact]) -> str:
 
 def _complete(wanted: list[Artifact], progress: Progress) -> None:
     missing = [artifact for artifact in wanted if not _is_right(artifact, artifact.path)]
-    said = ""
+    error = ""
     for pause in PAUSES:
         if not missing:
             return
         time.sleep(pause)
         for artifact in list(missing):
             progress(len(wanted) - len(missing), len(wanted))
-            if complaint := _download(artifact):
-                said = complaint
+            if failure := _download(artifact):
+                error = failure
             else:
                 missing.remove(artifact)
     if missing:
-        raise _unfetched(missing, said)
+        raise _unfetched(missing, error)
 
 
-def _unfetched(missing: list[Artifact], said: str) -> SandboxError:
+def _unfetched(missing: list[Artifact], error: str) -> SandboxError:
     names = ", ".join(str(artifact) for artifact in missing)
     return SandboxError(
-        f"could not fetch {names} ({said}): check the network, or name a mirror in {REGISTRY}, and try again"
+        f"could not fetch {names} ({error}): check the network, or set {REGISTRY} to a mirror, and try again"
     )
 
 
@@ -166,37 +166,37 @@ def _download(artifact: Artifact) -> str | None:
     """Try once. Returns an error message if a retry may help, and raises if it can't."""
     jars_dir().mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=jars_dir(), prefix=".fetch-") as name:
-        came = Path(name) / "jar"
+        jar = Path(name) / "jar"
         request = urllib.request.Request(f"{_registry()}/{artifact.address}", headers={"User-Agent": "tallymark"})
         try:
-            with urllib.request.urlopen(request, timeout=SILENCE_SECONDS) as answer, came.open("wb") as file:
+            with urllib.request.urlopen(request, timeout=SILENCE_SECONDS) as answer, jar.open("wb") as file:
                 shutil.copyfileobj(answer, file)
         except urllib.error.HTTPError as error:
-            said = f"HTTP status {error.code}"
+            status = f"HTTP status {error.code}"
             if 400 <= error.code < 500 and error.code not in PASSING:
-                raise _unfetched([artifact], said) from None
-            return said
+                raise _unfetched([artifact], status) from None
+            return status
         except (OSError, http.client.HTTPException) as error:
             return str(getattr(error, "reason", None) or error) or type(error).__name__
-        if not _is_right(artifact, came):
-            return f"the file that came for {artifact} has the wrong sha256"
+        if not _is_right(artifact, jar):
+            return f"the downloaded file of {artifact} has the wrong sha256"
         artifact.path.parent.mkdir(parents=True, exist_ok=True)
-        came.replace(artifact.path)
+        jar.replace(artifact.path)
     return None
 
 
 def _registry() -> str:
     """Return the configured repository, or the public repository, whose address the package maven-artifact has."""
-    if named := os.environ.get(REGISTRY):
-        parts = urllib.parse.urlsplit(named)
+    if mirror := os.environ.get(REGISTRY):
+        parts = urllib.parse.urlsplit(mirror)
         if parts.scheme not in ("http", "https", "file") or "@" in parts.netloc:
             # Not shown: it may hold a password.
             raise SandboxError(f"{REGISTRY} must be an address such as https://mirror/maven, without a login")
-        return named.rstrip("/")
+        return mirror.rstrip("/")
     try:
         from maven_artifact import Resolver
     except ModuleNotFoundError:
         raise SandboxError(
-            "jars are fetched with the package maven-artifact, which is missing: pip install 'tallymark[sandbox]'"
+            "fetching jars requires the package maven-artifact: pip install 'tallymark[sandbox]'"
         ) from None
     return str(Resolver.default().base)

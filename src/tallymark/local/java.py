@@ -69,14 +69,14 @@ def _home_of(executable: Path) -> Path:
     resolved = executable.resolve()
     if (resolved.parent.parent / "lib" / "modules").exists():
         return resolved.parent.parent
-    shown = _run(resolved, "-XshowSettings:properties", "-version")
-    told = re.search(r"^\s*java\.home = (.+)$", shown, re.MULTILINE)
-    return Path(told[1].strip()) if told else resolved.parent.parent
+    settings = _run(resolved, "-XshowSettings:properties", "-version")
+    home = re.search(r"^\s*java\.home = (.+)$", settings, re.MULTILINE)
+    return Path(home[1].strip()) if home else resolved.parent.parent
 
 
 def version(executable: Path) -> int:
-    told = re.search(r'version "(\d+)', _run(executable, "-version"))
-    return int(told[1]) if told else 0
+    major = re.search(r'version "(\d+)', _run(executable, "-version"))
+    return int(major[1]) if major else 0
 
 
 def _run(*command: str | Path) -> str:

@@ -15,7 +15,7 @@ from tallymark.core.records import PartitionCounts
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput
 from tallymark.formats import fields
-from tallymark.formats.json import DEEPEST
+from tallymark.formats.limits import DEEPEST
 from tallymark.formats.value import Bytes, Json
 from tallymark.spark import numbers
 

@@ -9,22 +9,29 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from datetime import datetime
 
 import pyarrow as pa
 
-from tallymark.core.claims import Claim, Decide, Entry, Rebalance, Skip
-from tallymark.core.journal import Journal, Run
+from tallymark.core.claims import BACK, Claim, Decide, Entry, Note, Rebalance, Skip
+from tallymark.core.journal import BatchLine, Journal, Run
 from tallymark.core.progress import Step
 from tallymark.core.retention import Cutoffs
-from tallymark.core.spans import GroupState, Owner, Partition, Position, Tally
-from tallymark.core.tables import Changes, Refusal, TableSpec
+from tallymark.core.spans import GroupState, Owner, Partition, Position, Span, Tally
+from tallymark.core.tables import PROVENANCE, Changes, Refusal, TableSpec
 from tallymark.errors import TallymarkError
-from tallymark.stores.snapshot import Snapshot
 from tallymark.stores.sql.staging import Stages
 from tallymark.stores.transaction import Transaction
+
+NOTES = ("loss", *BACK, "backfill", "replay")
+HISTORY = 100_000
+"""The maximum number of commits that are read."""
+ORIGIN = pa.schema(
+    [(name, PROVENANCE[name]) for name in ("tallymark_topic", "tallymark_partition", "tallymark_offset")]
+)
 
 
 class RowsRefused(TallymarkError):
@@ -33,6 +40,42 @@ class RowsRefused(TallymarkError):
     def __init__(self, refusals: Sequence[Refusal]) -> None:
         super().__init__(f"{len(refusals)} records were refused, the first by table {refusals[0].table}")
         self.refusals = refusals
+
+
+@dataclass(frozen=True)
+class SnapshotMark:
+    """A dead letter whose record is not in the tables."""
+
+    partition: Partition
+    offset: int
+    state: str
+    recorded_at: datetime
+
+
+@dataclass(frozen=True)
+class Moment:
+    """The ledger of a group in a snapshot. Notes are in the order in which they were written, commits newest first."""
+
+    positions: Sequence[Position]
+    skips: Sequence[Span]
+    notes: Sequence[tuple[Note, datetime]]
+    letters: Sequence[SnapshotMark]
+    history: Sequence[BatchLine]
+
+
+class Snapshot(ABC):
+    """A consistent snapshot of a store, taken at the first read.
+
+    Without it, the audit of a running group could find rows of a commit whose position it has not read.
+    """
+
+    @abstractmethod
+    def moment(self, group: str) -> Moment:
+        """Return the part of the group's ledger that an audit compares."""
+
+    @abstractmethod
+    def origins(self, table: str) -> Iterator[pa.Table] | None:
+        """Yield topic, partition and offset of every row, in pieces; None if the table does not have these columns."""
 
 
 class Store(ABC):

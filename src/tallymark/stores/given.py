@@ -59,8 +59,8 @@ class Given:
             rows = pa.Table.from_batches([rows])
         if hasattr(rows, "__arrow_c_stream__"):
             return cls(_plain_table(table, visible(pa.table(rows))), inferred=False)
-        found = [rows] if isinstance(rows, Mapping) else list(rows)
-        return cls(_table_of(table, found), inferred=True)
+        listed = [rows] if isinstance(rows, Mapping) else list(rows)
+        return cls(_table_of(table, listed), inferred=True)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -79,7 +79,7 @@ def check_keys(spec: TableSpec, given: Given) -> None:
     for name in [*spec.key, *([spec.version] if spec.version else [])]:
         if name not in given.rows.column_names:
             error = DataRefused if given.inferred else TableMismatch
-            raise error(f"table {spec.name}: no row has {name}, which key= or version= names")
+            raise error(f"table {spec.name}: no row has column {name} of key= or version=")
     if any(pc.any(no_key(given.rows[name])).as_py() for name in spec.key):
         refusal = null_keys(spec, _numbered(given.rows))[0]
         raise DataRefused(f"table {spec.name}: {refusal.error}")
@@ -108,12 +108,12 @@ def cast(table: str, rows: pa.Table, schema: pa.Schema) -> pa.Table:
 def _table_of(table: str, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     for row in rows:
         if not isinstance(row, Mapping):
-            raise BadInput(f"table {table}: rows are dicts or an Arrow table, and this is a {type(row).__name__}")
+            raise BadInput(f"table {table}: rows must be dicts or an Arrow table, not {type(row).__name__}")
     names = list(dict.fromkeys(name for row in rows for name in row))
     fields, columns = [], []
     for name in names:
         if not isinstance(name, str):
-            raise BadInput(f"table {table}: {name!r} is no name of a column: keys of rows are texts")
+            raise BadInput(f"table {table}: column name {name!r} must be a string")
         field, column = _inferred(table, name, [row.get(name) for row in rows])
         fields.append(field)
         columns.append(column)
@@ -127,7 +127,7 @@ def _inferred(table: str, name: str, values: list[Any]) -> tuple[pa.Field, pa.Ar
     zones = {value.tzinfo is None for value in values if isinstance(value, datetime)}
     if len(zones) > 1 or (len(kinds) > 1 and any(kind in _STRICT for kind in kinds)):
         found = "times with and without a zone" if len(zones) > 1 else " and ".join(sorted(k.__name__ for k in kinds))
-        raise DataRefused(f"table {table}: column {name} has {found}; give it one of them")
+        raise DataRefused(f"table {table}: column {name} has {found}; use one of them")
     if kinds == {UUID}:
         values = [None if value is None else str(value) for value in values]
     try:
@@ -139,8 +139,8 @@ def _inferred(table: str, name: str, values: list[Any]) -> tuple[pa.Field, pa.Ar
 def _plain_table(table: str, rows: pa.Table) -> pa.Table:
     if len(set(rows.column_names)) < rows.num_columns:
         raise BadInput(f"table {table}: several columns have the same name; rename them")
-    found = [_plain_column(table, field, column) for field, column in zip(rows.schema, rows.columns, strict=True)]
-    return pa.Table.from_arrays([column for _, column in found], schema=pa.schema([field for field, _ in found]))
+    plain = [_plain_column(table, field, column) for field, column in zip(rows.schema, rows.columns, strict=True)]
+    return pa.Table.from_arrays([column for _, column in plain], schema=pa.schema([field for field, _ in plain]))
 
 
 def _plain_column(table: str, field: pa.Field, column: Any) -> tuple[pa.Field, Any]:

@@ -27,7 +27,7 @@ def open_store(url: str) -> Store:
         return RedisStore(url)
     if parsed.get_backend_name() not in DIALECTS:
         known = ", ".join(sorted([*DIALECTS, "redis"]))
-        raise BadInput(f"no store for {parsed.get_backend_name()}:// URLs; tallymark knows {known}")
+        raise BadInput(f"no store for {parsed.get_backend_name()}:// URLs; tallymark supports {known}")
     return SqlStore(parsed)
 
 
@@ -35,7 +35,7 @@ def open_existing(url: str) -> Store:
     """Return the store for a URL that is only read: SQLite would create a missing file."""
     file = sqlite_file(url)
     if file is not None and not file.exists():
-        raise BadInput(f"{shown(_parse(url))} has no ledger: there is no such file; check the path")
+        raise BadInput(f"{shown(_parse(url))} has no ledger: the file does not exist; check the path")
     return open_store(url)
 
 
@@ -50,7 +50,7 @@ def open_sql(url: str) -> SqlStore:
     """Return the store for a URL; refuse stores without SQL."""
     store = open_store(url)
     if not isinstance(store, SqlStore):
-        raise BadInput(f"{store.name}: this needs a database with SQL, such as sqlite:///name.db")
+        raise BadInput(f"{store.name}: this requires an SQL database, such as sqlite:///name.db")
     return store
 
 
@@ -61,8 +61,8 @@ def _parse(url: str) -> URL:
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
-        raise BadInput("the store URL can't be read; write it like postgresql://user@host/database") from None
+        raise BadInput("the store URL is not valid; write it like postgresql://user@host/database") from None
     # The part of the password after the @ would appear in messages.
     if not url.startswith("sqlite") and "@" in f"{parsed.host}{parsed.database}":
-        raise BadInput("the store URL has an @ too many; inside of a user or a password write it as %40, and / as %2F")
+        raise BadInput("the store URL has more than one @; in a user or a password, write @ as %40 and / as %2F")
     return parsed

@@ -56,7 +56,7 @@ class Tls:
 
     def _refuse_to_ask(self) -> str:
         # OpenSSL would prompt for it on the terminal, and a service would wait forever.
-        raise BadInput(f"{self.store}: the key in {self.key} is encrypted; name one that is not by tls_key=")
+        raise BadInput(f"{self.store}: the key in {self.key} is encrypted; set tls_key= to an unencrypted key")
 
 
 def take_tls(url: URL, *, implied: bool = False) -> tuple[URL, Tls | None]:
@@ -68,13 +68,13 @@ def take_tls(url: URL, *, implied: bool = False) -> tuple[URL, Tls | None]:
     if mode not in (None, VERIFY, VERIFY_CA):
         raise BadInput(f"{name}: tls={mode} is not known; write tls={VERIFY}, or tls={VERIFY_CA} for any host name")
     for own in sorted(own for own in url.query if own.startswith("ssl")):
-        raise BadInput(f"{name}: tls options and the driver's own {own}= say the same thing twice; keep one of them")
+        raise BadInput(f"{name}: tls options and the driver's option {own}= exclude each other; keep one of them")
     if mode == VERIFY_CA and not ca:
         raise BadInput(
-            f"{name}: tls={VERIFY_CA} needs tls_ca=, or everybody with any certificate could pose as the host"
+            f"{name}: tls={VERIFY_CA} requires tls_ca=: otherwise any server with a public certificate is accepted"
         )
     if key and not cert:
-        raise BadInput(f"{name}: tls_key= needs tls_cert=, the certificate that the key belongs to")
+        raise BadInput(f"{name}: tls_key= requires tls_cert=, the certificate of the key")
     tls = Tls(
         name,
         _file(name, "tls_ca", ca) if ca else _system(name),
@@ -89,13 +89,9 @@ def take_tls(url: URL, *, implied: bool = False) -> tuple[URL, Tls | None]:
 
 
 @cache
-def warn(store: str, said: str) -> None:
+def warn(store: str, option: str) -> None:
     """Warn once for each store: TLS without verification looks like a secure connection and is not."""
-    log.warning(
-        "TLS that does not prove who the server is store=%s option=%s; anybody could pose as it, write tls=verify",
-        store,
-        said,
-    )
+    log.warning("TLS does not authenticate the server, write tls=verify store=%s option=%s", store, option)
 
 
 def check_file(url: URL, name: str) -> None:
@@ -114,14 +110,16 @@ def tls_failure(store: str, words: str) -> TallymarkError | None:
 
     if said(_UNPROVEN):
         return BadInput(
-            f"{store} did not prove who it is: {words}; name the authority of its certificate by tls_ca=, and the host "
-            "as the certificate names it"
+            f"{store}: TLS verification failed: {words}; set tls_ca= to the authority of its certificate, and write "
+            "the host as the certificate names it"
         )
     if said(_PLAIN):
-        return BadInput(f"{store} does not speak TLS: {words}; switch it on there, correct the port, or leave tls out")
+        return BadInput(
+            f"{store} does not use TLS: {words}; enable it on the server, correct the port, or leave tls out"
+        )
     if said(_UNWELCOME):
         return AccessDenied(
-            f"{store}: TLS was refused: {words}; check tls_cert= and tls_key=, and what the server asks for"
+            f"{store}: TLS was refused: {words}; check tls_cert= and tls_key=, and what the server requires"
         )
     return None
 
@@ -130,7 +128,7 @@ def _file(store: str, name: str, path: str) -> str:
     if "-----BEGIN" in path:
         raise BadInput(f"{store}: {name}= is the text of a PEM file; write it to a file and give its path")
     if not os.path.isfile(path):  # noqa: PTH113 - which takes anything for a path
-        raise BadInput(f"{store}: {name}={path}: there is no such file; correct the path")
+        raise BadInput(f"{store}: {name}={path}: the file does not exist; correct the path")
     # Executors have another working directory.
     return str(Path(path).absolute())
 
@@ -138,7 +136,7 @@ def _file(store: str, name: str, path: str) -> str:
 def _system(store: str) -> str:
     found = ssl.get_default_verify_paths().cafile
     if found is None:
-        raise BadInput(f"{store}: the system has no file of certificate authorities; name one by tls_ca=")
+        raise BadInput(f"{store}: the system has no file of certificate authorities; set tls_ca=")
     return found
 
 
@@ -148,6 +146,6 @@ def _try_out(tls: Tls) -> None:
     except OSError as error:
         files = ", ".join(dict.fromkeys(filter(None, (tls.ca, tls.cert, tls.key))))
         raise BadInput(
-            f"{tls.store}: TLS can't be set up from {files}: {error.strerror or error}; give PEM files that may be "
-            "read, and the key of the certificate"
+            f"{tls.store}: TLS can't be set up from {files}: {error.strerror or error}; use readable PEM files, and "
+            "the key of the certificate"
         ) from None

@@ -11,7 +11,7 @@ from tallymark.core.tables import TableSpec, Write
 from tallymark.errors import BadInput
 from tallymark.stores.given import Rows
 
-OVER = "this transaction is over: use it inside its block, and only there"
+OVER = "this transaction has ended: use it only inside its block"
 ENDS_ITSELF = "the batch commits when the block ends; raise to roll back"
 
 

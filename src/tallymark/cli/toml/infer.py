@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tallymark.formats import fields
-from tallymark.formats.json import is_deep
+from tallymark.formats.limits import is_deep
 
 LARGEST = 2**63
 WIDER = {frozenset({"BIGINT", "DOUBLE"}): "DOUBLE", frozenset({"DATE", "TIMESTAMP"}): "TIMESTAMP"}

@@ -41,6 +41,6 @@ def _trustme() -> ModuleType:
         import trustme
     except ImportError:
         raise SandboxError(
-            "a secured Kafka needs the package trustme for its certificates: pip install 'tallymark[sandbox]'"
+            "a secured Kafka requires the package trustme for its certificates: pip install 'tallymark[sandbox]'"
         ) from None
     return trustme

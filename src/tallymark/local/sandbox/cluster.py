@@ -100,4 +100,4 @@ class KafkaCluster:
 
 def check_size(brokers: int) -> None:
     if brokers not in SIZES:
-        raise BadInput(f"Kafka can't have {brokers} brokers here: an odd number of them votes, so choose 1, 3 or 5")
+        raise BadInput(f"a sandbox can't have {brokers} Kafka brokers: choose 1, 3 or 5")

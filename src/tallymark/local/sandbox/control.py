@@ -22,7 +22,7 @@ from tallymark.local.sandbox.mysql import mysqld
 from tallymark.local.sandbox.state import State, Wanted
 from tallymark.local.sandbox.valkey import redis_server
 
-Said = Callable[[str], None]
+Report = Callable[[str], None]
 
 DOWNLOADED = ("kafka", "postgresql", "mariadb")
 PACKAGED = {"mysql": mysqld, "redis": redis_server}
@@ -38,19 +38,19 @@ def download(name: str, progress: Progress) -> None:
         PACKAGED[name]()
 
 
-def kafka_options(asked: Mapping[str, Any]) -> dict[str, Any]:
+def kafka_options(requested: Mapping[str, Any]) -> dict[str, Any]:
     """Return the requested options for Kafka, which must fit a running Kafka or its kept data."""
-    check_size(asked.get("brokers", 1))
+    check_size(requested.get("brokers", 1))
     known = (state.read_wanted() if state.keeper_pid() else state.read_kept()).get("kafka")
     if known is None:
-        return {"secure": False, "brokers": 1, **asked}
-    wanted = {**known, **asked}
+        return {"secure": False, "brokers": 1, **requested}
+    wanted = {**known, **requested}
     if wanted != known:
         raise BadInput(f"this sandbox has {_kind(known)}, not {_kind(wanted)}: run tallymark sandbox down first")
     return known
 
 
-def bring_up(names: Sequence[str], kafka: Mapping[str, Any], said: Said) -> State:
+def bring_up(names: Sequence[str], kafka: Mapping[str, Any], report: Report) -> State:
     """Start these servers beside those that already run. If this fails or is interrupted, new servers are removed.
 
     ``kafka`` are the requested options: ``secure``, ``brokers``.
@@ -61,21 +61,21 @@ def bring_up(names: Sequence[str], kafka: Mapping[str, Any], said: Said) -> Stat
         before = state.read_wanted() if running else {}
         wanted = {**before, **{name: options.get(name, {}) for name in names if name not in before}}
         if not running:
-            return _begin(wanted, said)
+            return _begin(wanted, report)
         _order("start", [name for name in names if name in before and not _whole(name)])
-        return _add(names, before, wanted, said)
+        return _add(names, before, wanted, report)
 
 
-def order(word: str, name: str, said: Said) -> State:
+def order(word: str, name: str, report: Report) -> State:
     """Stop or start a service or a Kafka node, without affecting the others. Data and address stay the same."""
     with locked(state.state_dir() / "up.lock"):
         services = look().services
         owner = {node.name: service.name for service in services.values() for node in service.nodes}
         if name not in services and name not in owner:
             known = ", ".join([*services, *owner]) or "nothing"
-            raise BadInput(f"no server {name} is up: {known} is; tallymark sandbox up starts others")
+            raise BadInput(f"server {name} is not up (running: {known}): tallymark sandbox up starts others")
         _order(word, [name])
-        return look() if word == "stop" else _wait_for([owner.get(name, name)], None, said)
+        return look() if word == "stop" else _wait_for([owner.get(name, name)], None, report)
 
 
 def unwell() -> list[str]:
@@ -85,7 +85,7 @@ def unwell() -> list[str]:
 
 def _whole(name: str) -> bool:
     service = look().services.get(name)
-    return service is not None and service.state == "running" and all(one.state == "running" for one in service.nodes)
+    return service is not None and service.state == "running" and all(node.state == "running" for node in service.nodes)
 
 
 def _order(word: str, names: Sequence[str]) -> None:
@@ -97,9 +97,7 @@ def _order(word: str, names: Sequence[str]) -> None:
     deadline = time.monotonic() + START_SECONDS
     while any(state.read_state().obeyed.get(name) != number for name in names):
         if time.monotonic() > deadline or state.keeper_pid() is None:
-            raise SandboxError(
-                f"the process that keeps the servers did not {word} {', '.join(names)}: see {state.keeper_log()}"
-            )
+            raise SandboxError(f"the sandbox keeper did not {word} {', '.join(names)}: see {state.keeper_log()}")
         time.sleep(0.05)
 
 
@@ -126,13 +124,13 @@ def _kind(kafka: Mapping[str, Any]) -> str:
     return f"{'a secured' if kafka['secure'] else 'an open'} Kafka with --nodes {kafka['brokers']}"
 
 
-def _begin(wanted: Wanted, said: Said) -> State:
+def _begin(wanted: Wanted, report: Report) -> State:
     kept = state.read_kept()
     _clear()
     state.write_wanted(wanted)
     keeper = _launch_keeper()
     try:
-        return _wait_for(list(wanted), keeper, said)
+        return _wait_for(list(wanted), keeper, report)
     except BaseException:
         keeper.terminate()
         keeper.wait()
@@ -144,10 +142,10 @@ def _begin(wanted: Wanted, said: Said) -> State:
         raise
 
 
-def _add(names: Sequence[str], before: Wanted, wanted: Wanted, said: Said) -> State:
+def _add(names: Sequence[str], before: Wanted, wanted: Wanted, report: Report) -> State:
     state.write_wanted(wanted)
     try:
-        return _wait_for(names, None, said)
+        return _wait_for(names, None, report)
     except BaseException:
         state.write_wanted(before)
         raise
@@ -177,7 +175,7 @@ def _launch_keeper() -> subprocess.Popen[bytes]:
         )
 
 
-def _wait_for(names: Sequence[str], keeper: subprocess.Popen[bytes] | None, said: Said) -> State:
+def _wait_for(names: Sequence[str], keeper: subprocess.Popen[bytes] | None, report: Report) -> State:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         now = state.read_state()
@@ -188,13 +186,13 @@ def _wait_for(names: Sequence[str], keeper: subprocess.Popen[bytes] | None, said
             if service.state == "ended":
                 raise SandboxError(f"{service.name} has ended, see {service.log}: tallymark sandbox up starts it again")
             if service.state == "starting":
-                said(f"starting {service.name}")
+                report(f"starting {service.name}")
         if len(services) == len(names) and all(service.state == "running" for service in services):
             return now
         if keeper is not None and keeper.poll() is not None:
-            raise SandboxError(f"the process that keeps the servers ended: its log is {state.keeper_log()}")
+            raise SandboxError(f"the sandbox keeper has ended: see {state.keeper_log()}")
         time.sleep(0.05)
-    raise SandboxError(f"the servers were not up after {START_SECONDS:.0f} s: see {state.keeper_log()}")
+    raise SandboxError(f"the servers were not ready after {START_SECONDS:.0f} s: see {state.keeper_log()}")
 
 
 def _end_keeper(pid: int) -> None:

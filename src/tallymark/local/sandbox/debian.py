@@ -40,7 +40,7 @@ def with_own_loader(root: Path, program: str) -> list[str | Path]:
 def _make(package: str, place: Path) -> None:
     missing = [str(tool) for tool in ("apt-get", "dpkg-deb") if shutil.which(tool) is None]
     if missing or not KEYRING.exists():
-        raise SandboxError(f"{package} comes from Debian's archive, and this machine has no {(*missing, KEYRING)[0]}")
+        raise SandboxError(f"{package} comes from Debian's archive, but {(*missing, KEYRING)[0]} is missing here")
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".fetching-") as name:
         work, made = Path(name), Path(name) / "made"
         made.mkdir()
@@ -59,7 +59,7 @@ def _download(package: str, work: Path) -> list[Path]:
     listed = run("apt-get", *_each(options), "update", "--print-uris")
     mirror = re.search(r"'([^']*/debian/?)dists/", listed)
     if mirror is None:
-        raise SandboxError(f"{package} comes from Debian's archive, which is not among the sources of apt here")
+        raise SandboxError(f"{package} comes from Debian's archive: add it to the sources of apt")
     (work / "sources").write_text(f"deb [signed-by={KEYRING}] {mirror[1]} {SUITE} main\n")
     options += [f"Dir::Etc::sourcelist={work}/sources", "Dir::Etc::sourceparts=/dev/null"]
     run("apt-get", *_each(options), "--quiet=2", "update")

@@ -98,9 +98,9 @@ class Keeper:
         node = None
         for of, cluster in self.box.servers.items():
             if isinstance(cluster, KafkaCluster) and name in (
-                found := {one.directory.name: one for one in cluster.nodes}
+                nodes := {member.directory.name: member for member in cluster.nodes}
             ):
-                service, server, node = of, cluster, found[name]
+                service, server, node = of, cluster, nodes[name]
         if server is None:
             # Its first start failed: the next round creates it again.
             self.services.pop(name, None)
@@ -113,13 +113,13 @@ class Keeper:
             self._bring_up(service, lambda: (node.start(), server)[1])
         else:
             self._bring_up(service, server.start)
-        log.info("obeyed name=%s order=%s", name, word)
+        log.info("order executed name=%s order=%s", name, word)
 
     def _drop(self, name: str) -> None:
         del self.services[name]
         if server := self.box.servers.pop(name, None):
             server.stop()
-        log.info("server no longer wanted name=%s", name)
+        log.info("server removed name=%s", name)
 
     def _write(self) -> None:
         environment = {key: value for server in self.box.servers.values() for key, value in server.variables.items()}

@@ -62,8 +62,8 @@ class PostgreSQL(Server):
             if not self.user:
                 raise
             raise SandboxError(
-                f"PostgreSQL runs as {self.user} because it refuses root, and could not make its data in {self._data}:"
-                f" choose a directory under /var/tmp that {self.user} can enter ({error})"
+                f"PostgreSQL refuses root and runs as {self.user}, which could not create its data in {self._data}:"
+                f" choose a directory under /var/tmp that {self.user} can access ({error})"
             ) from error
 
 

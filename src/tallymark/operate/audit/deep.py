@@ -21,8 +21,8 @@ from tallymark.operate.audit.scope import Origins, Scope, chunks
 from tallymark.operate.findings import Finding, judge
 from tallymark.run.setup import new_owner
 from tallymark.spark.pipeline import Pipeline
+from tallymark.stores.contract import Moment, Snapshot
 from tallymark.stores.opening import open_store
-from tallymark.stores.snapshot import Moment, Snapshot
 
 if TYPE_CHECKING:
     from tallymark.operate.audit.remake import Remaker

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from tallymark.core.spans import Log, Partition, Span
 from tallymark.operate.audit.accounts import Account
-from tallymark.stores.snapshot import ORIGIN
+from tallymark.stores.contract import ORIGIN
 
 RECORDS = pa.schema(
     [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), ("undecoded", pa.bool_())]

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tallymark.operate.findings import Finding, Opinion, checked, judge, ledger, line, settings, skew, version
 from tallymark.stores.redis.address import Address
+from tallymark.stores.redis.keys import RedisKeys
 from tallymark.stores.redis.ledger import VERSION
-from tallymark.stores.redis.rows import RedisKeys
 from tallymark.stores.redis.store import RedisStore
 
 OLDEST = (7,)

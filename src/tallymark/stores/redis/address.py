@@ -42,7 +42,7 @@ class Address:
         given = make_url(url)
         name = shown(given)
         for option in sorted(given.query.keys() - KNOWN):
-            raise BadInput(f"{name}: the option {option} is not known; Redis URLs take {', '.join(KNOWN)}")
+            raise BadInput(f"{name}: the option {option} is not known; Redis URLs accept {', '.join(KNOWN)}")
         parsed, tls = take_tls(with_password(given, needs_user=False), implied=given.drivername == "rediss")
         options = {"tag": "tallymark", "rows": "hash"} | dict(parsed.query)
         if options["rows"] not in get_args(Form):
@@ -52,7 +52,7 @@ class Address:
             raise BadInput(f"{name}: tag= takes one name without braces, such as tag=shop")
         database, cluster = parsed.database or "0", parsed.drivername == "redis+cluster"
         if not database.isdecimal() or (cluster and database != "0"):
-            raise BadInput(f"{name}: /{database} is no database; Redis numbers them, and a cluster has 0 alone")
+            raise BadInput(f"{name}: /{database} is not a database number; a cluster has only database 0")
         where: dict[str, Any] = {"host": parsed.host or "localhost", "port": parsed.port or 6379}
         where |= {} if cluster else {"db": int(database)}
         where |= {"username": parsed.username or None, "password": parsed.password}
@@ -103,7 +103,7 @@ def _verified(redis: Any, address: Address) -> Any:
                 wrapped = context.wrap_socket(sock, server_hostname=self.host)
             except TimeoutError:
                 raise redis.ConnectionError(
-                    f"nothing was said to a TLS handshake for {address.connect_timeout} s, as by a server without TLS"
+                    f"no answer to the TLS handshake within {address.connect_timeout} s, as from a server without TLS"
                 ) from None
             wrapped.settimeout(address.read_timeout)
             return wrapped

@@ -11,12 +11,12 @@ from tallymark.stores.tls import tls_failure
 
 NO_PASSWORD = Verdict(
     AccessDenied,
-    "{name} wants a password: {words}; name the user in the URL, as in redis://default@host, and give the password "
-    "there, by password_file= or by TALLYMARK_STORE_PASSWORD",
+    "{name} requires a password: {words}; write the user in the URL, as in redis://default@host, and the password "
+    "there, in password_file= or in TALLYMARK_STORE_PASSWORD",
 )
-FULL = Verdict(Unreachable, "{name}: its memory is full, and nothing was written: {words}; make room, raise maxmemory")
+FULL = Verdict(Unreachable, "{name} is out of memory, nothing was written: {words}; delete keys or raise maxmemory")
 CLUSTER = Verdict(BadInput, "{name} is a cluster: write the URL as redis+cluster://host:port")
-BUSY = Verdict(Unreachable, "{name} takes no scripts now: {words}; try again")
+BUSY = Verdict(Unreachable, "{name} can't run scripts now: {words}; try again")
 
 # Redis begins an error with its code. All transient errors are raised before the script's first write.
 REDIS = verdicts(
@@ -64,7 +64,7 @@ def translate(error: Exception, store: str) -> TallymarkError:
     if code in REDIS:
         return REDIS[code].on(store, words)
     if "cluster mode is not enabled" in words.lower() or "cluster support disabled" in words.lower():
-        return BadInput(f"{store} is no cluster: write the URL as redis://host:port/0")
+        return BadInput(f"{store} is not a cluster: write the URL as redis://host:port/0")
     if "DB index is out of range" in words:
         return BadInput(f"{store}: {words}; correct the number at the end of the URL")
     if isinstance(error, redis.TimeoutError) and "reading" in words:

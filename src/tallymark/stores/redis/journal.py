@@ -1,23 +1,25 @@
-"""What operators read and change in the ledger of a Redis store."""
+"""The Redis ledger as operators and audits see it: the journal, and a snapshot."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from typing import Any, TypeVar
 
+import pyarrow as pa
+
 from tallymark.core.claims import Note, explain_settled
-from tallymark.core.journal import BatchLine, Consent, Decision, Journal, Letter, LetterQuery, NoteLine, Run
+from tallymark.core.journal import UNAPPLIED, BatchLine, Consent, Decision, Journal, Letter, LetterQuery, NoteLine, Run
 from tallymark.core.spans import OUTCOMES, GroupState, Partition, Position, Span, Tally
-from tallymark.errors import CommitRefused
+from tallymark.errors import BadInput, CommitRefused
+from tallymark.stores.contract import HISTORY, NOTES, Moment, Snapshot, SnapshotMark
 from tallymark.stores.redis import ledger, letters, notes
-from tallymark.stores.redis.rows import RedisKeys
+from tallymark.stores.redis.keys import RedisKeys, from_text, score
 from tallymark.stores.redis.script import Work
-from tallymark.stores.redis.times import from_text, score
 
 T = TypeVar("T")
 
@@ -33,8 +35,8 @@ class RedisJournal(Journal):
 
     def groups(self) -> dict[str, GroupState]:
         names = sorted(name.decode() for name in self.ask(lambda client: client.smembers(self.keys.groups())))
-        found = self.run(Work(reads=[self.keys.group(name) for name in names])) or [] if names else []
-        states = {name: ledger.state(fields) for name, fields in zip(names, found, strict=True)}
+        hashes = self.run(Work(reads=[self.keys.group(name) for name in names])) or [] if names else []
+        states = {name: ledger.state(fields) for name, fields in zip(names, hashes, strict=True)}
         return {name: state for name, state in states.items() if state is not None}
 
     def runs(self, group: str) -> list[Run]:
@@ -48,16 +50,17 @@ class RedisJournal(Journal):
 
     def notes(self, group: str, kinds: Collection[str]) -> list[NoteLine]:
         lines = self.ask(lambda client: client.lrange(self.keys.exceptions(group), 0, -1))
-        found = [_note(json.loads(line)) for line in lines]
-        found = [one for one in found if one.note.kind in kinds and one.note.kind != "skip"]
+        notes = [_note(json.loads(line)) for line in lines]
+        notes = [line for line in notes if line.note.kind in kinds and line.note.kind != "skip"]
         if "skip" in kinds:
-            found += [_note(json.loads(line)) for line in self._hash(self.keys.skips(group)).values()]
-        return sorted(found, key=lambda one: one.recorded_at)
+            notes += [_note(json.loads(line)) for line in self._hash(self.keys.skips(group)).values()]
+        return sorted(notes, key=lambda line: line.recorded_at)
 
     def letters(self, query: LetterQuery) -> list[Letter]:
         groups = [query.group] if query.group is not None else list(self.groups())
-        found = [one for group in groups for one in self._letters(group, query.ids) if letters.matches(query, one)]
-        return sorted(found, key=lambda letter: letter.recorded_at)[: query.most]
+        stored = (letter for group in groups for letter in self._letters(group, query.ids))
+        matching = (letter for letter in stored if letters.matches(query, letter))
+        return sorted(matching, key=lambda letter: letter.recorded_at)[: query.most]
 
     def letter_counts(self, group: str) -> dict[str, int]:
         states: list[str] = self.ask(lambda client: letters.states(client, self.keys, group))
@@ -68,14 +71,17 @@ class RedisJournal(Journal):
         for letter in chosen:
             letters.settle(work, letters.key(self.keys, letter), state, by, now)
         if chosen and self.run(work) is None:
-            ids = [one.id for one in chosen]
-            there = {one.id: one.state for group in {one.group for one in chosen} for one in self._letters(group, ids)}
-            raise explain_settled(there, ids) or CommitRefused("dead letters had changed")
+            ids, groups = [letter.id for letter in chosen], {letter.group for letter in chosen}
+            states = {letter.id: letter.state for group in groups for letter in self._letters(group, ids)}
+            raise explain_settled(states, ids) or CommitRefused(
+                "dead letters had changed; nothing was changed: try again"
+            )
 
     def move(self, group: str, partitions: Collection[Partition], decide: Decision, by: str, now: datetime) -> None:
         def plan(found: Mapping[Partition, Position]) -> Work:
             skips, dead = self._hash(self.keys.skips(group)), partial(self._letters, group)
-            changes = decide({one: found[one] for one in partitions if one in found}, self.runs(group))
+            concerned = {partition: found[partition] for partition in partitions if partition in found}
+            changes = decide(concerned, self.runs(group))
             return ledger.move(self.keys, group, changes, found, skips, dead, by, now)
 
         self.change(group, plan)
@@ -104,6 +110,57 @@ class RedisJournal(Journal):
 
     def _hash(self, key: str) -> dict[str, str]:
         return (self.run(Work(reads=[key])) or [{}])[0]
+
+
+SNAPSHOT = """
+local positions, letters = {}, {}
+for at, key in ipairs(redis.call('SMEMBERS', KEYS[1])) do
+    positions[at] = redis.call('HGETALL', key)
+end
+for at, key in ipairs(redis.call('ZRANGE', KEYS[2], 0, -1)) do
+    letters[at] = redis.call('HMGET', key, 'topic', 'partition_id', 'record_offset', 'state', 'recorded_at')
+end
+return {positions, letters, redis.call('HGETALL', KEYS[3]), redis.call('LRANGE', KEYS[4], 0, -1),
+    redis.call('ZREVRANGE', KEYS[5], 0, ARGV[1] - 1)}
+"""
+
+
+@dataclass(frozen=True)
+class RedisSnapshot(Snapshot):
+    """One script, which is atomic, reads everything that an audit compares. ``ask`` queries the client."""
+
+    keys: RedisKeys
+    ask: Callable[[Callable[[Any], Any]], Any]
+
+    def moment(self, group: str) -> Moment:
+        named = self.keys.positions, self.keys.letters, self.keys.skips, self.keys.exceptions, self.keys.batches
+        keys = [name(group) for name in named]
+        positions, letters, skips, journal, batches = self.ask(
+            lambda client: client.execute_command("EVAL", SNAPSHOT, len(keys), *keys, HISTORY)
+        )
+        lines = [_note(json.loads(line)) for line in journal]
+        return Moment(
+            sorted((_position(flat) for flat in positions if flat), key=lambda position: position.partition),
+            sorted(_note(json.loads(line)).note.span for line in skips[1::2]),
+            [(line.note, line.recorded_at) for line in lines if line.note.kind in NOTES],
+            [mark for mark in map(_mark, letters) if mark is not None and mark.state in UNAPPLIED],
+            [_batch(json.loads(line)) for line in batches],
+        )
+
+    def origins(self, table: str) -> Iterator[pa.Table] | None:
+        raise BadInput(f"table {table}: --deep requires an SQL database; Redis has no consistent snapshot of all rows")
+
+
+def _position(flat: list[bytes]) -> Position:
+    return ledger.position({name.decode(): value.decode() for name, value in zip(flat[::2], flat[1::2], strict=True)})
+
+
+def _mark(fields: list[bytes | None]) -> SnapshotMark | None:
+    """Return None if the letter was deleted by hand and only its key is left in the index."""
+    if any(value is None for value in fields):
+        return None
+    topic, number, offset, state, recorded = (value.decode() for value in fields if value is not None)
+    return SnapshotMark(Partition(topic, int(number)), int(offset), state, from_text(recorded))
 
 
 def _batch(line: Mapping[str, Any]) -> BatchLine:

@@ -38,9 +38,8 @@ from tallymark.core.journal import Letter
 from tallymark.core.records import storable
 from tallymark.core.spans import OUTCOMES, GroupState, Owner, Partition, Position, Tally
 from tallymark.stores.redis import letters, notes
-from tallymark.stores.redis.rows import RedisKeys
+from tallymark.stores.redis.keys import RedisKeys, as_text, from_text, score
 from tallymark.stores.redis.script import Work
-from tallymark.stores.redis.times import as_text, from_text, score
 
 VERSION = 4
 KEEP_BATCHES = 100_000
@@ -78,7 +77,7 @@ def claim(
                 new = _restart(work, keys, group, old, new, changes.restarts[partition], owner.since, skips, dead)
                 names = (*OWNERSHIP, *PLACE)
             _move(work, keys, group, old, new, names)
-    work.reads = [keys.position(group, one) for one in sorted(partitions) if one in found or one in changes.first]
+    work.reads = [keys.position(group, at) for at in sorted(partitions) if at in found or at in changes.first]
     return work
 
 

@@ -10,9 +10,8 @@ from tallymark.core.claims import Entry, Replay
 from tallymark.core.journal import DEAD, REPLAYED, UNAPPLIED, VOID, Letter, LetterQuery
 from tallymark.core.records import DeadLetter, headers_from_json, storable
 from tallymark.core.spans import Partition, Position
-from tallymark.stores.redis.rows import RedisKeys
+from tallymark.stores.redis.keys import RedisKeys, as_text, from_text
 from tallymark.stores.redis.script import Work
-from tallymark.stores.redis.times import as_text, from_text
 
 
 def key(keys: RedisKeys, letter: Letter) -> str:
@@ -49,10 +48,10 @@ def read(client: Any, keys: RedisKeys, group: str, ids: Iterable[str] | None = N
     if ids is None:
         ids = [name.decode().removeprefix(prefix) for name in client.zrange(keys.letters(group), 0, -1)]
     chosen, pipe = list(ids), client.pipeline(transaction=False)
-    for one in chosen:
-        pipe.hgetall(keys.letter_of(group, one))
-    found = zip(chosen, pipe.execute() if chosen else [], strict=True)
-    return [_letter(one, group, fields) for one, fields in found if fields]
+    for number in chosen:
+        pipe.hgetall(keys.letter_of(group, number))
+    stored = zip(chosen, pipe.execute() if chosen else [], strict=True)
+    return [_letter(number, group, fields) for number, fields in stored if fields]
 
 
 def states(client: Any, keys: RedisKeys, group: str) -> list[str]:

@@ -16,9 +16,8 @@ from tallymark.core.claims import Fill, Note, Rebalance, Skip
 from tallymark.core.journal import Run
 from tallymark.core.records import storable
 from tallymark.core.spans import OUTCOMES, Partition, Position, Span
-from tallymark.stores.redis.rows import RedisKeys
+from tallymark.stores.redis.keys import RedisKeys, as_text, from_text, score
 from tallymark.stores.redis.script import Work
-from tallymark.stores.redis.times import as_text, from_text, score
 
 KEEP_REBALANCES = 1_000
 KEEP_RUNS = 100
@@ -41,8 +40,8 @@ def write(
 def skips(fields: Mapping[str, str]) -> list[Skip]:
     """Return the open skips in this hash, in order."""
     lines = [json.loads(line) for line in fields.values()]
-    found = [Skip(_span(line), line["reason"], from_text(line["recorded_at"])) for line in lines]
-    return sorted(found, key=lambda skip: skip.span)
+    skips = [Skip(_span(line), line["reason"], from_text(line["recorded_at"])) for line in lines]
+    return sorted(skips, key=lambda skip: skip.span)
 
 
 def fill(
@@ -123,7 +122,7 @@ def runs(fields: Mapping[str, str]) -> list[Run]:
 def record_rebalances(work: Work, keys: RedisKeys, group: str, happened: Sequence[Rebalance]) -> None:
     for each in happened:
         line = {"at": as_text(each.at), "kind": each.kind, "run": each.run, "host": each.host, "seconds": each.seconds}
-        gained, lost = ([[one.topic, one.number] for one in some] for some in (each.gained, each.lost))
+        gained, lost = ([[at.topic, at.number] for at in partitions] for partitions in (each.gained, each.lost))
         text = _line(line | {"gained": gained, "lost": lost})
         work.call("ZADD", keys.rebalances(group), score(each.at), text)
     if happened:

@@ -10,9 +10,8 @@ from typing import Any
 from tallymark.core.journal import SETTLED
 from tallymark.core.retention import Cutoffs
 from tallymark.stores.redis import notes
-from tallymark.stores.redis.rows import RedisKeys
+from tallymark.stores.redis.keys import RedisKeys, from_text, score
 from tallymark.stores.redis.script import Work
-from tallymark.stores.redis.times import from_text, score
 
 MOST = 1_000
 """The maximum number of members that one script removes: a script blocks the server."""
@@ -67,7 +66,7 @@ def _old_runs(client: Any, keys: RedisKeys, group: str, before: datetime, owners
     # An owner whose run is not recorded counts as alive.
     fields = {name.decode(): line.decode() for name, line in client.hgetall(keys.runs(group)).items()}
     older = notes.runs(fields)[1:]
-    return [one.name for one in older if (one.ended or one.seen) < before and one.name not in owners]
+    return [run.name for run in older if (run.ended or run.seen) < before and run.name not in owners]
 
 
 def _settled_letters(client: Any, keys: RedisKeys, group: str, before: datetime) -> list[str]:

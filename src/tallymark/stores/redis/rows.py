@@ -1,9 +1,4 @@
-"""Convert rows for the script: a key for each row, and its cells as a hash or as a JSON object.
-
-{shop}:orders:42                            a row, by the parts of its key
-{shop}:clicks:web-0-17                      a row without a key: topic, partition and offset of its record
-{shop}:tallymark:position:<group>:web:0     the ledger
-"""
+"""Convert rows for the script: a key for each row, and its cells as a hash or as a JSON object."""
 
 from __future__ import annotations
 
@@ -11,14 +6,12 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import (
     OFFSET,
     PARTITION,
@@ -28,88 +21,14 @@ from tallymark.core.tables import (
     TableSpec,
     has_origin,
     null_keys,
-    origin,
+    refusal,
     visible,
 )
-from tallymark.errors import BadInput, DataRefused
+from tallymark.errors import BadInput
 from tallymark.stores.redis.address import Form
+from tallymark.stores.redis.keys import LEDGER, escaped
 from tallymark.stores.redis.script import Block, Cell
 from tallymark.stores.sql.columns import OFF_CALENDAR, off_calendar
-
-LEDGER = "tallymark"
-
-
-def escaped(part: object) -> str:
-    """Escape a part of a key, so that it does not contain the separator."""
-    return str(part).replace("%", "%25").replace(":", "%3A")
-
-
-@dataclass(frozen=True)
-class RedisKeys:
-    """The names of the keys of a store."""
-
-    tag: str
-
-    def table(self, name: str) -> str:
-        """Return the key prefix of all rows of a table."""
-        return f"{{{self.tag}}}:{escaped(name)}:"
-
-    def position(self, group: str, partition: Partition) -> str:
-        return self._ledger("position", group, partition.topic, partition.number)
-
-    def positions(self, group: str) -> str:
-        """The set of the keys of a group's positions."""
-        return self._ledger("positions", group)
-
-    def group(self, group: str) -> str:
-        return self._ledger("group", group)
-
-    def groups(self) -> str:
-        """The set of all groups, by name."""
-        return self._ledger("groups")
-
-    def batches(self, group: str) -> str:
-        return self._ledger("batches", group)
-
-    def exceptions(self, group: str) -> str:
-        return self._ledger("exceptions", group)
-
-    def skips(self, group: str) -> str:
-        """The open skips of a group, by ``skip``."""
-        return self._ledger("skips", group)
-
-    def skip(self, span: Span) -> str:
-        """The field of an open skip: where it starts."""
-        return ":".join(map(escaped, (span.partition.topic, span.partition.number, span.start)))
-
-    def rebalances(self, group: str) -> str:
-        return self._ledger("rebalances", group)
-
-    def letter(self, group: str, partition: Partition, offset: int, batch: str) -> str:
-        return self._ledger("letter", group, partition.topic, partition.number, offset, batch)
-
-    def letter_of(self, group: str, number: str) -> str:
-        """The key of a dead letter by its id, which is the part of the key after the group."""
-        return self._ledger("letter", group) + ":" + number
-
-    def letters(self, group: str) -> str:
-        """The keys of all dead letters of a group, by time."""
-        return self._ledger("letters", group)
-
-    def runs(self, group: str) -> str:
-        return self._ledger("runs", group)
-
-    def of_group(self, group: str) -> list[str]:
-        """The keys that exist once for each group."""
-        named = self.group, self.positions, self.batches, self.exceptions, self.skips, self.rebalances, self.letters
-        return [name(group) for name in (*named, self.runs)]
-
-    def schema(self) -> str:
-        return self._ledger("schema")
-
-    def _ledger(self, *parts: object) -> str:
-        return self.table(LEDGER) + ":".join(map(escaped, parts))
-
 
 _NOT_IN_JSON = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
 
@@ -160,7 +79,9 @@ def check_types(table: str, schema: pa.Schema) -> None:
     """Refuse columns of types that have no text form."""
     for field in schema:
         if not any(matches(field.type) for matches, _, _ in _KINDS):
-            raise BadInput(f"table {table}: column {field.name}: {field.type} has no text; cast it or leave it out")
+            raise BadInput(
+                f"table {table}: column {field.name}: Redis can't store {field.type}; cast it or leave it out"
+            )
 
 
 def texts(column: pa.ChunkedArray) -> list[Cell | None]:
@@ -197,13 +118,13 @@ KINDS = {"hash": "hash", "json": "string"}
 def check_table(spec: TableSpec, schema: pa.Schema) -> None:
     """Refuse a table that Redis can't store. There is nothing to create or to evolve."""
     if spec.name == LEDGER:
-        raise BadInput(f"table {spec.name}: its keys would be those of the ledger; choose another name")
+        raise BadInput(f"table {spec.name}: the name is reserved for the ledger; choose another name")
     for name in [*spec.key, *([spec.version] if spec.version else [])]:
         if name not in schema.names:
-            raise BadInput(f"table {spec.name}: its function returns no column {name}, which key= or version= names")
+            raise BadInput(f"table {spec.name}: its function does not return column {name} of key= or version=")
     if len(schema) > MOST_COLUMNS:
         raise BadInput(
-            f"table {spec.name} has {len(schema)} columns, and a script takes {MOST_COLUMNS}: leave some out"
+            f"table {spec.name} has {len(schema)} columns, but a script takes {MOST_COLUMNS}: leave some out"
         )
     check_types(spec.name, schema)
 
@@ -229,18 +150,9 @@ def refused_rows(change: Changes, form: Form) -> list[Refusal]:
     if change.spec.write == "append" and form == "hash" and change.puts.num_rows:
         columns = visible(change.puts).columns
         empty = change.puts.filter(reduce(pc.and_, (pc.is_null(column) for column in columns)))
-        error = "all columns are NULL, and Redis keeps no empty hash: filter such rows out, or write rows=json"
+        error = "all columns are NULL, and Redis stores no empty hash: filter such rows out, or set rows=json"
         found += [refusal(change.spec, empty, at, error) for at in range(empty.num_rows)]
     return found
-
-
-def refusal(spec: TableSpec, rows: pa.Table, at: int, error: str) -> Refusal:
-    if not has_origin(rows):
-        raise DataRefused(
-            f"table {spec.name} refused a row: {error}; its function merges records, so that no single one can be "
-            "set aside: correct the function"
-        )
-    return Refusal(*origin(rows, at), spec.name, error)
 
 
 def _hashes(spec: TableSpec, rows: pa.Table, keys: list[str], _: set[str]) -> Block:

@@ -16,7 +16,8 @@ from tallymark.errors import BadInput, DataRefused
 from tallymark.stores.given import Given, Rows, cast, changes, check_keys
 from tallymark.stores.redis.address import Form
 from tallymark.stores.redis.errors import translated
-from tallymark.stores.redis.rows import LEDGER, RedisKeys, blocks, check_table, refused_rows
+from tallymark.stores.redis.keys import LEDGER, RedisKeys
+from tallymark.stores.redis.rows import blocks, check_table, refused_rows
 from tallymark.stores.redis.script import Block, Work
 from tallymark.stores.sql.columns import is_json
 from tallymark.stores.transaction import Transaction, spec_for
@@ -32,7 +33,7 @@ _HOLDS = {
 
 
 class RedisTransaction(Transaction):
-    """RedisKeys are relative to the store's tag: ``orders:42`` is ``{shop}:orders:42``.
+    """Keys are relative to the store's tag: ``orders:42`` is ``{shop}:orders:42``.
 
     Rows are written first, then the commands in their order; a key can't be in both. Reads are answered immediately and
     see committed data, not the writes that this block has collected. A key of another type is refused when the block
@@ -63,22 +64,23 @@ class RedisTransaction(Transaction):
     ) -> None:
         self._check_open()
         spec = spec_for(table, key, write, version, create=create, evolve=evolve)
-        found = Given.of(table, rows)
-        if not found.rows.num_rows:
+        given = Given.of(table, rows)
+        if not given.rows.num_rows:
             return
-        check_keys(spec, found)
-        given = found.rows
+        check_keys(spec, given)
         # NULL of any type is stored as a missing field.
-        schema = pa.schema([one.with_type(pa.string()) if pa.types.is_null(one.type) else one for one in given.schema])
-        change = changes(spec, cast(table, given, schema))
+        schema = pa.schema(
+            [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in given.rows.schema]
+        )
+        change = changes(spec, cast(table, given.rows, schema))
         check_table(spec, schema)
         for refusal in refused_rows(change, self._form):
             raise DataRefused(f"table {table}: {refusal.error}")
         if not spec.key:
             change = Changes(spec, visible(change.puts), change.deletes)
-        json_columns = {one.name for one in schema if is_json(one)}
-        made = blocks(change, self._form, self._keys.table(table), uuid.uuid4().hex, json_columns)
-        self._blocks += [block for block, _ in made]
+        json_columns = {field.name for field in schema if is_json(field)}
+        batch = uuid.uuid4().hex
+        self._blocks += [block for block, _ in blocks(change, self._form, self._keys.table(table), batch, json_columns)]
         self.written[table] = self.written.get(table, 0) + len(change)
 
     @contextmanager
@@ -102,7 +104,7 @@ class RedisTransaction(Transaction):
     def hset(self, key: str, field: str | Mapping[str, Value], value: Value | None = None) -> None:
         """Set a field, or several fields from a mapping."""
         fields = field if isinstance(field, Mapping) else {field: value}
-        pairs = ((_field(name), _value(one)) for name, one in fields.items())
+        pairs = ((_field(name), _value(cell)) for name, cell in fields.items())
         self._collect("HSET", key, chain.from_iterable(pairs))
 
     def hdel(self, key: str, *fields: str) -> None:
@@ -195,9 +197,9 @@ class RedisTransaction(Transaction):
 
     def _name(self, key: str) -> str:
         if not isinstance(key, str) or not key:
-            raise DataRefused(f"{key!r} is no key: write a text, such as orders:42")
+            raise DataRefused(f"{key!r} is not a key: write a string, such as orders:42")
         if key == LEDGER or key.startswith(f"{LEDGER}:"):
-            raise BadInput(f"key {key} belongs to the ledger: choose another name")
+            raise BadInput(f"key {key} is reserved for the ledger: choose another name")
         return f"{{{self._keys.tag}}}:{_encodable(key)}"
 
 
@@ -210,7 +212,7 @@ def _resolved(commands: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     kinds: dict[str, str] = {}
     sums: dict[str, dict[str, int]] = {}
     texts: dict[str, set[str]] = {}
-    found: list[tuple[Any, ...]] = []
+    resolved: list[tuple[Any, ...]] = []
     for command, key, *rest in commands:
         kind = _HOLDS.get(command)
         if kind and kinds.setdefault(key, kind) != kind:
@@ -220,18 +222,18 @@ def _resolved(commands: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
             for field, value in _set_by(command, rest, [*adding, *not_numbers]):
                 adding.pop(field, None)
                 (not_numbers.discard if isinstance(value, int) else not_numbers.add)(field)
-            found.append((command, key, *rest))
+            resolved.append((command, key, *rest))
             continue
         field = rest[0] if command == "HINCRBY" else ""
         if field in not_numbers:
-            raise DataRefused(f"key {key} was set to a text in this block: {command} needs a number")
+            raise DataRefused(f"key {key} was set to a string in this block: {command} needs a number")
         if field in adding:
-            *same, n = found[adding[field]]
-            found[adding[field]] = (*same, _count(key, n + rest[-1]))
+            *same, n = resolved[adding[field]]
+            resolved[adding[field]] = (*same, _count(key, n + rest[-1]))
         else:
-            adding[field] = len(found)
-            found.append((command, key, *rest))
-    return found
+            adding[field] = len(resolved)
+            resolved.append((command, key, *rest))
+    return resolved
 
 
 def _set_by(command: str, rest: Sequence[Any], fields: Sequence[str]) -> Iterable[tuple[str, Any]]:
@@ -245,7 +247,7 @@ def _set_by(command: str, rest: Sequence[Any], fields: Sequence[str]) -> Iterabl
 
 def _value(value: Any) -> Value:
     if isinstance(value, bool) or not isinstance(value, str | bytes | int | float):
-        raise DataRefused(f"Redis keeps texts, bytes and numbers, and {type(value).__name__} is none: convert it")
+        raise DataRefused(f"Redis stores strings, bytes and numbers, not {type(value).__name__}: convert it")
     if isinstance(value, int):
         # Numbers with more digits can't be incremented and are stored as text.
         return value if abs(value) < 10**MOST_DIGITS else str(value)
@@ -256,7 +258,7 @@ def _value(value: Any) -> Value:
 
 def _field(field: Any) -> str:
     if not isinstance(field, str):
-        raise DataRefused(f"{field!r} is no field of a hash: write a text")
+        raise DataRefused(f"{field!r} is not a field of a hash: write a string")
     return _encodable(field)
 
 
@@ -265,11 +267,11 @@ def _encodable(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise DataRefused(f"{text[:60]!r} is no text that UTF-8 has: {error.reason}") from None
+        raise DataRefused(f"{text[:60]!r} can't be encoded as UTF-8: {error.reason}") from None
     return text
 
 
 def _count(key: str, n: int) -> int:
     if not isinstance(n, int) or isinstance(n, bool) or abs(n) >= 10**MOST_DIGITS:
-        raise DataRefused(f"key {key}: {n} can't be added to it: whole numbers of up to {MOST_DIGITS} digits can")
+        raise DataRefused(f"key {key}: {n} can't be added: use an integer of up to {MOST_DIGITS} digits")
     return n

@@ -216,7 +216,7 @@ def check_lengths(table: Table, rows: pa.Table) -> None:
         if most is None or not is_text(column.type):
             continue
         if (pc.max(pc.utf8_length(column)).as_py() or 0) > most:
-            raise DataRefused(f"a text is too long for column {name}, which has {most} characters at most")
+            raise DataRefused(f"a text is too long for column {name}, which holds at most {most} characters")
 
 
 def resolved(

@@ -28,38 +28,36 @@ from tallymark.stores.tls import tls_failure
 # Without the store's name: these messages are stored in dead letters.
 DATA = Verdict(DataRefused, "{words}")
 CHANGED = Verdict(TableChanged, "{words}")
-FULL = Verdict(Unreachable, "{name} has no room: {words}; free disk space or memory there")
-DENIED = Verdict(AccessDenied, "{name} refused: {words}; check the user, the password and the user's permissions")
+FULL = Verdict(Unreachable, "{name} is out of disk space or memory: {words}; free some on the server")
+DENIED = Verdict(AccessDenied, "{name} denied access: {words}; check the user, the password and the user's permissions")
 WRONG = Verdict(BadInput, "{name}: {words}; create the database first or correct the URL")
-UNOPENED = Verdict(BadInput, "{name}: the file can't be opened; check that its directory exists and can be written to")
+UNOPENED = Verdict(BadInput, "{name}: the file can't be opened; check that its directory exists and is writable")
 NO_PRIMARY_KEY = Verdict(
     BadInput,
-    "{name} takes no table without a primary key: {words}; have MySQL add one with SET GLOBAL "
-    "sql_generate_invisible_primary_key = ON, or make the table beforehand and set road='driver'",
+    "{name} requires a primary key for every table: {words}; let MySQL add one with SET GLOBAL "
+    "sql_generate_invisible_primary_key = ON, or create the table beforehand and set road='driver'",
 )
 BINARY_LOG = Verdict(
     BadInput, "{name} can't log these transactions: {words}; use SET GLOBAL binlog_format = ROW, and connect again"
 )
 ABORTED = Verdict(
     BadInput,
-    "{name}: a statement in the block has failed, and its error was caught too late: PostgreSQL takes back the whole "
-    "transaction, unless the statement is inside `with db.savepoint():`",
+    "{name}: a statement in the block has failed, so PostgreSQL rolls back the whole transaction; to catch such an "
+    "error, execute the statement inside `with db.savepoint():`",
 )
-CONFLICT = Verdict(Unreachable, "{name} had to give way to another transaction: {words}; try again")
-SLOW = Verdict(Unreachable, "{name} was not done in time: {words}; try again, or allow it more time")
+CONFLICT = Verdict(Unreachable, "{name}: conflict with another transaction: {words}; try again")
+SLOW = Verdict(Unreachable, "{name} canceled a statement: {words}; try again, or raise the timeout of the server")
 SILENT = Verdict(
     Unreachable,
     "{name} did not answer in time: {words}; check that it runs, or raise read_timeout= in its URL if its statements "
     "take longer",
 )
 READ_ONLY = Verdict(
-    Unreachable, "{name} takes no writes now: {words}; after a failover check that the URL leads to the primary"
+    Unreachable, "{name} is not writable: {words}; after a failover, check that the URL leads to the primary"
 )
 GONE = Verdict(Unreachable, "{name} can't be reached: {words}; check that it runs and that the address is right")
 
-POOLER = Verdict(
-    BadInput, "{name}: {words}; let the pooler keep a connection for a transaction (pool_mode) or a session"
-)
+POOLER = Verdict(BadInput, "{name}: {words}; set pool_mode of the pooler to transaction or session")
 
 # A code of two characters is a class of SQLSTATEs.
 POSTGRESQL = verdicts(
@@ -167,10 +165,10 @@ def translated(store: str) -> Iterator[None]:
     except DBAPIError as error:
         raise translate(error, store) from error
     except PoolTimeout as error:
-        raise Unreachable(f"{store}: no free connection within the time limit") from error
+        raise Unreachable(f"{store}: no free connection within the time limit; try again") from error
     except SQLAlchemyError as error:
         if error.code == _CUT:
-            raise Unreachable(f"{store}: the connection was cut inside a transaction; try again") from error
+            raise Unreachable(f"{store}: the connection was lost inside a transaction; try again") from error
         raise TallymarkError(f"{store}: {first_line(error)}") from error
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 from sqlalchemy import Column, Connection, Engine, Table
-from sqlalchemy.exc import DBAPIError
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, DataRefused
@@ -17,10 +15,16 @@ from tallymark.stores.given import Given
 from tallymark.stores.sql.columns import JSON_MARK, column_type
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.staging import impatient
-from tallymark.stores.sql.tables import create_table, evolve_table, existing_table, fits, has_table, reflected
+from tallymark.stores.sql.tables import (
+    create_table,
+    evolve_table,
+    existing_table,
+    fits,
+    has_table,
+    reflected,
+    retrying_races,
+)
 
-PAUSES = (0.0, 0.1, 0.5)
-"""Seconds before each attempt to find or create a table, which another process may create at the same time."""
 WIDEST = pa.decimal128(38, 18)
 """Column type for decimals whose type is inferred from values: the type that Spark infers for Python's Decimal."""
 NARROWER = {
@@ -53,36 +57,32 @@ def fit(
 
     ``used``: the transaction has written to the table before.
     """
-    for pause in PAUSES:
-        time.sleep(pause)
-        try:
-            # On MySQL a failed statement does not abort the transaction, so no savepoint is needed.
-            with nullcontext() if dialect.name == "mysql" else connection.begin_nested():
-                return _found_or_made(connection, engine, dialect, spec, given, used=used)
-        except DBAPIError as error:
-            if error.connection_invalidated:
-                raise
-            failed = error
-    raise failed
+
+    def attempt() -> Fitted:
+        # On MySQL a failed statement does not abort the transaction, so no savepoint is needed.
+        with nullcontext() if dialect.name == "mysql" else connection.begin_nested():
+            return _find_or_create(connection, engine, dialect, spec, given, used=used)
+
+    return retrying_races(attempt)
 
 
-def _found_or_made(
+def _find_or_create(
     connection: Connection, engine: Engine, dialect: Dialect, spec: TableSpec, given: Given, *, used: bool
 ) -> Fitted:
     table, schema = _find(connection, dialect, spec, given)
     if table is not None and all(field.name in table.c for field in schema):
         return Fitted(table, schema)
     if dialect.name != "mysql":
-        return Fitted(_make(connection, table, spec, schema, given), schema)
+        return Fitted(_create(connection, table, spec, schema, given), schema)
     if used:
         raise BadInput(
-            f"table {spec.name} lacks a column, and MySQL adds none to a table that the transaction has written to; "
-            "write the rows that have it first"
+            f"table {spec.name} lacks a column, and MySQL can't add it after the transaction has written to the table; "
+            "write the rows with this column first"
         )
     # On another connection, because DDL would commit the transaction. That transaction may hold the lock, so the wait
     # must be short.
     with engine.begin() as beside, impatient(beside):
-        return Fitted(_make(beside, table, spec, schema, given), schema)
+        return Fitted(_create(beside, table, spec, schema, given), schema)
 
 
 def _find(connection: Connection, dialect: Dialect, spec: TableSpec, given: Given) -> tuple[Table | None, pa.Schema]:
@@ -98,7 +98,7 @@ def _find(connection: Connection, dialect: Dialect, spec: TableSpec, given: Give
     return table, schema
 
 
-def _make(connection: Connection, table: Table | None, spec: TableSpec, schema: pa.Schema, given: Given) -> Table:
+def _create(connection: Connection, table: Table | None, spec: TableSpec, schema: pa.Schema, given: Given) -> Table:
     wide = pa.schema([_widened(field) for field in schema]) if given.inferred else schema
     if table is None:
         return create_table(connection, spec, wide)
@@ -109,8 +109,8 @@ def _check_known(spec: TableSpec, schema: pa.Schema) -> None:
     for field in schema:
         if pa.types.is_null(field.type):
             raise BadInput(
-                f"table {spec.name} does not exist, and can't be made of rows whose {field.name} is always None, which "
-                "has no type; create the table, or give an Arrow table"
+                f"table {spec.name} does not exist, and can't be created from rows whose {field.name} is always None, "
+                "which has no type; create the table, or write an Arrow table"
             )
 
 
@@ -135,12 +135,12 @@ def _fitted(dialect: Dialect, table: Table, given: Given) -> pa.Schema:
 
 def _as_column(dialect: Dialect, table: Table, column: Column[Any], field: pa.Field) -> pa.Field:
     if pa.types.is_null(field.type):
-        wishes = [changes.with_name(field.name) for changes in ANY]
+        candidates = [candidate.with_name(field.name) for candidate in ANY]
     else:
-        wishes = [field, *(field.with_type(narrower) for narrower in NARROWER.get(field.type, ()))]
-    for changes in wishes:
-        if dialect.name == "sqlite" or fits(column_type(changes, in_key=False), column.type):
-            return changes
+        candidates = [field, *(field.with_type(narrower) for narrower in NARROWER.get(field.type, ()))]
+    for candidate in candidates:
+        if dialect.name == "sqlite" or fits(column_type(candidate, in_key=False), column.type):
+            return candidate
     raise DataRefused(
         f"table {table.name}: column {field.name} is {column.type} and can't hold the rows' {field.type}; change the "
         "column or convert the value"

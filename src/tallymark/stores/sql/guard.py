@@ -133,7 +133,7 @@ class Guard:
             refuse()
         if self._dialect.name == "mysql" and (found := _MYSQL_COMMITS.match(statement)):
             words = " ".join(found[1].upper().split())
-            raise BadInput(f"MySQL commits a transaction when it meets {words}: do that outside the block")
+            raise BadInput(f"{words} would commit the transaction on MySQL: execute it outside the block")
         self._running = statement
         # The other databases report after each statement whether it has ended the transaction.
         if self._dialect.name == "mysql" and not _PLAIN.match(statement):
@@ -160,23 +160,23 @@ class Guard:
             raise BadInput(self._ended)
         undone = self._whole is not None and not self._whole.is_active
         if undone or (self._connection is not None and not self._connection.in_transaction()):
-            raise BadInput(f"the transaction was ended inside the block, and is undone: {ENDS_ITSELF}")
+            raise BadInput(f"the transaction was ended inside the block, and is rolled back: {ENDS_ITSELF}")
         if self._in_transaction and not self._dialect.in_transaction(self._driver):
             raise self._lost()
 
     def _lost(self) -> TallymarkError:
         """Return why the transaction was lost: rolled back by the database, or ended by a statement that succeeded."""
         if self._undone_by is not None:
-            said = translate(self._undone_by, self._store)
-            words = f"{said}; this has rolled the transaction back"
-            return TransactionUndone(words) if isinstance(said, DataRefused) else said
+            cause = translate(self._undone_by, self._store)
+            words = f"{cause}; the database has rolled back the transaction"
+            return TransactionUndone(words) if isinstance(cause, DataRefused) else cause
         failed = self._failed or self._running is not None
         if failed and self._suspect is None:
-            return Unreachable(f"{self._store} has rolled the transaction back by itself; try again")
+            return Unreachable(f"{self._store} has rolled back the transaction; try again")
         self._ended = (
             f"{self._store}: {self._suspect or 'a statement'} ended the transaction inside the block: rows that the "
-            "block wrote before may be in the tables already, and the next start writes them again; remove them first, "
-            "and leave the statement out or execute it on a connection of its own"
+            "block wrote before it may be committed, and the next start writes them again; delete them first, and "
+            "leave the statement out or execute it on another connection"
         )
         return BadInput(self._ended)
 

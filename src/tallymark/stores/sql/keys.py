@@ -109,14 +109,14 @@ def check_key(connection: Connection, table: Table, spec: TableSpec, schema: pa.
     for name in spec.key:
         for coarse in _coarser(connection, table.c[name], schema.field(name), collations):
             raise TableMismatch(
-                f"table {table.name}: key column {name} {coarse}, so that different keys of records can be one key "
-                f"there; {_way_out(connection, table, table.c[name])}"
+                f"table {table.name}: key column {name} {coarse}, so that different keys of records can be the same "
+                f"key there; {_way_out(connection, table, table.c[name])}"
             )
     # PostgreSQL considers all indexes on the columns and refuses the statement if any is deferrable.
     if len(flawed) == len(found) or any(unique.flaw == DEFERRABLE for unique in flawed):
         raise TableMismatch(
             f"table {table.name}: its unique index {flawed[0].name} on ({key}) {flawed[0].flaw}, so that the "
-            f"{spec.write} can't go by it; create one that covers the whole values of all rows and is checked at once"
+            f"{spec.write} can't use it; create one that covers the complete values of all rows and is not deferrable"
         )
 
 
@@ -130,9 +130,11 @@ def _collations(connection: Connection, table: Table, spec: TableSpec) -> dict[s
             name: _SQLITE_TEXT_RULE.format(column=quote(name), table=quote(table.name), others=others)
             for name in spec.key
         }
-        told = {name: connection.exec_driver_sql(rule).scalar() for name, rule in rules.items()}
+        distinct = {name: connection.exec_driver_sql(rule).scalar() for name, rule in rules.items()}
         return {
-            name: "is declared with a collation" for name, number in told.items() if number != len(_SQLITE_DIFFERENT)
+            name: "is declared with a collation"
+            for name, number in distinct.items()
+            if number != len(_SQLITE_DIFFERENT)
         }
     statement = _POSTGRESQL_COLLATIONS if kind == "postgresql" else _MYSQL_COLLATIONS
     found = connection.execute(text(statement), {"name": table.name})
@@ -157,21 +159,21 @@ def _coarser(
     textual = is_text(field.type) or is_json(field)
     if dialect == "sqlite":
         if (textual or pa.types.is_decimal(field.type)) and sort not in ("string", "binary", "json", None):
-            yield f"is {kind}, which turns text into numbers"
+            yield f"is {kind}, which converts text to numbers"
         if pa.types.is_floating(field.type) and sort == "string":
-            yield f"is {kind}, which cuts off digits of numbers"
+            yield f"is {kind}, which truncates digits of numbers"
         if pa.types.is_integer(field.type) and sort == "float":
             yield f"is {kind}, which rounds large numbers"
     elif sort is None and not isinstance(kind, sql.Uuid):
         yield f"is {kind}, which is not compared as the rows' {field.type}"
     elif isinstance(kind, postgresql.CITEXT):
-        yield "is CITEXT, which does not look at case"
+        yield "is CITEXT, which ignores case"
     elif isinstance(kind, sql.CHAR | sql.BINARY):
-        yield f"is {kind}, which fills values up to its length"
+        yield f"is {kind}, which pads values to its length"
     elif isinstance(kind, postgresql.JSONB) or (dialect == "mysql" and isinstance(kind, mysql.ENUM | mysql.SET)):
         yield f"is {kind}, which is not compared as text"
     if textual and column.name in collations:
-        yield f"{collations[column.name]} that does not tell all texts apart"
+        yield f"{collations[column.name]} that considers some different texts equal"
 
 
 def check_spelling(table: Table, spec: TableSpec, rows: pa.Table) -> None:
@@ -183,14 +185,14 @@ def check_spelling(table: Table, spec: TableSpec, rows: pa.Table) -> None:
         if len(others):
             raise DataRefused(
                 f"key column {name} is a UUID, and {others[0].as_py()[:60]!r} is not in the database's form, so that "
-                f"one key could be two; bring it into that form in the table's function, as with lower({name})"
+                f"one key could be two; convert it to that form in the table's function, as with lower({name})"
             )
 
 
 def _way_out(connection: Connection, table: Table, column: Column[Any]) -> str:
     quote = connection.dialect.identifier_preparer.quote
     if connection.dialect.name == "sqlite":
-        return f"make the table anew, with {column.name} of the rows' type and without COLLATE"
+        return f"create the table again, with {column.name} of the rows' type and without COLLATE"
     alter = f"ALTER TABLE {quote(table.name)}"
     if connection.dialect.name == "postgresql":
         exact = ' COLLATE "C"' if isinstance(column.type, sql.String) else ""

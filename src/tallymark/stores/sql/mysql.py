@@ -73,7 +73,7 @@ def _load(connection: Connection, target: str, rows: pa.Table) -> None:
         ).rowcount
     warnings = [words for level, _, words in connection.exec_driver_sql("SHOW WARNINGS LIMIT 10") if level != "Note"]
     if warnings or loaded != rows.num_rows:
-        raise DataRefused(warnings[0] if warnings else f"the server took {loaded} of {rows.num_rows} rows")
+        raise DataRefused(warnings[0] if warnings else f"the server loaded {loaded} of {rows.num_rows} rows")
 
 
 @contextmanager
@@ -209,13 +209,13 @@ class Mysql(Dialect):
         if engine != "InnoDB":
             raise TableMismatch(
                 f"table {table.name} uses the engine {engine}, which has no transactions; "
-                f"ALTER TABLE {table.name} ENGINE = InnoDB makes it fit for exactly once"
+                f"convert it: ALTER TABLE {table.name} ENGINE = InnoDB"
             )
         for unique in unique_indexes(connection, table) if spec.write != "append" else ():
             if _can_be_met(table, spec, unique, columns):
                 raise TableMismatch(
                     f"table {table.name}: besides ({', '.join(spec.key)}) it has the unique key {unique.name}, and an "
-                    f"{spec.write} that meets it would take another row for its own; drop it"
+                    f"{spec.write} that conflicts with it would affect another row; drop it"
                 )
 
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
@@ -228,7 +228,7 @@ class Mysql(Dialect):
                 return
             except LoadIsOff as error:
                 self._may_load = False
-                log.info("LOAD DATA LOCAL is off (%s), rows go by INSERT", error)
+                log.info("LOAD DATA LOCAL not available, using INSERT error=%s", error)
         self._execute_many(connection, insert(table).values(parameters(table, rows)), rows, suffix)
 
     def promote(
@@ -265,9 +265,7 @@ class Mysql(Dialect):
         if 2 * largest + REST > self._packet:
             largest = _largest(texts, escaped=True)
         if largest + REST > self._packet:
-            raise DataRefused(
-                f"the row has {largest} bytes, and the server takes {self._packet} at once (max_allowed_packet)"
-            )
+            raise DataRefused(f"the row has {largest} bytes, more than max_allowed_packet={self._packet} of the server")
 
 
 def _can_be_met(table: Table, spec: TableSpec, unique: Unique, columns: Sequence[str]) -> bool:
@@ -333,7 +331,7 @@ def _connect(store: str, dialect: Any, _: Any, positional: Sequence[Any], given:
         raise BadInput(f"{store}: {error}: pip install 'tallymark[mysql]'") from error
     except (TypeError, ValueError, AttributeError, OSError) as error:
         # PyMySQL has no exception of its own for invalid options.
-        raise BadInput(f"{store}: PyMySQL can't take the options of the URL: {error}; correct them") from error
+        raise BadInput(f"{store}: PyMySQL refused the options of the URL: {error}; correct them") from error
     connection._read_timeout, connection._write_timeout = usual
     return connection
 

@@ -92,7 +92,7 @@ class Postgresql(Dialect):
 
     def has_ended(self, cursor: Any) -> bool:
         # A text of several statements has several results, and psycopg's public API shows only one of them.
-        return any(one.command_status in ENDED for one in getattr(cursor, "_results", ()))
+        return any(result.command_status in ENDED for result in getattr(cursor, "_results", ()))
 
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
         check_lengths(table, rows)
@@ -209,9 +209,9 @@ def _copy(connection: Connection, target: str, rows: pa.Table, like: Table) -> N
         with cursor.copy(statement.encode()) as copy:
             for piece in pieces:
                 copy.write(piece)
-        taken = cursor.rowcount
-    if taken != rows.num_rows:
-        raise TallymarkError(f"{target} took {taken} of {rows.num_rows} rows; the transaction is rolled back")
+        copied = cursor.rowcount
+    if copied != rows.num_rows:
+        raise TallymarkError(f"COPY wrote {copied} of {rows.num_rows} rows to {target}; the transaction is rolled back")
 
 
 def _pieces(rows: pa.Table) -> Iterator[pa.Table]:

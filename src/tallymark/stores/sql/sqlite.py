@@ -32,7 +32,7 @@ class Sqlite(Dialect):
             raise BadInput("a SQLite store needs a file to survive a restart; write sqlite:///name.db")
         for option in (*OPTIONS, PASSWORD_FILE, CONNECT_TIMEOUT, READ_TIMEOUT):
             if option in url.query:
-                raise BadInput(f"{shown(url)}: SQLite is a file and connects to no server; leave {option}= out")
+                raise BadInput(f"{shown(url)}: SQLite has no server to connect to; leave {option}= out")
         engine = super().engine(url)
         event.listen(engine, "connect", _on_connect)
         event.listen(engine, "begin", _on_begin)
@@ -53,7 +53,7 @@ class Sqlite(Dialect):
                 broken -= _violations(other.execution_options(**{READ_ONLY: True}))
         if broken:
             (table, _, parent, _), *_ = sorted(broken, key=str)
-            raise DataRefused(f"FOREIGN KEY constraint failed: a row of {table} refers to none of {parent}")
+            raise DataRefused(f"FOREIGN KEY constraint failed: a row of {table} refers to no row of {parent}")
 
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
         _check_numbers(rows)
@@ -77,7 +77,7 @@ def _check_numbers(rows: pa.Table) -> None:
     """Refuse NaN, which SQLite would silently store as NULL."""
     for name, column in zip(rows.column_names, rows.columns, strict=True):
         if pa.types.is_floating(column.type) and pc.any(pc.is_nan(column)).as_py():
-            raise DataRefused(f"column {name} is NaN, which SQLite does not have")
+            raise DataRefused(f"column {name} is NaN, which SQLite can't store")
 
 
 def _on_connect(connection: Any, _: Any) -> None:

@@ -102,8 +102,7 @@ class Loader:
         written = {}
         for report in reports:
             if report["refused"] is not None:
-                said = f"a staged row was refused ({report['refused']}), which is found in smaller batches"
-                raise BatchTooLarge(said)
+                raise BatchTooLarge(f"a staged row was refused ({report['refused']}): split the batch to find it")
             if report["rows"]:
                 written[report["attempt"]] = report["rows"]
         return Staged(self.name, tuple(self.schema.names), tuple(written), sum(written.values()))
@@ -149,7 +148,7 @@ def clear_stages(engine: Engine, group: str, of: str | None, keep: Collection[st
     found = [name for name in names if name.startswith(chosen) == bool(of)]
     drop_tables(engine, found)
     if found and not of:
-        log.info("removed staging tables of earlier runs group=%s tables=%d", group, len(found))
+        log.info("dropped staging tables of earlier runs group=%s tables=%d", group, len(found))
 
 
 def drop_tables(engine: Engine, names: Iterable[str]) -> None:
@@ -159,7 +158,7 @@ def drop_tables(engine: Engine, names: Iterable[str]) -> None:
             with engine.begin() as connection, impatient(connection):
                 stage_table(name, ()).drop(connection, checkfirst=True)
         except DBAPIError as error:
-            log.warning("could not remove a staging table table=%s error=%s", name, error.orig)
+            log.warning("staging table not dropped table=%s error=%s", name, error.orig)
 
 
 @contextmanager
@@ -183,7 +182,7 @@ def staged_rows(connection: Connection, staged: Staged, like: Table, key: Collec
     ours = source.c[ATTEMPT].in_(staged.attempts)
     found = connection.scalar(select(func.count()).select_from(source).where(ours))
     if found != staged.rows:
-        raise BatchTooLarge(f"{found} of {staged.rows} staged rows are left; they have to be read again")
+        raise BatchTooLarge(f"{found} of {staged.rows} staged rows are left: read the batch again")
     limits = {name: most_characters(like.c[name]) for name in staged.columns}
     odd = [func.char_length(source.c[name]) > most for name, most in limits.items() if most is not None]
     chosen: dict[str, Any] = {name: source.c[name] for name in staged.columns}
@@ -195,7 +194,7 @@ def staged_rows(connection: Connection, staged: Staged, like: Table, key: Collec
         odd += [cast(source.c[name], Text()) != cast(cast(source.c[name], UUID()), Text()) for name in uuids]
     if odd and connection.scalar(select(func.count()).where(ours, or_(*odd))):
         # The server would truncate trailing spaces, or store two spellings of a UUID as the same value.
-        raise BatchTooLarge("staged rows have texts that the table does not take, which are found in smaller batches")
+        raise BatchTooLarge("staged rows have texts that the table can't store: split the batch to find them")
     return select(*chosen.values()).where(ours)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -13,7 +12,6 @@ from typing import TypeVar
 import pyarrow as pa
 from sqlalchemy import Connection, Table, text
 from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError
 
 from tallymark.core.claims import Claim, Decide, Entry, Rebalance, Skip, explain_refusal
 from tallymark.core.halving import in_new_transactions, one_by_one
@@ -35,7 +33,7 @@ from tallymark.stores.contract import RowsRefused, Store
 from tallymark.stores.sql.dialect import READ_ONLY, Dialect
 from tallymark.stores.sql.errors import translated
 from tallymark.stores.sql.guard import guard
-from tallymark.stores.sql.journal import SqlJournal
+from tallymark.stores.sql.journal import SqlJournal, SqlSnapshot, in_snapshot
 from tallymark.stores.sql.ledger.claim import claim, reclaim, release
 from tallymark.stores.sql.ledger.commit import check_fence, write_entry
 from tallymark.stores.sql.ledger.migrate import create_ledger, explaining_denials, ledger_version
@@ -53,10 +51,9 @@ from tallymark.stores.sql.ledger.skips import read_skips, was_filled
 from tallymark.stores.sql.ledger.tables import VERSION
 from tallymark.stores.sql.mysql import Mysql
 from tallymark.stores.sql.postgresql import Postgresql
-from tallymark.stores.sql.snapshot import SqlSnapshot, in_snapshot
 from tallymark.stores.sql.sqlite import Sqlite
 from tallymark.stores.sql.staging import Stages, clear_stages
-from tallymark.stores.sql.tables import create_table, evolve_table, existing_table
+from tallymark.stores.sql.tables import create_table, evolve_table, existing_table, retrying_races
 from tallymark.stores.sql.transaction import Known, SqlTransaction
 from tallymark.stores.sql.write import Piece, pieces, refused_rows, write
 from tallymark.stores.url import shown
@@ -123,7 +120,7 @@ class SqlStore(Store):
 
     def create_ledger(self) -> None:
         with translated(self.name), explaining_denials(self.name, self.ledger_version):
-            _second_chance(partial(self._in_transaction, create_ledger))
+            retrying_races(partial(self._in_transaction, create_ledger))
 
     def positions(self, group: str | None = None) -> dict[str, list[Position]]:
         with self.look() as connection:
@@ -202,7 +199,7 @@ class SqlStore(Store):
         for spec in specs:
             work = partial(self._in_transaction, self._create_table, spec, table_schema(spec, schemas[spec.name]))
             with translated(self.name):
-                _second_chance(work)
+                retrying_races(work)
 
     def stages(self, group: str, run: str) -> Stages | None:
         return Stages(self.engine, self.name, group, run) if self.dialect.stages else None
@@ -216,14 +213,14 @@ class SqlStore(Store):
     def begin(
         self, entry: Callable[[], Entry | None], on_step: Callable[[Step], None] = lambda _: None
     ) -> Iterator[SqlTransaction]:
-        made: Entry | None = None
+        written: Entry | None = None
         try:
             with SqlTransaction(self.name, self.engine, self.dialect, self._known).opened() as db:
                 yield db
-                made = entry()
-                db.finish(made, on_step)
+                written = entry()
+                db.finish(written, on_step)
         except CommitRefused as refused:
-            explained = self._explained(made) if made is not None else None
+            explained = self._explained(written) if written is not None else None
             if explained is None:
                 raise
             raise explained from refused
@@ -287,10 +284,12 @@ class SqlStore(Store):
             for change in changes:
                 self._look_again(connection, change.spec)
         if any(change.staged for change in changes):
-            return BatchTooLarge(f"{self.name} refused a staged row ({refused}), which is found in smaller batches")
+            return BatchTooLarge(f"{self.name} refused a staged row ({refused}): split the batch to find it")
         whole = [piece for change in changes for piece in pieces(self._tables[change.spec.name], change)]
         found = in_new_transactions(partial(self._refused_rows, whole, at_most))
-        return RowsRefused(found) if found else Unreachable(f"{self.name} refused rows, and then took them: {refused}")
+        if found:
+            return RowsRefused(found)
+        return Unreachable(f"{self.name} refused rows, and then accepted each of them: {refused}; try again")
 
     def _refused_rows(
         self, whole: Sequence[Piece], at_most: int, undoing: Sequence[tuple[Piece, DataRefused]], singly: bool
@@ -299,7 +298,7 @@ class SqlStore(Store):
         if len(refusals) >= at_most:
             return refusals
         rest = [piece.without({refusal.record for refusal in refusals}) for piece in whole]
-        parts = [one for piece in rest for one in one_by_one(piece)] if singly else rest
+        parts = [row for piece in rest for row in one_by_one(piece)] if singly else rest
         with self._trial() as connection:
             return refusals + refused_rows(self.dialect, connection, parts, at_most - len(refusals))
 
@@ -309,11 +308,11 @@ class SqlStore(Store):
             for spec in specs:
                 if not self._look_again(connection, spec):
                     return TableChanged(
-                        f"table {spec.name} was dropped while the pipeline ran; start again to have it created anew, "
-                        "and reset the group if it is to be filled again from the start"
+                        f"table {spec.name} was dropped while the pipeline ran; restart to create it again, and reset "
+                        "the group to fill it from the start"
                     )
         self.create_tables(specs, self._schemas)
-        return Unreachable(f"{self.name}: a table was altered: {changed}")
+        return Unreachable(f"{self.name}: a table was altered: {changed}; try again")
 
     def _look_again(self, connection: Connection, spec: TableSpec) -> bool:
         """Reload the table's columns. Returns whether the table still exists; raises if it no longer fits."""
@@ -338,15 +337,3 @@ class SqlStore(Store):
     def _in_transaction(self, work: Callable[..., T], *arguments: object) -> T:
         with self.engine.begin() as connection:
             return work(connection, *arguments)
-
-
-def _second_chance(work: Callable[[], None]) -> None:
-    """Retry. Checking for a table and creating it is not atomic: the loser of a race finds it on the next attempt."""
-    for pause in (0.1, 0.5):
-        try:
-            return work()
-        except DBAPIError as error:
-            if error.connection_invalidated:
-                raise
-            time.sleep(pause)
-    return work()

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from sqlalchemy import Column, Connection, Inspector, MetaData, Table, inspect, text
 from sqlalchemy import types as sql
 from sqlalchemy.dialects import mysql
 from sqlalchemy.engine.interfaces import ReflectedColumn
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateColumn
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import TableMismatch
 from tallymark.stores.sql.columns import column_type, columns_for, family, is_json, plain
 from tallymark.stores.sql.keys import check_key, exact_collation
+
+T = TypeVar("T")
 
 _FITS = {
     "boolean": {"boolean", "integer"},
@@ -28,6 +33,8 @@ _FITS = {
     "string": {"string"},
 }
 _UNORDERED = ("boolean", "json", "binary")
+PAUSES = (0.0, 0.1, 0.5)
+"""Seconds before each attempt to find or create a table, which another process may create at the same time."""
 MYSQL_SCALE = 30
 SECOND_DIGITS = 6
 _INTEGER_BITS: list[tuple[type[Any], int]] = [
@@ -37,6 +44,19 @@ _INTEGER_BITS: list[tuple[type[Any], int]] = [
     (sql.BigInteger, 64),
     (sql.Integer, 32),
 ]
+
+
+def retrying_races(work: Callable[[], T]) -> T:
+    """Retry: finding and creating a table is not atomic, and the loser of a race finds it on the next attempt."""
+    for pause in PAUSES:
+        time.sleep(pause)
+        try:
+            return work()
+        except DBAPIError as error:
+            if error.connection_invalidated:
+                raise
+            failed = error
+    raise failed
 
 
 def existing_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table | None:
@@ -51,7 +71,9 @@ def existing_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -
     if not has_table(connection, spec.name):
         columns_for(schema, spec.key)
         if not spec.create:
-            raise TableMismatch(f"table {spec.name} does not exist, and create=False; create it, or leave that out")
+            raise TableMismatch(
+                f"table {spec.name} does not exist, and create=False; create it, or remove create=False"
+            )
         return None
     table = reflected(connection, spec.name)
     _check_columns(table, spec, schema, dialect)
@@ -119,7 +141,7 @@ def _check_version(spec: TableSpec, schema: pa.Schema, dialect: str) -> None:
         raise TableMismatch(f"table {spec.name}: version {field.name} is {_spark_like(field)}, which has no order")
     if kind == "decimal" and dialect == "sqlite":
         raise TableMismatch(
-            f"table {spec.name}: version {field.name} is {field.type}, which SQLite keeps as text and can't compare; "
+            f"table {spec.name}: version {field.name} is {field.type}, which SQLite stores as text and can't compare; "
             "cast it to BIGINT or TIMESTAMP"
         )
 
@@ -128,8 +150,8 @@ def _check_decimals(spec: TableSpec, schema: pa.Schema, dialect: str) -> None:
     for field in schema if dialect in ("mysql", "mariadb") else ():
         if pa.types.is_decimal(field.type) and field.type.scale > MYSQL_SCALE:
             raise TableMismatch(
-                f"table {spec.name}: column {field.name} is {field.type}, and MySQL has {MYSQL_SCALE} digits after the "
-                "point at most; cast it"
+                f"table {spec.name}: column {field.name} is {field.type}, and MySQL has at most {MYSQL_SCALE} digits "
+                "after the point; cast it"
             )
 
 
@@ -142,13 +164,13 @@ def _check_columns(table: Table, spec: TableSpec, schema: pa.Schema, dialect: st
                 continue
             raise TableMismatch(
                 f"table {table.name} has no column {field.name} for the rows' {_spark_like(field)}; add the column, "
-                "have it added with evolve=True, or leave it out of the table's function"
+                "set evolve=True to add it, or leave it out of the table's function"
             )
         if dialect != "sqlite" and not fits(wanted, column.type):
             if family(wanted) == family(column.type) == "timestamp":
                 raise TableMismatch(
-                    f"table {table.name}: column {field.name} is {column.type} and cuts fractions of a second off the "
-                    f"rows' {_spark_like(field)}; change the column to one with {SECOND_DIGITS} digits"
+                    f"table {table.name}: column {field.name} is {column.type} and truncates fractions of a second of "
+                    f"the rows' {_spark_like(field)}; change the column to one with {SECOND_DIGITS} digits"
                 )
             raise TableMismatch(
                 f"table {table.name}: column {field.name} is {column.type} and can't hold the rows' "
@@ -167,7 +189,7 @@ def _check_texts(table: Table, spec: TableSpec, schema: pa.Schema, dialect: str)
         exact = dialect == "sqlite" and name != spec.version
         if family(wanted) in ("integer", "float", "decimal") and not exact:
             raise TableMismatch(
-                f"table {table.name}: column {name} is {table.c[name].type} and keeps the rows' {field.type} as text, "
+                f"table {table.name}: column {name} is {table.c[name].type} and stores the rows' {field.type} as text, "
                 f"which is not compared as a number; change the column to {wanted}"
             )
 

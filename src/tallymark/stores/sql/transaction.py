@@ -134,7 +134,7 @@ class SqlTransaction(Transaction):
             other = isinstance(error, Exception) and not isinstance(error, SQLAlchemyError | TallymarkError)
             if other and nested.connection.invalidated:
                 # This transaction can't continue, whatever the error was.
-                raise Unreachable(f"{self._store}: the connection was cut inside a transaction; try again") from error
+                raise Unreachable(f"{self._store}: the connection was lost inside a transaction; try again") from error
             raise
 
     def check(self) -> None:
@@ -155,7 +155,7 @@ class SqlTransaction(Transaction):
             except DataRefused as refused:
                 if not self._over:
                     raise
-                raise DataRefused(f"refused when the block ended: {refused}; nothing was written") from error
+                raise DataRefused(f"refused at the end of the block: {refused}; nothing was written") from error
         finally:
             self._over = True
         if len(self._known) > MOST_KNOWN:

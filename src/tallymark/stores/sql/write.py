@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Table
 
 from tallymark.core.halving import Undoing, in_any_order, in_order
 from tallymark.core.spans import Partition
-from tallymark.core.tables import Changes, Refusal, TableSpec, has_origin, origin, visible, without
+from tallymark.core.tables import Changes, Refusal, TableSpec, has_origin, origin, refusal, visible, without
 from tallymark.errors import DataRefused
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.errors import translated
@@ -59,12 +59,7 @@ class Piece:
         return origin(self.rows, 0)
 
     def refusal(self, error: DataRefused) -> Refusal:
-        if not has_origin(self.rows):
-            raise DataRefused(
-                f"table {self.spec.name} refused a row: {error}; its function merges records, so that no single one "
-                "can be set aside: correct the function"
-            ) from error
-        return Refusal(*self.record, self.spec.name, str(error))
+        return refusal(self.spec, self.rows, 0, str(error))
 
     def send(self, dialect: Dialect, connection: Connection) -> None:
         spec = self.spec

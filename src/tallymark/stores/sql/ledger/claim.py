@@ -72,7 +72,7 @@ def _check_unclaimed(
     """Refuse a stale decision: another owner has claimed the partition since its position was read."""
     for partition in changes.restarts.keys() & found.keys():
         if found[partition].epoch != epochs[partition]:
-            raise Unreachable(f"group {group}: another run has claimed {partition} at the same moment; try again")
+            raise Unreachable(f"group {group}: another run has claimed {partition} at the same time; try again")
 
 
 def reclaim(connection: Connection, group: str, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
@@ -158,13 +158,13 @@ def _check_made(first: Mapping[Partition, FirstClaim], found: Mapping[Partition,
     for partition, start in sorted(first.items()):
         if found[partition].first_offset != start.offset:
             raise PositionMoved(
-                f"{partition}: a run has begun it at {found[partition].first_offset} meanwhile; "
-                "nothing was changed: look at the preview again"
+                f"{partition}: a run has created the position at {found[partition].first_offset}; "
+                "nothing was changed: check the preview again"
             )
 
 
 def delete_group(connection: Connection, group: str, consent: Consent) -> None:
-    held = {one.partition for one in read_group(connection, group).get(group, [])}
+    held = {position.partition for position in read_group(connection, group).get(group, [])}
     consent(lock_positions(connection, group, held), read_runs(connection, group))
     for table in TABLES:
         connection.execute(delete(table).where(table.c.group_name == group))

@@ -121,14 +121,15 @@ def _record_and_advance(connection: Connection, entry: Entry) -> None:
     with by_driver(connection, _RECORD_AND_ADVANCE) as cursor:
         (moved,) = cursor.execute(_RECORD_AND_ADVANCE, _advance_parameters(entry, step) | line).fetchone()
     if not moved:
-        raise CommitRefused(f"group {entry.group}: 1 of 1 positions had moved")
+        raise CommitRefused(f"group {entry.group}: 1 of 1 positions had changed; nothing was written")
 
 
 def _advance(connection: Connection, entry: Entry) -> None:
     steps = sorted(entry.advances, key=lambda step: step.partition)
     moved = connection.execute(_ADVANCE, [_advance_parameters(entry, step) for step in steps]).rowcount
     if moved != len(steps):
-        raise CommitRefused(f"group {entry.group}: {len(steps) - moved} of {len(steps)} positions had moved")
+        stale = len(steps) - moved
+        raise CommitRefused(f"group {entry.group}: {stale} of {len(steps)} positions had changed; nothing was written")
 
 
 def record_notes(
@@ -175,7 +176,9 @@ def _most_bytes(connection: Connection) -> int:
 
 def _letter(entry: Entry, letter: DeadLetter, most: int) -> dict[str, Any]:
     if letter.value is not None and len(letter.value) > most:
-        words = f"{letter.error}; its {len(letter.value)} bytes are more than the database takes, and only in Kafka"
+        words = (
+            f"{letter.error}; its value of {len(letter.value)} bytes is too large for the database and only in Kafka"
+        )
         letter = replace(letter, value=None, error=words)
     return {
         "group_name": entry.group,

@@ -46,9 +46,11 @@ def settle(connection: Connection, ids: Sequence[str], state: str, by: str, now:
         raise error
     statement = update(dead_letters).where(dead_letters.c.id == bindparam("_id"), dead_letters.c.state == DEAD)
     values = {"state": state, "changed_at": now, "changed_by": by}
-    changed = connection.execute(statement.values(values), [{"_id": int(one)} for one in ids]).rowcount
+    changed = connection.execute(statement.values(values), [{"_id": int(number)} for number in ids]).rowcount
     if changed != len(ids):
-        raise CommitRefused(f"{len(ids) - changed} of {len(ids)} dead letters had been settled")
+        raise CommitRefused(
+            f"{len(ids) - changed} of {len(ids)} dead letters were already settled; nothing was changed"
+        )
 
 
 def replay(connection: Connection, entry: Entry) -> None:
@@ -79,19 +81,19 @@ def void_letters(connection: Connection, group: str, partition: Partition, start
     if ids:
         values = {"state": VOID, "changed_at": now, "changed_by": "reset"}
         statement = update(dead_letters).where(dead_letters.c.id == bindparam("_id"))
-        connection.execute(statement.values(values), [{"_id": one} for one in ids])
+        connection.execute(statement.values(values), [{"_id": number} for number in ids])
 
 
 def _numbers(ids: Collection[str]) -> list[int]:
     """Return the ids that are valid row ids."""
-    return [int(one) for one in ids if one.isdecimal() and len(one) < 19]
+    return [int(number) for number in ids if number.isdecimal() and len(number) < 19]
 
 
 def _recount(connection: Connection, group: str, partition: Partition, count: int) -> None:
     statement = update(positions).where(*key_condition(), positions.c.dead >= count)
     values = {"applied": positions.c.applied + count, "dead": positions.c.dead - count}
     if connection.execute(statement.values(values), key_parameters(group, partition)).rowcount != 1:
-        raise CommitRefused(f"group {group}: {partition} counts fewer dead records than it has letters; run audit")
+        raise CommitRefused(f"group {group}: {partition} counts fewer dead records than letters; run tallymark audit")
 
 
 def _select(query: LetterQuery) -> Select[Any]:

@@ -68,7 +68,7 @@ def ledger_version(connection: Connection) -> int | None:
 
 def check_version(found: int) -> None:
     if found > VERSION:
-        raise BadInput(f"the ledger has version {found}, this tallymark knows {VERSION}: upgrade tallymark")
+        raise BadInput(f"the ledger has version {found}, this tallymark supports {VERSION}: upgrade tallymark")
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def prune(connection: Connection, group: str, cutoffs: Cutoffs, *, execute: bool
             counts[table.name] = len(ids)
             if execute and ids:
                 by_id = delete(dead_letters).where(dead_letters.c.id == bindparam("_id"))
-                connection.execute(by_id, [{"_id": one} for one in ids])
+                connection.execute(by_id, [{"_id": number} for number in ids])
         elif execute:
             counts[table.name] = connection.execute(delete(table).where(*old)).rowcount
         else:

@@ -105,7 +105,7 @@ def record_rebalances(connection: Connection, group: str, happened: Sequence[Reb
     """Record rebalances, and delete all but the newest."""
     if not happened:
         return
-    connection.execute(insert(rebalances), [_row(group, one) for one in happened])
+    connection.execute(insert(rebalances), [_row(group, rebalance) for rebalance in happened])
     old = list(connection.scalars(_newest_first(group).with_only_columns(rebalances.c.id).offset(KEEP_REBALANCES)))
     if old:
         connection.execute(delete(rebalances).where(rebalances.c.id.in_(old)))
@@ -129,16 +129,16 @@ def _newest_first(group: str) -> Select[Any]:
     return select(rebalances).where(rebalances.c.group_name == group).order_by(*order)
 
 
-def _row(group: str, one: Rebalance) -> dict[str, Any]:
+def _row(group: str, rebalance: Rebalance) -> dict[str, Any]:
     return {
         "group_name": group,
-        "happened_at": one.at,
-        "kind": one.kind,
-        "run": one.run,
-        "host": one.host,
-        "seconds": one.seconds,
-        "gained": partitions_as_json(one.gained),
-        "lost": partitions_as_json(one.lost),
+        "happened_at": rebalance.at,
+        "kind": rebalance.kind,
+        "run": rebalance.run,
+        "host": rebalance.host,
+        "seconds": rebalance.seconds,
+        "gained": partitions_as_json(rebalance.gained),
+        "lost": partitions_as_json(rebalance.lost),
     }
 
 

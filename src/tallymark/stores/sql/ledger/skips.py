@@ -103,4 +103,4 @@ def _recount(connection: Connection, group: str, fill: Fill) -> None:
     )
     moved = connection.execute(statement.values({name: positions.c[name] + getattr(change, name) for name in OUTCOMES}))
     if moved.rowcount != 1:
-        raise CommitRefused(f"group {group}: {fill.done} is not in the tally of its position; compare the two by hand")
+        raise CommitRefused(f"group {group}: {fill.done} is not in the tally of its position; run tallymark audit")
