@@ -73,7 +73,7 @@ def test_a_truncation_says_what_happened_and_the_way_out() -> None:
     checks = validation(Asked({ZERO: 50}))
     with pytest.raises(PositionRefused, match=r"orders\[0\]: the log was truncated at 50 by an unclean") as refused:
         checks.check({ZERO: Mark(100, 1), ONE: Mark(100, 1)}, {ZERO: led(2), ONE: led(2, ONE)})
-    words = "applied of 50..100 is gone from it, and new records reuse these offsets; to continue at 50, set on_loss="
+    words = "of 50..100 are no longer in it, and new records reuse these offsets; to continue at 50, set on_loss="
     assert words in str(refused.value)
     assert str(refused.value).endswith("tallymark reset --topic orders:0 --to-offset 50")
     assert isinstance(refused.value, LogTruncated)
