@@ -83,7 +83,7 @@ MOVED = Verdict(Unreachable, "the brokers at {name} are changing leaders ({words
 BUSY = Verdict(Unreachable, "the brokers at {name} can't process the request now ({words}): try again")
 HANDOVER = Verdict(Unreachable, "the group at {name} is being rebalanced ({words}): try again")
 UNAUTHENTICATED = Verdict(AccessDenied, "the brokers at {name}: {words}; check user and password")
-UNAUTHORIZED = Verdict(AccessDenied, "the brokers at {name} denied access to {words}; grant the missing ACLs")
+UNAUTHORIZED = Verdict(AccessDenied, "the brokers at {name} denied access for {words}; grant the missing ACLs")
 FINAL = Verdict(TallymarkError, "the brokers at {name} answered: {words}")
 
 # By librdkafka's names of error codes; those with a leading underscore are its own, the others come from brokers.
@@ -176,7 +176,7 @@ class Complaints:
             return self._unauthenticated(error)
         if verdict is UNAUTHORIZED:
             user = self._cluster.security.username if self._cluster.security else "this client"
-            words = f"{user} for topic {topic}: {words}" if topic else f"{user}: {words}"
+            words = f"{user} to topic {topic}: {words}" if topic else f"{user}: {words}"
         explained = verdict.on(self._cluster.brokers, words)
         return self._unanswered(str(explained)) if verdict is SILENT else explained
 
@@ -191,7 +191,7 @@ class Complaints:
         if "SASL" in words:
             return UNAUTHENTICATED.on(self._cluster.brokers, words)
         return AccessDenied(
-            f"the connection to the brokers at {self._cluster.brokers} failed: {diagnosis(self._cluster)}"
+            f"the brokers at {self._cluster.brokers}: the connection failed: {diagnosis(self._cluster)}"
         )
 
 
