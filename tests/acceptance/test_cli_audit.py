@@ -107,7 +107,7 @@ def test_an_audit_needs_a_group_that_is_there(group: str, database: Callable[[st
         assert (found.returncode, words in found.stderr) == (2, True), found.stderr
     open_store(url).create_ledger()
     found = in_process("audit", group, "--store", url)
-    assert (found.returncode, f"knows no group {group}" in found.stderr) == (2, True)
+    assert (found.returncode, f"has no group {group}" in found.stderr) == (2, True)
 
 
 @pytest.mark.usefixtures("spark")

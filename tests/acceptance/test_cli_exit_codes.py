@@ -56,7 +56,7 @@ def ledger(database: Callable[[str], str]) -> str:
         (FAILED, "check absent.py", "absent.py: there is no such file"),
         (FAILED, "check UNREACHABLE", "can't be reached"),
         (FAILED, "status --store LEDGER --brokers NOWHERE", "lag is not known"),
-        (FAILED, "status nobody --store LEDGER", "knows no group nobody"),
+        (FAILED, "status nobody --store LEDGER", "has no group nobody"),
         (FAILED, "status --store sqlite:///absent.db", "has no ledger"),
         (FAILED, "status", "status needs --store"),
         (FAILED, "audit --store LEDGER", "audit needs the name of a group"),

@@ -243,7 +243,7 @@ def test_the_last_hour_is_never_pruned(database: Databases, group: str) -> None:
     refused = in_process("ledger", "prune", "--older-than", "59m", "--store", url)
     assert refused.stderr.startswith("error: --older-than=59m is too short: status and budgets need at least")
     unknown = in_process("ledger", "prune", group, "--store", url)
-    assert f"knows no group {group}" in unknown.stderr
+    assert f"has no group {group}" in unknown.stderr
 
 
 # An application that may not create tables

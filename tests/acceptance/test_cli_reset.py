@@ -178,7 +178,7 @@ def test_offsets_go_to_kafkas_own_tool_and_back(
         ),
         (["GROUP", "--topic", "TOPIC:7", "--to-latest"], "has no partition 7; its partitions are 0..1"),
         (["GROUP", "--topic", "never-was", "--to-latest"], "topic never-was does not exist"),
-        (["other", "--topic", "TOPIC", "--to-latest"], "knows no group other"),
+        (["other", "--topic", "TOPIC", "--to-latest"], "has no group other"),
         (["GROUP", "--topic", "TOPIC", "--by-duration", "soon"], "'soon' is not a duration"),
         (["GROUP", "--topic", "TOPIC", "--to-datetime", "noon"], "'noon' is not a time"),
         (["GROUP", "--from-file", "missing.csv"], "--from-file missing.csv can't be read: No such file"),

@@ -123,7 +123,7 @@ def test_without_kafka_the_ledger_s_part_is_shown(url: str, group: str) -> None:
         take(store, group, "first", [ZERO])
     shown = in_process("status", "--store", url)
     assert (shown.returncode, shown.stdout.splitlines()[-1]) == (0, "lag needs Kafka: add --brokers")
-    assert "knows no group nobody; tallymark groups" in in_process("status", "nobody", "--store", url).stderr
+    assert "has no group nobody; list the groups" in in_process("status", "nobody", "--store", url).stderr
 
 
 def test_brokers_that_do_not_answer_are_named_and_the_rest_is_shown(
@@ -188,7 +188,7 @@ def test_names_and_errors_are_shown_as_they_are_and_obeyed_by_nobody(database: D
     assert f"no rebalance of group {name}" in in_process("members", name, "--store", url).stdout
     refused = in_process("status", "g[/x] \x1b[2J", "--store", url)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert "knows no group g[/x] \\x1b[2J; " in refused.stderr
+    assert "has no group g[/x] \\x1b[2J; " in refused.stderr
 
 
 def test_what_a_service_failed_of_is_told(brokers: str, topics: Topics, group: str, database: Databases) -> None:

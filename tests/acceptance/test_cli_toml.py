@@ -280,8 +280,8 @@ def test_an_app_with_several_listeners_can_be_named(brokers: str) -> None:
     assert "app.py: name one of its groups: one, two" in said(in_process("pause", "--file", "app.py"))
     with closing(open_store("sqlite:///app.db")) as store:
         store.create_ledger()
-    assert "knows no group one, two" in said(in_process("status", "--file", "app.py"))
-    assert "knows no group one" in said(in_process("status", "one", "--file", "app.py"))
+    assert "has no group one, two" in said(in_process("status", "--file", "app.py"))
+    assert "has no group one" in said(in_process("status", "one", "--file", "app.py"))
     assert "no group has run into sqlite:///app.db yet" in in_process("groups", "--file", "app.py").stdout
     with closing(open_store("sqlite:///app.db")) as store:
         take(store, "one", "run", [Partition("a", 0)])

@@ -51,6 +51,8 @@ def test_what_is_no_age_is_refused(settings: dict[str, object], said: str) -> No
 
 def test_the_window_of_a_budget_has_to_be_kept() -> None:
     source, budget = Kafka("localhost:9", "orders"), Budget(window=timedelta(days=8))
-    with pytest.raises(BadInput, match="over 8 days, 0:00:00, and the ledger keeps commits for 7 days, 0:00:00; set retention="):
+    with pytest.raises(
+        BadInput, match="over 8 days, 0:00:00, and the ledger keeps commits for 7 days, 0:00:00; set retention="
+    ):
         Setup("orders-to-shop", source, "sqlite:///shop.db", budget=budget)
     Setup("orders-to-shop", source, "sqlite:///shop.db", budget=budget, retention=Retention(batches="8d"))

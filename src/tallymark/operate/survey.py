@@ -142,9 +142,8 @@ def ledger(url: str, *groups: str) -> Iterator[Store]:
             if not store.has_ledger():
                 raise BadInput(f"{store.name} has no ledger: no pipeline has run into it yet")
             if groups and all(store.state(group) is None for group in groups):
-                raise BadInput(
-                    f"{store.name} knows no group {', '.join(groups)}; tallymark groups lists those it knows"
-                )
+                names = ", ".join(groups)
+                raise BadInput(f"{store.name} has no group {names}; list the groups with tallymark groups")
             yield store
     finally:
         store.close()
@@ -157,7 +156,7 @@ def up_to_date(name: str) -> Iterator[None]:
         yield
     except TableChanged as error:
         raise BadInput(
-            f"the ledger in {name} is older ({error}); the next run brings it up to date, or tallymark ledger upgrade"
+            f"the ledger in {name} is older ({error}); the next run upgrades it, or tallymark ledger upgrade"
         ) from None
 
 

@@ -116,7 +116,7 @@ def _positions(store: Store, patient: Patient, into: Positions) -> Iterator[Find
             into.update(store.positions(group))
             known = group is None or store.state(group) is not None
     except TableChanged as error:
-        yield judge("store", "ledger", f"older: {error}", warn="the next run upgrades it")
+        yield judge("store", "ledger", f"older: {error}", warn="the next run upgrades it, or tallymark ledger upgrade")
         return
     if group is not None and not known and not patient.new_group:
         yield judge(f"group {group}", "positions", "unknown", fail="list the groups with tallymark groups")
