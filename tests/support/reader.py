@@ -21,10 +21,13 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from tallymark.core.records import DeadLetter, PartitionCounts, Reading
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
+from tallymark.errors import Unreachable
 from tallymark.kafka.diagnosis import judged
 from tallymark.service.replaying import Message
 
 TIMEOUT = 30.0
+CHANGED = {KafkaError._AUTO_OFFSET_RESET, KafkaError.UNKNOWN_TOPIC_OR_PART}
+"""The topic was cut, deleted or recreated since the plan: as with the product's readers, the next plan finds out."""
 HIDDEN = pa.schema(
     [
         (TOPIC, pa.string()),
@@ -124,6 +127,8 @@ class PlainReader:
                 if error := message.error():
                     if judged(error).error.transient:
                         continue
+                    if error.code() in CHANGED:
+                        raise Unreachable(f"the log of {wanted[at].partition} has changed: {error.str()}")
                     # The log ends after every span, also if the last offsets hold no record.
                     assert error.code() == KafkaError._PARTITION_EOF, error
                     missing.discard(at)
