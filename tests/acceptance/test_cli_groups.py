@@ -59,6 +59,7 @@ def commit(store: Store, group: str) -> None:
     store.write_run(group, Run("first", "worker-7", SINCE, ended, ended), new=True)
 
 
+@pytest.mark.faults_where(url=["redis", "sqlite"])
 def test_a_group_is_paused_with_a_reason_and_resumed(store: Store, url: str, group: str) -> None:
     take(store, group, "a", [ZERO])
     paused = in_process("pause", group, "--reason", "stock taking", "--store", url)

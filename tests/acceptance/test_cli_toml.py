@@ -44,6 +44,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("spark")
 def test_what_init_writes_is_checked_and_runs_as_it_is(topics: Topics, brokers: str, here: Path) -> None:
     topic = topics.create(2)

@@ -165,6 +165,7 @@ def sent(store: Store, group: str, partition: Partition, to: int) -> None:
     store.journal().move(group, [partition], lambda *_: changes, "op", datetime.now(timezone.utc))
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(
     "kind", ["postgresql", *(pytest.param(one, marks=pytest.mark.faults) for one in ("mariadb", "sqlite"))]
@@ -247,6 +248,7 @@ def test_every_offset_is_explained_and_what_was_changed_by_hand_is_found(
     store.close()
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("spark")
 def test_what_kafka_has_deleted_and_what_a_reset_repeats_is_explained(
     brokers: str, topics: Topics, group: str, database: Callable[[str], str]
@@ -271,6 +273,7 @@ def test_what_kafka_has_deleted_and_what_a_reset_repeats_is_explained(
     store.close()
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("spark")
 def test_a_pipeline_that_runs_meanwhile_shows_no_difference(
     brokers: str, topics: Topics, group: str, database: Callable[[str], str]

@@ -68,6 +68,7 @@ def rows(store: str, table: str) -> Counter[int]:
         return Counter()
 
 
+@pytest.mark.faults
 def test_services_and_loops_go_on_behind_a_broker_that_pauses_and_restarts(
     broker: Kafka, topic: str, group: str, tmp_path: Path
 ) -> None:

@@ -77,6 +77,9 @@ def committed(topics: Topics, topic: str) -> dict[Record, bytes | None]:
     return topics.committed(topic)
 
 
+@pytest.mark.faults_where(step=[Step.PLANNED, Step.READ, Step.STAGED, Step.DONE])
+@pytest.mark.faults_where(store_url="mariadb")
+@pytest.mark.faults_where(store_url="redis", step=[Step.WRITTEN, Step.MOVED])
 @pytest.mark.parametrize("step", list(VISIBLE), ids=lambda step: step.value)
 def test_a_run_killed_at_any_step_loses_and_repeats_nothing(
     step: Step, store_url: str, brokers: str, group: str, topic: str, committed: Mapping[Record, bytes | None]
@@ -94,6 +97,7 @@ def test_a_run_killed_at_any_step_loses_and_repeats_nothing(
     check_complete(store_url, committed)
 
 
+@pytest.mark.faults_where(store_url=["mariadb", "redis", "sqlite"])
 def test_a_run_that_dies_at_every_batch_still_gets_to_the_end(
     store_url: str, brokers: str, group: str, topic: str, committed: Mapping[Record, bytes | None]
 ) -> None:

@@ -64,6 +64,8 @@ def at(step: Step, occurrence: int, happens: Callable[[], None]) -> Callable[[St
     return watch
 
 
+@pytest.mark.faults_where(url=["mariadb", "postgresql"], lose="reply")
+@pytest.mark.faults_where(url="redis", lose="request")
 @pytest.mark.parametrize("lose", ["request", "reply"])
 def test_a_commit_that_is_never_answered_is_settled_like_any_other(
     lose: Lose, proxy: Proxy, url: str, brokers: str, group: str, topic: str, committed: dict[Record, bytes | None]
@@ -90,6 +92,7 @@ def work(consumer: tm.Consumer, first: Callable[[], None]) -> None:
         first()
 
 
+@pytest.mark.faults_where(url="mariadb")
 def test_a_member_whose_store_is_silent_for_good_leaves_its_group(
     proxy: Proxy, brokers: str, group: str, topic: str
 ) -> None:
@@ -101,6 +104,7 @@ def test_a_member_whose_store_is_silent_for_good_leaves_its_group(
     assert not Brokers(Cluster(brokers)).members(group)
 
 
+@pytest.mark.faults_where(url=["mariadb", "redis"])
 def test_a_consumer_that_waits_for_a_silent_store_can_be_stopped(
     proxy: Proxy, brokers: str, group: str, topic: str
 ) -> None:

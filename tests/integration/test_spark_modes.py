@@ -52,6 +52,7 @@ def any_url(request: pytest.FixtureRequest, database: Callable[[str], str], redi
     return redis_url if request.param == "redis" else database(request.param)
 
 
+@pytest.mark.faults_where(any_url=["mariadb", "redis", "sqlite"], records=2)
 @pytest.mark.parametrize("records", [2, 100], ids=["several batches", "one batch"])
 def test_tombstones_and_predicates_delete(records: int, brokers: str, topics: Topics, group: str, any_url: str) -> None:
     topic = topics.create(1)
@@ -70,6 +71,7 @@ def test_tombstones_and_predicates_delete(records: int, brokers: str, topics: To
     assert names(any_url, "marked") == {3: "again", 4: "n4"}
 
 
+@pytest.mark.faults_where(any_url=["mariadb", "redis", "sqlite"], records=1)
 @pytest.mark.parametrize("records", [1, 100], ids=["several batches", "one batch"])
 def test_an_older_version_never_overwrites_a_newer_one(
     records: int, brokers: str, topics: Topics, group: str, any_url: str
@@ -161,6 +163,8 @@ def odd(records: DataFrame) -> DataFrame:
     return records.selectExpr("value.`a.b`", "value.`b``c`", "value.`v.` + 10 AS `v.`", "struct(value) AS `s.t`")
 
 
+@pytest.mark.faults_where(road="executors")
+@pytest.mark.faults_where(kind="mariadb")
 @pytest.mark.parametrize("road", ["driver", "executors"])
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_column_may_have_any_name(
@@ -188,6 +192,7 @@ def test_a_column_may_have_any_name(
 # The executors' path
 
 
+@pytest.mark.faults_where(kind="mariadb")
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_executors_stage_what_one_transaction_promotes(
     kind: str,
@@ -217,6 +222,7 @@ def test_executors_stage_what_one_transaction_promotes(
     assert not stages(url)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_executors_stage_in_one_pass_what_only_picks_columns(
     kind: str,
@@ -246,6 +252,7 @@ def test_executors_stage_in_one_pass_what_only_picks_columns(
     assert not stages(url)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_staged_row_that_is_refused_is_found_in_smaller_batches(
     kind: str,

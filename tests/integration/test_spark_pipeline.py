@@ -36,6 +36,7 @@ def orders(count: int, first: int = 0) -> list[dict[str, object]]:
     return [{"id": n, "name": f"n{n}"} for n in range(first, first + count)]
 
 
+@pytest.mark.faults_where(store_url=["mariadb", "sqlite"])
 def test_every_committed_record_is_applied_once_or_is_dead(
     brokers: str, topics: Topics, group: str, store_url: str
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_dead_letter_keeps_all_of_the_record_and_the_reason(
     assert str(seen).startswith("2026-01-31 12:00:00")
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_an_upsert_keeps_the_newest_within_a_batch_across_batches_and_partitions(
     brokers: str, topics: Topics, group: str, store_url: str
 ) -> None:
@@ -149,6 +151,7 @@ def test_columns_are_created_from_the_schema_and_hold_what_was_sent(
     assert nothing == (None, None, None, None)
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_all_tables_of_a_batch_and_its_positions_appear_at_one_moment(
     brokers: str, topics: Topics, group: str, store_url: str
 ) -> None:
@@ -208,6 +211,7 @@ def test_an_open_transaction_is_waited_for_and_never_passed_over(
     assert databases.query(url, UNBALANCED) == []
 
 
+@pytest.mark.faults
 def test_whoever_looks_at_any_time_finds_rows_and_positions_in_agreement(
     brokers: str, topics: Topics, group: str, store_url: str
 ) -> None:

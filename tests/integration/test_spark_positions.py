@@ -139,6 +139,7 @@ def test_a_saved_position_is_only_overridden_on_demand_and_on_the_record(
     assert databases.query(url, UNBALANCED) == []
 
 
+@pytest.mark.faults_where(store_url=["mariadb", "postgresql"])
 def test_partitions_that_are_added_to_a_running_group_are_read_from_their_start(
     brokers: str, topics: Topics, group: str, store_url: str
 ) -> None:
@@ -260,6 +261,7 @@ def test_records_that_were_deleted_unread_stop_the_run_and_nothing_moves(
     assert exceptions(url) == []
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_records_that_were_deleted_unread_are_written_down_if_that_is_wanted(
     brokers: str, topics: Topics, group: str, store_url: str
 ) -> None:

@@ -47,6 +47,7 @@ def count(url: str) -> int:
     return int(str(found))
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_the_later_run_goes_on_and_the_earlier_one_is_told(
     start: Start, topics: Topics, store_url: str, brokers: str, group: str
 ) -> None:
@@ -100,6 +101,7 @@ def test_partitions_that_are_added_are_read_from_their_start(
     check_complete(url, topics.committed(topic))
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_a_batch_that_was_read_ahead_is_dropped_when_the_commit_before_it_fails(
     start: Start, topics: Topics, store_url: str, brokers: str, group: str
 ) -> None:

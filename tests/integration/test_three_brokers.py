@@ -62,6 +62,7 @@ def lose_a_broker_under(load: Load, cluster: KafkaCluster, store: str) -> None:
     truth.check_accounts(store)
 
 
+@pytest.mark.faults
 def test_a_service_and_a_producer_go_on_without_a_broker(
     cluster: KafkaCluster, topic: str, group: str, tmp_path: Path
 ) -> None:

@@ -167,6 +167,7 @@ def pipeline(brokers: str, store: str, topic: str, **settings: Any) -> tm.Pipeli
     return made
 
 
+@pytest.mark.faults
 def test_a_log_that_was_cut_by_an_unclean_election_and_refilled_is_refused_or_recorded(
     spark: Any, cut: Cut, group: str, database: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -210,6 +211,7 @@ def test_a_log_that_was_cut_by_an_unclean_election_and_refilled_is_refused_or_re
         assert (line.note.span.start, line.note.span.stop) == (50, 100)
 
 
+@pytest.mark.faults
 def test_a_run_that_is_to_catch_up_ends_at_the_end_of_a_log_that_was_cut_meanwhile(
     spark: Any, cut: Cut, group: str, tmp_path: Path
 ) -> None:
@@ -268,6 +270,7 @@ def test_a_run_that_is_to_catch_up_ends_at_the_end_of_a_log_that_was_cut_meanwhi
         Service(brokers, stores[aborted], aborted, aborted, membership=Standalone()).catch_up()
 
 
+@pytest.mark.faults
 def test_an_election_that_loses_nothing_is_no_truncation_also_if_only_markers_follow(
     group: str, tmp_path: Path
 ) -> None:

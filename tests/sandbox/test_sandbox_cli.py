@@ -62,6 +62,7 @@ def services(output: str) -> dict[str, dict[str, Any]]:
     return {service["name"]: service for service in json.loads(output)["services"]}
 
 
+@pytest.mark.faults
 def test_up_adds_what_is_missing_and_down_ends_all_but_kept_data(run: Run) -> None:
     assert run("status") == "no sandbox is up: tallymark sandbox up\n"
     kafka = services(run("up", "--json"))["kafka"]
@@ -87,6 +88,7 @@ def test_up_adds_what_is_missing_and_down_ends_all_but_kept_data(run: Run) -> No
     assert not Path(kafka["log"]).parents[1].exists()
 
 
+@pytest.mark.faults
 def test_a_service_that_ended_or_was_stopped_comes_back_with_its_data_beside_the_others(run: Run) -> None:
     first = services(run("up", "--with", "valkey", "--json"))
     redis = Redis.from_url(first["valkey"]["url"])
@@ -106,6 +108,7 @@ def test_a_service_that_ended_or_was_stopped_comes_back_with_its_data_beside_the
     assert services(run("status", "--json"))["kafka"] == first["kafka"]
 
 
+@pytest.mark.faults
 def test_an_interrupted_up_leaves_nothing(run: Run, environment: dict[str, str], tmp_path: Path) -> None:
     state = Path(environment["TALLYMARK_CACHE"], "sandbox")
     java = tmp_path / "java" / "bin" / "java"
@@ -123,6 +126,7 @@ def test_an_interrupted_up_leaves_nothing(run: Run, environment: dict[str, str],
     assert json.loads(run("status", "--json"))["up"] is False
 
 
+@pytest.mark.faults
 def test_a_killed_keeper_takes_its_servers_along(run: Run, environment: dict[str, str]) -> None:
     pid = services(run("up", "--json"))["kafka"]["pid"]
     os.kill(int(Path(environment["TALLYMARK_CACHE"], "sandbox", "keeper.lock").read_text()), signal.SIGKILL)
@@ -152,6 +156,7 @@ def login(variables: dict[str, str]) -> AdminClient:
     return admin
 
 
+@pytest.mark.faults
 def test_a_secured_kafka_tells_how_to_get_in_and_no_secret(run: Run, environment: dict[str, str]) -> None:
     told = [run("up", "--secure"), run("status", "--json"), run("up", "--json"), run("status")]
     variables = json.loads(told[1])["environment"]
@@ -204,6 +209,7 @@ def test_two_brokers_are_refused(environment: dict[str, str]) -> None:
     assert "choose 1, 3 or 5" in refused(environment, "up", "--nodes", "2")
 
 
+@pytest.mark.faults_where(command=["down", "stop", "start", "status"])
 @pytest.mark.parametrize("command", ["up", "down", "stop", "start", "status"])
 def test_help_shows_an_example(run: Run, command: str) -> None:
     assert f"Example: tallymark sandbox {command}" in run(command, "--help")

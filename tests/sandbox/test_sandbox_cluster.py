@@ -56,6 +56,7 @@ def lives_through_the_death_of_a_node(cluster: KafkaCluster, settings: dict[str,
     assert dict(states(cluster)) == {f"kafka-{number}": "running" for number in (1, 2, 3)}
 
 
+@pytest.mark.faults
 def test_a_cluster_goes_on_without_a_node_and_takes_it_back(tmp_path: Path) -> None:
     with KafkaCluster(tmp_path / "kafka", temporary=True) as cluster:
         settings: dict[str, Any] = {"bootstrap.servers": cluster.brokers}

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from .processes import eventually, is_alive
 
 STARTER = """
@@ -43,6 +45,7 @@ def started(
     return child, Path(directory), pids
 
 
+@pytest.mark.faults
 def test_servers_and_data_go_with_a_killed_parent(child_environment: dict[str, str]) -> None:
     child, directory, pids = started(child_environment, "valkey", "kafka", "postgresql")
     with child:
