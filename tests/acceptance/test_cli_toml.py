@@ -22,9 +22,8 @@ from tallymark.kafka.cluster import Cluster
 from tallymark.stores.opening import open_store
 from tests.support.command import BINARY, in_process
 from tests.support.commits import take
-from tests.support.databases import execute, query
+from tests.support.databases import execute, query, tables
 from tests.support.kafka import Topics
-from tests.support.pipelines import tables
 
 processes = pytest.mark.xdist_group("processes")
 

@@ -20,11 +20,12 @@ from tallymark.errors import GroupPaused, TableChanged, TableMismatch, TooManyDe
 from tallymark.stores.contract import RowsRefused
 from tallymark.stores.opening import open_sql
 from tallymark.stores.sql.store import SqlStore
+from tests.support.background import wait_for
 from tests.support.crash import Run, make_loop
 from tests.support.databases import query
 from tests.support.kafka import Topics
 from tests.support.reader import EVENTS, LATEST, NUMBER, Filled, PlainReader
-from tests.support.running import Running, wait_for
+from tests.support.running import Running
 from tests.support.truth import check_accounts, events, letters, positions, rows
 
 TEXT = pa.string()

@@ -17,17 +17,10 @@ from tallymark.core.spans import Partition, Position, Span, Tally
 from tallymark.errors import CommitRefused, Fenced, PositionMoved
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tests.support import databases
 from tests.support.commits import SINCE, moving, take
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 OPERATOR = "op@host"
-
-
-@pytest.fixture(params=[*databases.KINDS, "redis"])
-def url(request: pytest.FixtureRequest, database: Callable[[str], str], redis_url: str) -> str:
-    kind: str = request.param
-    return redis_url if kind == "redis" else database(kind)
 
 
 @pytest.fixture

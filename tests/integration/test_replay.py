@@ -144,10 +144,8 @@ def dead(make: Callable[[str], Dead], database: Callable[[str], str]) -> Dead:
 
 
 @pytest.fixture(params=["postgresql", "mariadb", "sqlite", "redis"])
-def anywhere(
-    request: pytest.FixtureRequest, make: Callable[[str], Dead], database: Callable[[str], str], redis_url: str
-) -> Dead:
-    return make(redis_url if request.param == "redis" else database(request.param))
+def anywhere(request: pytest.FixtureRequest, make: Callable[[str], Dead], database: Callable[[str], str]) -> Dead:
+    return make(database(request.param))
 
 
 @pytest.mark.faults_where(anywhere=["mariadb", "sqlite"])
@@ -432,9 +430,9 @@ def write(db: Any, records: Iterable[Record]) -> None:
 
 @pytest.mark.parametrize("kind", ["postgresql", "redis"])
 def test_a_consumer_gets_letters_as_records_as_they_came(
-    kind: str, make: Callable[[str], Dead], database: Callable[[str], str], redis_url: str
+    kind: str, make: Callable[[str], Dead], database: Callable[[str], str]
 ) -> None:
-    dead = make(redis_url if kind == "redis" else database(kind))
+    dead = make(database(kind))
     seen: list[Record] = []
     for batch in consumer(dead).replay(max_records=15):
         with batch.transaction() as db:

@@ -13,12 +13,12 @@ from tallymark.errors import Fenced, TopicRecreated
 from tallymark.kafka.membership import Standalone
 from tallymark.run import ownership as share
 from tests.support import truth
+from tests.support.background import wait_for
 from tests.support.command import in_process
 from tests.support.crash import Run
 from tests.support.kafka import Topics
-from tests.support.running import Running, wait_for
+from tests.support.running import Running, SharedLoop
 from tests.support.standing import Service, journal, make_table, numbers, offsets, seen, standing
-from tests.support.storm_loop import SharedLoop
 
 TIMES = Counter[tuple[int, int]]
 

@@ -26,12 +26,6 @@ ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 BEHIND = "too far behind"
 
 
-@pytest.fixture(params=[*databases.KINDS, "redis"])
-def url(request: pytest.FixtureRequest, database: Callable[[str], str], redis_url: str) -> str:
-    kind: str = request.param
-    return redis_url if kind == "redis" else database(kind)
-
-
 @pytest.fixture
 def store(url: str) -> Iterator[Store]:
     made = opened(url)

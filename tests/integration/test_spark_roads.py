@@ -21,8 +21,8 @@ from tallymark.core.tables import OFFSET, PARTITION, Staged, TableSpec, finish, 
 from tallymark.errors import BatchTooLarge, ReadFailed, TallymarkError
 from tallymark.stores.opening import open_sql
 from tallymark.stores.sql.store import SqlStore
+from tests.support.background import wait_for
 from tests.support.kafka import Topics
-from tests.support.pipelines import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -293,7 +293,7 @@ def test_what_comes_next_is_scanned_ahead_and_gives_the_same(
 
     monkeypatch.setattr(ahead._scan, "to_arrow", counted)
     found = [in_words(ahead.read(first, "b", then=second))]
-    assert eventually(lambda: taken == [first, second])
+    wait_for(lambda: taken == [first, second])
     found.append(in_words(ahead.read(second, "b", then=())))
     assert found == expected
     assert taken == [first, second]

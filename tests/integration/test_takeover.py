@@ -9,10 +9,11 @@ import pytest
 
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.errors import Fenced, TallymarkError
+from tests.support.background import TIMEOUT, wait_for
 from tests.support.crash import Run
 from tests.support.databases import query
 from tests.support.kafka import Topics
-from tests.support.running import TIMEOUT, Running, wait_for
+from tests.support.running import Running
 from tests.support.truth import check_complete
 
 Start = Callable[..., Running]

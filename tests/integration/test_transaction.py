@@ -17,6 +17,7 @@ from tallymark.core.progress import Step
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, CommitRefused, DataRefused, Fenced, TableChanged, TallymarkError, Unreachable
 from tallymark.stores.sql.store import SqlStore
+from tests.support.background import Background
 from tests.support.commits import take, work
 from tests.support.databases import KINDS, create, drop, query
 from tests.support.proxy import Cut, Lose, Proxy
@@ -268,7 +269,7 @@ def test_a_deadlock_that_was_caught_undoes_everything(database: Callable[[str], 
     held = take(store, "group", "me", [PARTITION])
     update = "UPDATE seen SET name = 'x' WHERE id = :id"
     other = store.engine.connect()
-    waiting = threading.Thread(target=lambda: other.execute(text(update), {"id": 1}))
+    waiting = Background(lambda: other.execute(text(update), {"id": 1}))
     # The server aborts the transaction with fewer changes.
     for number in range(10, 60):
         other.execute(text(INSERT), {"id": number})
@@ -286,7 +287,7 @@ def test_a_deadlock_that_was_caught_undoes_everything(database: Callable[[str], 
         with pytest.raises(Unreachable, match="has rolled back the transaction; try again"):
             caught()
     finally:
-        waiting.join()
+        waiting.wait()
         other.rollback()
         other.close()
     assert (seen(store), position(store)) == ([1, 2], 0)

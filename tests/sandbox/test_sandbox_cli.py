@@ -19,8 +19,9 @@ from redis import Redis
 from tallymark.local.cache import cache_dir
 from tallymark.local.jars import fetch
 from tallymark.local.java import java as real_java
+from tests.support.background import wait_for
 
-from .processes import eventually, is_alive
+from .processes import is_alive
 
 CLI = [sys.executable, "-c", "import sys; from tallymark.cli import main; main(['sandbox', *sys.argv[1:]])"]
 
@@ -95,7 +96,7 @@ def test_a_service_that_ended_or_was_stopped_comes_back_with_its_data_beside_the
     redis.set("kept", "1")
 
     os.kill(first["valkey"]["pid"], signal.SIGKILL)
-    eventually(lambda: services(run("status", "--json"))["valkey"]["state"] == "ended")
+    wait_for(lambda: services(run("status", "--json"))["valkey"]["state"] == "ended")
     again = services(run("up", "--json"))
     assert again["kafka"] == first["kafka"]
     assert (again["valkey"]["state"], again["valkey"]["url"]) == ("running", first["valkey"]["url"])
@@ -117,7 +118,7 @@ def test_an_interrupted_up_leaves_nothing(run: Run, environment: dict[str, str],
     java.chmod(0o755)
     slow = {**environment, "JAVA_HOME": str(java.parents[1])}
     command = subprocess.Popen([*CLI, "up"], env=slow, stderr=subprocess.DEVNULL)
-    assert eventually(lambda: (state / "state.json").exists())
+    wait_for(lambda: (state / "state.json").exists())
     keeper = int((state / "keeper.lock").read_text())
     command.send_signal(signal.SIGINT)
     assert command.wait(30) != 0
@@ -130,7 +131,7 @@ def test_an_interrupted_up_leaves_nothing(run: Run, environment: dict[str, str],
 def test_a_killed_keeper_takes_its_servers_along(run: Run, environment: dict[str, str]) -> None:
     pid = services(run("up", "--json"))["kafka"]["pid"]
     os.kill(int(Path(environment["TALLYMARK_CACHE"], "sandbox", "keeper.lock").read_text()), signal.SIGKILL)
-    assert eventually(lambda: not is_alive(pid))
+    wait_for(lambda: not is_alive(pid))
     assert run("status") == "no sandbox is up: tallymark sandbox up\n"
 
 
@@ -188,7 +189,7 @@ def test_three_brokers_are_one_service_of_three_nodes(run: Run, environment: dic
     kafka = services(run("up", "--nodes", "3", "--json"))["kafka"]
     assert kafka["url"] == ",".join(node["url"] for node in kafka["nodes"])
     os.kill(kafka["nodes"][0]["pid"], signal.SIGKILL)
-    assert eventually(lambda: "ended" in run("status"))
+    wait_for(lambda: "ended" in run("status"))
     shown = {line.split()[0]: line.split()[1] for line in run("status").splitlines()[1:]}
     assert shown == {"kafka-1": "ended", "kafka-2": "running", "kafka-3": "running"}
     assert "not a secured Kafka with --nodes 3" in refused(environment, "up", "--secure")

@@ -18,9 +18,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tallymark.errors import SandboxError
 from tallymark.local.sandbox import SecureKafka
 from tallymark.local.sandbox.server import HOST
+from tests.support.background import wait_for
 from tests.support.secure import LIMITED, allow, as_client, as_user, other_ca, secure_kafka
-
-from .processes import eventually
 
 TIMEOUT = 15.0
 ALERT_OF_TLS = b"\x15"
@@ -66,7 +65,7 @@ def refusal(settings: Settings) -> KafkaError:
     seen: list[KafkaError] = []
     watched: Settings = {**settings, "error_cb": seen.append, "log_level": 0}
     admin = AdminClient(watched)
-    assert eventually(lambda: admin.poll(0.05) is not None and bool(seen))
+    wait_for(lambda: admin.poll(0.05) is not None and bool(seen))
     with pytest.raises(KafkaException):
         admin.list_topics(timeout=0.2)
     return seen[0]

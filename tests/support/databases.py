@@ -8,6 +8,8 @@ from sqlalchemy import create_engine, text
 from sqlalchemy.engine import make_url
 
 KINDS = ("sqlite", "postgresql", "mariadb")
+REDIS = "redis"
+EVERY = (*KINDS, REDIS)
 MYSQL = "mysql"
 """For cases in which MySQL differs from MariaDB. It is started on first use, because that takes 10 s."""
 DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite": "sqlite"}
@@ -46,6 +48,16 @@ def execute(url: str, *statements: str) -> None:
                 connection.execute(text(statement))
     finally:
         engine.dispose()
+
+
+def tables(url: str) -> set[str]:
+    """The names of all tables and views."""
+    source = {
+        "sqlite": "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')",
+        "postgresql": "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'",
+        "mysql": "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()",
+    }
+    return {str(name) for (name,) in query(url, source[url.split(":")[0].split("+")[0]])}
 
 
 def _administer(url: str, statement: str) -> None:

@@ -14,6 +14,8 @@ import confluent_kafka
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
+from tests.support.background import wait_for
+
 TIMEOUT = 30.0
 RD_KAFKA_PRODUCER = 0
 V_END, V_TOPIC, V_PARTITION, V_VALUE, V_HEADER = 0, 1, 3, 4, 9
@@ -38,10 +40,7 @@ class Topics:
     def grow(self, topic: str, partitions: int) -> None:
         """Returns when the brokers report the new partitions; the controller knows them earlier."""
         self._each(self._admin.create_partitions([NewPartitions(topic, partitions)]))
-        deadline = time.monotonic() + TIMEOUT
-        while len(self._admin.list_topics(topic, TIMEOUT).topics[topic].partitions) < partitions:
-            assert time.monotonic() < deadline, f"{topic} does not grow"
-            time.sleep(0.05)
+        wait_for(lambda: len(self._admin.list_topics(topic, TIMEOUT).topics[topic].partitions) >= partitions)
 
     def delete(self, topic: str) -> None:
         self._each(self._admin.delete_topics([topic]))
