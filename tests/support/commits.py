@@ -16,7 +16,7 @@ from tallymark.core.spans import Owner, Partition, Tally
 from tallymark.core.tables import Changes, TableSpec
 from tallymark.run.commit import Committer, Destination
 from tallymark.stores.contract import Store
-from tallymark.stores.opening import open_sql
+from tallymark.stores.opening import open_store
 from tallymark.stores.sql.store import SqlStore
 
 EVENTS = TableSpec("events")
@@ -28,11 +28,18 @@ def owner(run: str) -> Owner:
     return Owner(run, f"host-of-{run}", SINCE)
 
 
-def ready_store(url: str) -> SqlStore:
+def ready(url: str) -> Store:
     """A store with a ledger and the table ``events``."""
-    store = open_sql(url)
+    store = open_store(url)
     store.create_ledger()
     store.create_tables([EVENTS], {"events": SCHEMA})
+    return store
+
+
+def ready_store(url: str) -> SqlStore:
+    """The same, for a database with SQL."""
+    store = ready(url)
+    assert isinstance(store, SqlStore)
     return store
 
 
