@@ -139,7 +139,7 @@ class Topics:
         found: dict[tuple[int, int], bytes | None] = {}
         ended: set[int] = set()
         while len(ended) < len(partitions):
-            for message in consumer.consume(10_000, 1.0):
+            for message in consumer.consume(10_000, 0.05):
                 place = int(message.partition() or 0), int(message.offset() or 0)
                 if message.error():
                     ended.add(place[0])
