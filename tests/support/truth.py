@@ -116,7 +116,7 @@ def expected_by_id(good: Mapping[Record, Any]) -> dict[str, Iterable[tuple[Any, 
 
 def rows(url: str, table: str, *columns: str) -> Rows:
     if url.startswith("redis"):
-        return Counter(_fields(hash_, columns) for hash_ in redis.dump(url, f"{table}:").values())
+        return Counter(_fields(_hash(row), columns) for row in redis.dump(url, f"{table}:").values())
     return Counter(databases.query(url, f"SELECT {', '.join(columns)} FROM {table}"))
 
 
@@ -193,6 +193,13 @@ def _ledger_in_redis(url: str, table: str) -> list[dict[bytes, bytes]]:
         return [{name.encode(): _text(value).encode() for name, value in line.items()} for line in parsed]
     under = {"positions": "tallymark:position:", "dead_letters": "tallymark:letter:"}[table]
     return list(redis.dump(url, under).values())
+
+
+def _hash(row: Mapping[bytes, bytes] | bytes) -> Mapping[bytes, bytes]:
+    """The fields of a row, which is a hash or JSON."""
+    if not isinstance(row, bytes):
+        return row
+    return {name.encode(): _text(value).encode() for name, value in json.loads(row).items() if value is not None}
 
 
 def _text(value: Any) -> str:
