@@ -21,15 +21,13 @@ from tallymark.errors import BadInput, CommitRefused, Fenced, PositionMoved
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tests.support import truth
-from tests.support.commits import SINCE, apply, moving, owner, ready, take, work
+from tests.support.commits import SEVERAL_WRITERS, SINCE, apply, moving, owner, ready, take, work
 from tests.support.crash import PROCESSES
 from tests.support.truth import everything
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 BOTH = [ZERO, ONE]
 NOW = datetime(2026, 3, 1, 12, 0, 0, 123457, tzinfo=timezone.utc)
-SEVERAL_WRITERS = pytest.mark.parametrize("url", ["postgresql", "mariadb", "redis"], indirect=True)
-"""Stores that allow a second writer during a transaction; SQLite does not."""
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from tallymark.errors import BadInput, CommitRefused, Fenced, Unreachable
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tests.support.background import Background
-from tests.support.commits import take, work
+from tests.support.commits import SEVERAL_WRITERS, take, work
 from tests.support.databases import execute
 from tests.support.proxy import Cut, Lose, Proxy
 from tests.support.truth import rows
@@ -120,7 +120,7 @@ def test_without_an_entry_the_rows_commit_alone(store: Store, url: str, claims: 
     assert (seen(url), position(store)) == ([1], 3), "a block that writes nothing moves the position"
 
 
-@pytest.mark.parametrize("url", ["postgresql", "mariadb", "redis"], indirect=True)
+@SEVERAL_WRITERS
 def test_an_owner_that_is_fenced_inside_the_block_writes_nothing(
     store: Store, url: str, claims: dict[Partition, Claim]
 ) -> None:

@@ -93,13 +93,10 @@ def test_a_batch_goes_over_the_bulk_road_and_the_table_is_made(
     assert ids(store_url, "orders") == list(range(300))
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize(("batch", "workers"), [(False, 1), (False, 3), (True, 1)])
 def test_records_that_the_function_or_the_database_refuses_are_dead_letters(
     brokers: str, topics: Topics, topic: str, group: str, database: Databases, workers: int, batch: bool
 ) -> None:
-    if batch and workers > 1:
-        pytest.skip("workers share out single records")
     url = database("postgresql")
     topics.send_to(topic, 0, [b"not json", {"id": 7000, "name": "x"}])
     app = make(brokers, url)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 import pyarrow as pa
+import pytest
 
 from tallymark.core.budget import Budget
 from tallymark.core.claims import Advance, Claim, Entry, FirstClaim, PositionChanges
@@ -21,6 +22,8 @@ from tallymark.stores.sql.store import SqlStore
 
 EVENTS = TableSpec("events")
 SCHEMA = pa.schema([("partition_id", pa.int64()), ("record_offset", pa.int64()), ("writer", pa.string())])
+SEVERAL_WRITERS = pytest.mark.parametrize("url", ["postgresql", "mariadb", "redis"], indirect=True)
+"""Stores that allow a second writer during a transaction; SQLite does not."""
 SINCE = datetime(2026, 1, 31, 12, 30, tzinfo=timezone.utc)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
 
 from tests.support.background import wait_for
 
@@ -35,7 +35,17 @@ class Topics:
         topic = name or f"topic-{uuid.uuid4().hex[:8]}"
         settings = {key.replace("_", "."): value for key, value in config.items()}
         self._each(self._admin.create_topics([NewTopic(topic, partitions, 1, config=settings)]))
+        # Until a leader answers, what is sent has to be sent again, and may be taken for a repetition.
+        wait_for(lambda: self._is_led(topic, partitions))
         return topic
+
+    def _is_led(self, topic: str, partitions: int) -> bool:
+        asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}
+        try:
+            self._each(self._admin.list_offsets(asked, request_timeout=TIMEOUT))
+        except KafkaException:
+            return False
+        return True
 
     def grow(self, topic: str, partitions: int) -> None:
         """Returns when the brokers report the new partitions; the controller knows them earlier."""
