@@ -209,7 +209,7 @@ def test_a_topic_that_is_recreated_under_a_run_is_refused_with_the_position_of_t
         wait_for(lambda: offsets(store, group) == {0: 60})
         topics.send_to(topic, 0, numbers(10))
         service.wait()
-    assert isinstance(service.error, TopicRecreated)
+        assert isinstance(service.error, TopicRecreated)
     assert offsets(store, group)[0] >= 60
     assert f"position {offsets(store, group)[0]} of {topic}[0] is not valid in the new topic" in str(service.error)
 
@@ -222,7 +222,7 @@ def test_a_topic_that_is_recreated_under_a_run_is_refused_with_the_position_of_t
 
     with Running(run, recreate_it) as alone:
         alone.wait()
-    assert isinstance(alone.error, TopicRecreated)
+        assert isinstance(alone.error, TopicRecreated)
     assert offsets(run.store, group)[0] >= 40
     assert f"position {offsets(run.store, group)[0]} of {run.topic}[0] is not valid in the new topic" in str(
         alone.error

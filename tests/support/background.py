@@ -54,7 +54,7 @@ class Background(Generic[T]):
     @property
     def error(self) -> BaseException | None:
         """The exception of the work."""
-        self._looked = True
+        self._looked = self._error is not None
         return self._error
 
     def wait(self, seconds: float = TIMEOUT) -> None:
