@@ -53,7 +53,7 @@ def ready(url: str) -> RedisStore:
 # A crash of the server
 
 
-@pytest.mark.parametrize("own", [OwnValkey, OwnRedis], indirect=True)
+@pytest.mark.parametrize("own", [OwnValkey, pytest.param(OwnRedis, marks=pytest.mark.faults)], indirect=True)
 def test_a_killed_server_loses_rows_and_positions_together(own: OwnValkey) -> None:
     store = ready(own.url)
     held = take(store, GROUP, "one", BOTH)
