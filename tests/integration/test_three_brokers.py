@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -53,7 +52,8 @@ def lose_a_broker_under(load: Load, cluster: KafkaCluster, store: str) -> None:
         killed_at = load.sent
         wait_for(lambda: numbers(store).total() > killed_at + 500)
         cluster.nodes[1].start()
-        time.sleep(1.0)
+        started_at = load.sent
+        wait_for(lambda: numbers(store).total() > started_at + 200)
     finally:
         sent = load.stop()
     wait_for(lambda: numbers(store).total() >= sent)
