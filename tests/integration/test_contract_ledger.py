@@ -21,8 +21,8 @@ from tallymark.errors import BadInput, CommitRefused, Fenced, PositionMoved
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tests.support import truth
+from tests.support.children import PROCESSES
 from tests.support.commits import SEVERAL_WRITERS, SINCE, apply, moving, owner, ready, take, work
-from tests.support.crash import PROCESSES
 from tests.support.truth import everything
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)

@@ -14,8 +14,8 @@ from tallymark.errors import CommitRefused
 from tallymark.stores.opening import open_sql
 from tallymark.stores.sql.ledger.read import read_positions
 from tallymark.stores.sql.store import SqlStore
+from tests.support.children import PROCESSES
 from tests.support.commits import EVENTS, SCHEMA, apply, ready_store, take, work
-from tests.support.crash import PROCESSES
 from tests.support.databases import query
 from tests.support.truth import check_accounts
 

@@ -30,8 +30,8 @@ from tallymark.run.setup import Job
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tests.support import databases, truth
+from tests.support.children import PROCESSES
 from tests.support.commits import SINCE, moving, owner, take
-from tests.support.crash import PROCESSES
 from tests.support.kafka import Topics
 from tests.support.reader import ALIVE, EVENTS, LATEST, TRACED, VERSIONS, Filled, PlainReader
 

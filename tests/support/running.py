@@ -17,9 +17,10 @@ from tallymark.run.commit import Destination
 from tallymark.run.loop import Loop
 from tallymark.stores.opening import open_store
 from tests.support.background import Background
+from tests.support.children import PROCESSES
 from tests.support.crash import Run, make_loop
 from tests.support.reader import EVERY_WAY, Filled, PlainReader
-from tests.support.storm_member import PROCESSES, QUICK
+from tests.support.storm_member import QUICK
 
 
 class Running(Background[Tally]):

@@ -6,7 +6,6 @@ It runs in a thread (``Working``) or in a child process (``start``), which can b
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from tallymark.kafka.membership import Group, Standalone
 from tallymark.service.batch import Batch
 from tallymark.service.consumer import Consumer
 from tests.support.background import Background
+from tests.support.children import PROCESSES
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +29,6 @@ QUICK: dict[str, Any] = {
     "topic.metadata.refresh.interval.ms": 500,
 }
 COUNTERS = "CREATE TABLE counters (run VARCHAR(64) PRIMARY KEY, n BIGINT NOT NULL)"
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload([__name__])
 
 
 @dataclass(frozen=True)
