@@ -35,6 +35,7 @@ def topics(brokers: str) -> set[str]:
     return {name for name in names if name.startswith("bench-")}
 
 
+@pytest.mark.faults
 def test_a_race_reports_its_laps_and_leaves_nothing_behind(
     brokers: str, database: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -61,6 +62,7 @@ def test_a_race_reports_its_laps_and_leaves_nothing_behind(
     wait_until(lambda: not topics(brokers), "the topic is gone")
 
 
+@pytest.mark.faults
 def test_a_race_that_is_ended_leaves_nothing_behind(brokers: str, database: Callable[[str], str]) -> None:
     """The store had no ledger before, and has none afterwards."""
     store = database("postgresql")

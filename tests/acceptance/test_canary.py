@@ -74,6 +74,7 @@ def kafka(tmp_path: Path) -> Iterator[SecureKafka]:
         yield kafka
 
 
+@pytest.mark.faults
 def test_no_password_is_shown_anywhere(
     kafka: SecureKafka,
     database: Callable[[str], str],

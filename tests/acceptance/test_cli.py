@@ -106,6 +106,7 @@ def test_the_example_runs_and_status_shows_what_it_did(topics: Topics, brokers: 
     assert "lag needs Kafka" in in_process("status", "--store", store).stdout
 
 
+@pytest.mark.faults
 def test_ctrl_c_leaves_cleanly_and_does_not_wait_for_a_read_that_hangs(
     topics: Topics, pipeline_file: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -126,6 +127,7 @@ def test_ctrl_c_leaves_cleanly_and_does_not_wait_for_a_read_that_hangs(
     assert state == [(10, 10, None, 1)]
 
 
+@pytest.mark.faults
 def test_a_second_ctrl_c_leaves_at_once_and_nothing_is_half_done(
     topics: Topics, pipeline_file: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -149,6 +151,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_nothing_is_half_done(
     assert query(_store(tmp_path), "SELECT next_offset, applied, balanced FROM tallymark_status") == [(10, 10, 1)]
 
 
+@pytest.mark.faults
 def test_ctrl_c_while_spark_starts_is_one_line_and_leaves_no_java(
     topics: Topics, pipeline_file: Callable[..., Path]
 ) -> None:
@@ -174,6 +177,7 @@ def _of_session(leader: int) -> list[str]:
     return found
 
 
+@pytest.mark.faults
 def test_where_java_ends_the_run_ends_with_a_sentence_and_the_next_one_goes_on(
     topics: Topics, pipeline_file: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -110,6 +110,7 @@ def test_an_audit_needs_a_group_that_is_there(group: str, database: Callable[[st
     assert (found.returncode, f"has no group {group}" in found.stderr) == (2, True)
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("spark")
 def test_a_deep_audit_lists_what_is_not_in_the_tables(
     brokers: str, topics: Topics, group: str, database: Callable[[str], str], tmp_path: Path

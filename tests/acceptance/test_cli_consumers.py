@@ -84,6 +84,7 @@ def test_a_run_counts_its_dead_and_its_exit_code_can_tell(
     assert "Traceback" not in said.stderr
 
 
+@pytest.mark.faults
 def test_what_a_service_has_skipped_is_filled_in_later(
     topics: Topics, group: str, database: Callable[[str], str], service: Callable[..., Path]
 ) -> None:

@@ -23,10 +23,10 @@ from tallymark.errors import PositionMoved
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_sql, open_store
 from tests.support import databases
+from tests.support.background import wait_for
 from tests.support.command import in_process
 from tests.support.commits import SINCE, take, work
 from tests.support.kafka import Topics
-from tests.support.pipelines import eventually
 
 Databases = Callable[[str], str]
 QUICK = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
@@ -59,6 +59,7 @@ def commit(store: Store, group: str) -> None:
     store.write_run(group, Run("first", "worker-7", SINCE, ended, ended), new=True)
 
 
+@pytest.mark.faults_where(url=["redis", "sqlite"])
 def test_a_group_is_paused_with_a_reason_and_resumed(store: Store, url: str, group: str) -> None:
     take(store, group, "a", [ZERO])
     paused = in_process("pause", group, "--reason", "stock taking", "--store", url)
@@ -184,14 +185,14 @@ def test_a_consumer_obeys_a_pause_and_goes_on(
     thread = threading.Thread(target=work_on)
     thread.start()
     try:
-        assert eventually(lambda: done["records"] == 3)
+        wait_for(lambda: done["records"] == 3)
         in_process("pause", group, "--reason", "stock taking", "--store", url)
-        assert eventually(lambda: f"paused group={group}" in caplog.text)
+        wait_for(lambda: f"paused group={group}" in caplog.text)
         topics.send(topic, range(100), partitions=1)
         one = found(url, "--brokers", brokers)
         assert (one["state"], one["lag"], len(one["runs"]), done["records"]) == ("paused", 100, 1, 3)
         in_process("resume", group, "--store", url)
-        assert eventually(lambda: done["records"] == 103)
+        wait_for(lambda: done["records"] == 103)
     finally:
         consumer.stop()
         thread.join(30)

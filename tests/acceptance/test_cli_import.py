@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from tests.support.background import wait_for
 from tests.support.command import in_process
 from tests.support.kafka import Topics
-from tests.support.running import wait_for
 from tests.support.standing import Service, make_table, numbers, offsets, seen, stand
 
 if TYPE_CHECKING:

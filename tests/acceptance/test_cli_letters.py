@@ -90,6 +90,7 @@ def listed(url: str, *arguments: str) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.faults_where(ledger="redis")
 def test_letters_are_listed_shown_and_given_up(ledger: str, group: str) -> None:
     run = in_process
     shown = run("dead-letters", "list", group, "--store", ledger)

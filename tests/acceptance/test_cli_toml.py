@@ -22,9 +22,8 @@ from tallymark.kafka.cluster import Cluster
 from tallymark.stores.opening import open_store
 from tests.support.command import BINARY, in_process
 from tests.support.commits import take
-from tests.support.databases import execute, query
+from tests.support.databases import execute, query, tables
 from tests.support.kafka import Topics
-from tests.support.pipelines import tables
 
 processes = pytest.mark.xdist_group("processes")
 
@@ -44,6 +43,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("spark")
 def test_what_init_writes_is_checked_and_runs_as_it_is(topics: Topics, brokers: str, here: Path) -> None:
     topic = topics.create(2)

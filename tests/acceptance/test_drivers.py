@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.background import Background
 from tests.support.command import started, wait_until
 from tests.support.databases import query
 from tests.support.kafka import Topics
@@ -60,15 +61,13 @@ def test_drivers_join_and_die_and_every_record_is_there_once(
         drivers.append(started("run", file))
         wait_until(lambda: owners() == len(drivers), f"{len(drivers)} drivers share the partitions")
 
-    sender = threading.Thread(target=send)
-    sender.start()
+    sender = Background(send, over.set).start()
     try:
         for _ in range(3):
             join()
         os.killpg(drivers[0].pid, signal.SIGKILL)
         wait_until(lambda: owners() == 2, "the others have taken over")
-        over.set()
-        sender.join()
+        sender.stop()
         applied = "SELECT coalesce(sum(applied), 0) FROM tallymark_positions"
         wait_until(lambda: query(store, applied) == [(sent[0],)], "all is applied")
     finally:

@@ -77,6 +77,7 @@ def day(tmp_path: Path, brokers: str, group: str, topics: Topics, database: Call
     return Day(tmp_path / "day.py", brokers, database("postgresql"), group, topics)
 
 
+@pytest.mark.faults
 def test_after_a_day_of_everything_each_record_is_accounted_for(day: Day, spark: SparkSession) -> None:
     # Morning: it runs; two records are broken, and it is paused and resumed.
     day.send(100)

@@ -80,8 +80,9 @@ def environment(tmp_path: Path) -> Iterator[Environment]:
         made.tallymark("sandbox", "down")
 
 
+@pytest.mark.faults
 @pytest.mark.timeout(1500)  # most of it is the installation of Spark, which pip builds the first time
-@pytest.mark.parametrize("lowest", [False, pytest.param(True, marks=pytest.mark.faults)], ids=["newest", "lowest"])
+@pytest.mark.parametrize("lowest", [False, True], ids=["newest", "lowest"])
 def test_what_the_readme_shows_runs_for_a_new_user(environment: Environment, tmp_path: Path, lowest: bool) -> None:
     wheel = _wheel(tmp_path)
     bounds = _lower_bounds(wheel) if lowest else {}

@@ -99,9 +99,9 @@ def test_lag_is_known_but_for_its_seconds(
     ],
 )
 def test_a_row_with_such_a_time_is_dead_where_the_store_has_no_room_for_it(
-    kind: str, words: str, brokers: str, topics: Topics, group: str, database: Databases, redis_url: str
+    kind: str, words: str, brokers: str, topics: Topics, group: str, database: Databases
 ) -> None:
-    topic, url = topics.create(1), redis_url if kind == "redis" else database(kind)
+    topic, url = topics.create(1), database(kind)
     topics.send(topic, [{"id": 1}, {"id": ABSURD * 1000}], partitions=1)
     app = App(brokers=brokers, store=url)
 

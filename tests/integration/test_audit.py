@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import threading
 from collections.abc import Callable
 from datetime import datetime, timezone
@@ -23,9 +24,10 @@ from tallymark.operate.audit.examine import examine
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tests.support import databases
+from tests.support.background import Background, repeating, wait_for
 from tests.support.commits import SINCE, moving, take
 from tests.support.kafka import Topics
-from tests.support.pipelines import Background, eventually
+from tests.support.pipelines import RunningPipeline
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -42,7 +44,7 @@ def broken(store: Store, group: str, brokers: str | None = None) -> dict[str, li
     return found
 
 
-class Restless:
+class Restless(Background[None]):
     """Commits continuously: records, dead letters, losses, skips and their fills, resets, replays."""
 
     def __init__(self, url: str, group: str) -> None:
@@ -50,16 +52,11 @@ class Restless:
         self.store.create_ledger()
         self.claims = take(self.store, group, "first", [ZERO])
         self.at, self.turns = 0, 0
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
+        super().__init__(self._turn_on, self.stopped.set)
 
-    def _run(self) -> None:
-        try:
-            while not self.stopped.is_set():
-                self.turn()
-        except BaseException as error:
-            self.error = error
-            raise
+    def _turn_on(self) -> None:
+        while not self.stopped.is_set():
+            self.turn()
 
     def turn(self) -> None:
         """Commit twenty offsets, then the next operation."""
@@ -91,30 +88,24 @@ class Restless:
         self.store.journal().move(self.group, [ZERO], lambda *_: changes, "op", now)
         self.claims, self.at = take(self.store, self.group, "next", [ZERO]), to
 
-    def __enter__(self) -> Restless:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stopped.set()
-        self._thread.join(30)
+    def close(self) -> None:
+        super().close()
         self.store.close()
 
 
 @pytest.fixture(params=["sqlite", "postgresql", pytest.param("mariadb", marks=pytest.mark.faults), "redis"])
-def url(request: pytest.FixtureRequest, database: Callable[[str], str], redis_url: str) -> str:
-    kind: str = request.param
-    return redis_url if kind == "redis" else database(kind)
+def url(request: pytest.FixtureRequest, database: Callable[[str], str]) -> str:
+    return database(request.param)
 
 
 def test_a_group_that_moves_meanwhile_raises_no_alarm(url: str, group: str) -> None:
     store = open_store(url)
     with Restless(url, group) as restless:
-        assert eventually(lambda: restless.turns > 3)
+        wait_for(lambda: restless.turns > 3)
         before = restless.turns
         for _ in range(25):
             assert broken(store, group) == {}
-        assert eventually(lambda: restless.turns > before or restless.error is not None), "it went on"
+        wait_for(lambda: restless.turns > before or restless.error is not None, what="it went on")
         assert restless.error is None
     assert broken(store, group) == {}
     store.close()
@@ -165,6 +156,7 @@ def sent(store: Store, group: str, partition: Partition, to: int) -> None:
     store.journal().move(group, [partition], lambda *_: changes, "op", datetime.now(timezone.utc))
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(
     "kind", ["postgresql", *(pytest.param(one, marks=pytest.mark.faults) for one in ("mariadb", "sqlite"))]
@@ -247,6 +239,7 @@ def test_every_offset_is_explained_and_what_was_changed_by_hand_is_found(
     store.close()
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("spark")
 def test_what_kafka_has_deleted_and_what_a_reset_repeats_is_explained(
     brokers: str, topics: Topics, group: str, database: Callable[[str], str]
@@ -271,33 +264,25 @@ def test_what_kafka_has_deleted_and_what_a_reset_repeats_is_explained(
     store.close()
 
 
+@pytest.mark.faults
 @pytest.mark.usefixtures("spark")
 def test_a_pipeline_that_runs_meanwhile_shows_no_difference(
     brokers: str, topics: Topics, group: str, database: Callable[[str], str]
 ) -> None:
-    topic, url, stop = topics.create(2), database("postgresql"), threading.Event()
+    topic, url, numbers = topics.create(2), database("postgresql"), itertools.count(step=50)
 
     def send() -> None:
-        number = 0
-        while not stop.is_set():
-            topics.send(topic, [{"id": (number + at) % 37, "name": "x"} for at in range(50)], partitions=2)
-            number += 50
+        number = next(numbers)
+        topics.send(topic, [{"id": (number + at) % 37, "name": "x"} for at in range(50)], partitions=2)
 
-    pipeline, sender = make(brokers, topic, group, url, limits=Limits(records=40)), threading.Thread(target=send)
-    store = open_store(url)
-    sender.start()
-    try:
-        with Background(pipeline):
-            assert eventually(lambda: sum(one.tally.applied for one in _positions(store, group)) > 100)
-            for _ in range(1):
-                before = _positions(store, group)
-                assert compare(pipeline).wrong == 0
-                assert broken(store, group, brokers) == {}
-                assert _positions(store, group) != before, "it went on"
-    finally:
-        stop.set()
-        sender.join()
-        store.close()
+    pipeline, store = make(brokers, topic, group, url, limits=Limits(records=40)), open_store(url)
+    with repeating(send), RunningPipeline(pipeline):
+        wait_for(lambda: sum(one.tally.applied for one in _positions(store, group)) > 100)
+        before = _positions(store, group)
+        assert compare(pipeline).wrong == 0
+        assert broken(store, group, brokers) == {}
+        assert _positions(store, group) != before, "it went on"
+    store.close()
 
 
 def _positions(store: Store, group: str) -> list[Any]:

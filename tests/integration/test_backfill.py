@@ -116,9 +116,9 @@ def skipped(make: Callable[..., Skipped], database: Callable[[str], str]) -> Ski
 
 @pytest.mark.parametrize("kind", ["postgresql", "redis"])
 def test_everything_that_was_skipped_is_filled(
-    kind: str, make: Callable[..., Skipped], database: Callable[[str], str], redis_url: str
+    kind: str, make: Callable[..., Skipped], database: Callable[[str], str]
 ) -> None:
-    skipped = make(redis_url if kind == "redis" else database(kind))
+    skipped = make(database(kind))
     before, passed = skipped.positions(), []
     tally = skipped.fill(lambda step, progress: passed.append((step, progress)))
     assert tally == Tally(applied=90, dead=10)

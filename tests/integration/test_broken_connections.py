@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime, timezone
 
 import pytest
@@ -15,44 +15,22 @@ from tallymark.core.spans import Owner, Partition
 from tallymark.errors import Fenced, Unreachable
 from tallymark.local.sandbox import Sandbox
 from tallymark.stores.opening import open_sql, open_store
+from tests.plugins.run import PARTITIONS
 from tests.support.crash import Run, make_loop
 from tests.support.databases import query
-from tests.support.kafka import Topics
 from tests.support.proxy import Cut, Lose, Proxy
 from tests.support.reader import PlainReader
-from tests.support.truth import Record, check_complete, check_consistent
+from tests.support.truth import Committed, check_complete, check_consistent
 
-PARTITIONS = 3
-RECORDS = 60
 LANDED = "commit confirmed after a connection loss"
 UNKNOWN = "commit outcome unknown"
 RIVAL = Owner("rival-run", "rival-host", datetime(2026, 1, 31, 12, 30, tzinfo=timezone.utc))
 ROWS = {"postgresql": b'COPY "events"', "mysql": b"INSERT INTO events"}
 
 
-@pytest.fixture(scope="module")
-def topic(topics: Topics) -> str:
-    name = topics.create(PARTITIONS)
-    topics.send(name, ({"id": number} for number in range(RECORDS)), partitions=PARTITIONS)
-    topics.send(name, [b"garbage"] * PARTITIONS, partitions=PARTITIONS)
-    topics.send_in_transaction(name, {0: [{"id": 0, "aborted": True}]}, commit=False)
-    return name
-
-
-@pytest.fixture(scope="module")
-def committed(topics: Topics, topic: str) -> dict[Record, bytes | None]:
-    return topics.committed(topic)
-
-
 @pytest.fixture(params=["postgresql", "mariadb"])
 def url(request: pytest.FixtureRequest, database: Callable[[str], str]) -> str:
     return database(request.param)
-
-
-@pytest.fixture
-def proxy(url: str) -> Iterator[Proxy]:
-    with Proxy(url) as standing:
-        yield standing
 
 
 class Watched:
@@ -93,7 +71,7 @@ def test_a_commit_whose_outcome_is_unknown_is_applied_once(
     watched: Watched,
     proxy: Proxy,
     url: str,
-    committed: dict[Record, bytes | None],
+    committed: Committed,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cut = Cut(proxy.commit, lose)
@@ -105,10 +83,11 @@ def test_a_commit_whose_outcome_is_unknown_is_applied_once(
     check_complete(url, committed)
 
 
+@pytest.mark.faults_where(url="mariadb")
 @pytest.mark.parametrize("first", ["request", "reply"])
 @pytest.mark.parametrize("second", ["request", "reply"])
 def test_asking_for_the_outcome_may_break_too(
-    first: Lose, second: Lose, watched: Watched, proxy: Proxy, url: str, committed: dict[Record, bytes | None]
+    first: Lose, second: Lose, watched: Watched, proxy: Proxy, url: str, committed: Committed
 ) -> None:
     asking = Cut(proxy.commit, second, after=b"UPDATE tallymark_positions")
     cuts = [Cut(proxy.commit, first), asking, asking]
@@ -126,7 +105,7 @@ def test_a_script_whose_outcome_is_unknown_is_applied_once(
     group: str,
     topic: str,
     redis_url: str,
-    committed: dict[Record, bytes | None],
+    committed: Committed,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """On Redis the commit is a script, and so is the lookup of its outcome, which may fail, too."""
@@ -139,6 +118,8 @@ def test_a_script_whose_outcome_is_unknown_is_applied_once(
     check_complete(redis_url, committed)
 
 
+@pytest.mark.faults_where(url="mariadb", lose="reply")
+@pytest.mark.faults_where(url="postgresql", lose="request")
 @pytest.mark.parametrize("statement", ["rows", "history", "positions"])
 @pytest.mark.parametrize("lose", ["request", "reply"])
 def test_a_connection_that_breaks_before_the_commit_is_replaced(
@@ -147,7 +128,7 @@ def test_a_connection_that_breaks_before_the_commit_is_replaced(
     watched: Watched,
     proxy: Proxy,
     url: str,
-    committed: dict[Record, bytes | None],
+    committed: Committed,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     kind = "postgresql" if url.startswith("postgresql") else "mysql"
@@ -165,7 +146,7 @@ def test_a_connection_that_breaks_before_the_commit_is_replaced(
 
 
 def test_a_connection_that_breaks_between_batches_goes_unnoticed(
-    watched: Watched, proxy: Proxy, url: str, committed: dict[Record, bytes | None], caplog: pytest.LogCaptureFixture
+    watched: Watched, proxy: Proxy, url: str, committed: Committed, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The pool pings a connection before it hands it out; the cut is at the ping."""
     cut = Cut(b"", "request")
@@ -178,7 +159,7 @@ def test_a_connection_that_breaks_between_batches_goes_unnoticed(
 
 @pytest.mark.parametrize("lose", ["request", "reply"])
 def test_who_claims_the_group_while_our_connection_is_broken_is_named(
-    lose: Lose, watched: Watched, proxy: Proxy, url: str, group: str, topic: str, committed: dict[Record, bytes | None]
+    lose: Lose, watched: Watched, proxy: Proxy, url: str, group: str, topic: str, committed: Committed
 ) -> None:
     def usurp() -> None:
         claim_for_rival(url, group, [Partition(topic, number) for number in range(PARTITIONS)])
@@ -191,7 +172,7 @@ def test_who_claims_the_group_while_our_connection_is_broken_is_named(
 
 
 def test_a_rival_for_only_some_partitions_is_named_with_them(
-    watched: Watched, proxy: Proxy, url: str, group: str, topic: str, committed: dict[Record, bytes | None]
+    watched: Watched, proxy: Proxy, url: str, group: str, topic: str, committed: Committed
 ) -> None:
     last = Partition(topic, PARTITIONS - 1)
     watched.at(
@@ -207,7 +188,7 @@ def test_a_run_that_always_loses_its_connection_gives_up(
     watched: Watched,
     proxy: Proxy,
     url: str,
-    committed: dict[Record, bytes | None],
+    committed: Committed,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tallymark.core.retry.PATIENCE", 1.0)
@@ -220,7 +201,7 @@ def test_a_run_that_always_loses_its_connection_gives_up(
 
 
 def test_a_database_that_is_away_for_two_seconds_is_waited_for(
-    brokers: str, group: str, topic: str, committed: dict[Record, bytes | None]
+    brokers: str, group: str, topic: str, committed: Committed
 ) -> None:
     with Sandbox() as box:
         server = box.postgresql()
@@ -237,7 +218,7 @@ def test_a_database_that_is_away_for_two_seconds_is_waited_for(
 
 
 def test_a_database_that_dies_between_the_rows_and_the_commit_is_waited_for(
-    brokers: str, group: str, topic: str, committed: dict[Record, bytes | None]
+    brokers: str, group: str, topic: str, committed: Committed
 ) -> None:
     with Sandbox() as box:
         server = box.postgresql()

@@ -22,11 +22,11 @@ from tallymark.core.spans import Partition
 from tallymark.local.sandbox import Kafka
 from tallymark.run.ownership import Ownership
 from tests.support import databases, truth
+from tests.support.background import Background, wait_for
 from tests.support.crash import Run
 from tests.support.load import Load
-from tests.support.pipelines import eventually
 from tests.support.reader import EVENTS
-from tests.support.running import Running, wait_for
+from tests.support.running import Running
 from tests.support.standing import Service, standing
 from tests.support.storm_member import QUICK
 
@@ -68,6 +68,7 @@ def rows(store: str, table: str) -> Counter[int]:
         return Counter()
 
 
+@pytest.mark.faults
 def test_services_and_loops_go_on_behind_a_broker_that_pauses_and_restarts(
     broker: Kafka, topic: str, group: str, tmp_path: Path
 ) -> None:
@@ -79,36 +80,23 @@ def test_services_and_loops_go_on_behind_a_broker_that_pauses_and_restarts(
     def receive(records: tm.Records, db: Any) -> None:
         db.write("numbers", records.values())
 
-    failures: list[BaseException] = []
-    serving = threading.Thread(target=lambda: caught(app.run, failures), daemon=True)
-    serving.start()
     load = Load(broker.brokers, topic)
-    with Running(Run(broker.brokers, looped, f"{group}-loop", topic, 500), tables=[EVENTS]) as loop:
+    alone = Run(broker.brokers, looped, f"{group}-loop", topic, 500)
+    with Background(app.run, app.stop) as serving, Running(alone, tables=[EVENTS]) as loop:
 
         def have(count: int) -> Callable[[], bool]:
             return lambda: min(rows(served, "numbers").total(), rows(looped, "events").total()) >= count
 
         for trouble in (pause, pause, restart):
-            assert eventually(have(load.sent))
+            wait_for(have(load.sent))
             trouble(broker)
-            assert not failures
+            assert serving.error is None
         sent = load.stop()
-        assert eventually(have(sent))
+        wait_for(have(sent))
         assert loop.error is None
-    app.stop()
-    serving.join(30)
-    assert not serving.is_alive()
-    assert not failures
     for store, table in ((served, "numbers"), (looped, "events")):
         assert rows(store, table) == Counter(range(sent))
         truth.check_accounts(store)
-
-
-def caught(work: Callable[[], object], failures: list[BaseException]) -> None:
-    try:
-        work()
-    except BaseException as error:  # noqa: BLE001 - for the test to look at
-        failures.append(error)
 
 
 @contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -17,7 +17,6 @@ from tallymark.run.ownership import Ownership
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tests.support.commits import apply, moving
-from tests.support.databases import KINDS
 from tests.support.kafka import Topics
 
 HOUR = timedelta(hours=1)
@@ -51,9 +50,9 @@ def topic(topics: Topics) -> str:
     return name
 
 
-@pytest.fixture(params=[*KINDS, "redis"])
-def store(request: pytest.FixtureRequest, database: Callable[[str], str], redis_url: str) -> Store:
-    made = open_store(redis_url if request.param == "redis" else database(request.param))
+@pytest.fixture
+def store(url: str) -> Store:
+    made = open_store(url)
     made.create_ledger()
     return made
 

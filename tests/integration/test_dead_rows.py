@@ -20,11 +20,12 @@ from tallymark.errors import GroupPaused, TableChanged, TableMismatch, TooManyDe
 from tallymark.stores.contract import RowsRefused
 from tallymark.stores.opening import open_sql
 from tallymark.stores.sql.store import SqlStore
+from tests.support.background import wait_for
 from tests.support.crash import Run, make_loop
 from tests.support.databases import query
 from tests.support.kafka import Topics
 from tests.support.reader import EVENTS, LATEST, NUMBER, Filled, PlainReader
-from tests.support.running import Running, wait_for
+from tests.support.running import Running
 from tests.support.truth import check_accounts, events, letters, positions, rows
 
 TEXT = pa.string()
@@ -282,6 +283,7 @@ def test_on_sqlite_a_conflict_that_undoes_the_transaction_is_blamed_on_its_recor
 # Budgets
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_a_batch_with_more_dead_records_than_its_budget_moves_nothing(
     store: SqlStore, store_url: str, runner: Runner, topics: Topics
 ) -> None:
@@ -296,6 +298,7 @@ def test_a_batch_with_more_dead_records_than_its_budget_moves_nothing(
     assert runner(store, STRICT, budget=Budget(max_dead_per_batch=4)) == Tally(applied=8, dead=4)
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_more_dead_records_than_the_window_allows_pause_the_group(
     store: SqlStore, store_url: str, runner: Runner, topics: Topics, group: str
 ) -> None:
@@ -320,6 +323,7 @@ def test_more_dead_records_than_the_window_allows_pause_the_group(
         assert running.error is None
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_a_run_that_is_paused_waits_and_goes_on_when_it_is_resumed(
     store: SqlStore, store_url: str, runner: Runner, topics: Topics, group: str
 ) -> None:

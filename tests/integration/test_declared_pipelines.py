@@ -13,8 +13,9 @@ from tallymark.cli.toml.build import load_pipeline
 from tallymark.errors import BadInput
 from tallymark.spark.pipeline import Pipeline
 from tests.support import databases
+from tests.support.databases import tables
 from tests.support.kafka import Topics
-from tests.support.pipelines import UNBALANCED, tables
+from tests.support.pipelines import UNBALANCED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,9 +24,8 @@ from tallymark.stores.opening import open_store
 from tallymark.stores.sql.ledger.tables import VERSION
 from tests.support.command import wait_until
 from tests.support.commits import owner
-from tests.support.databases import execute
+from tests.support.databases import execute, tables
 from tests.support.kafka import Topics
-from tests.support.pipelines import tables
 from tests.support.redis import OwnValkey, client, key
 from tests.support.secure import LIMITED, allow, as_client, secure_kafka
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
 import pytest
 
 from tallymark.core.progress import Step
 from tests.support.crash import Plug, Run, run_in_child
-from tests.support.databases import KINDS
 from tests.support.kafka import Topics
-from tests.support.truth import Record, batches, check_complete, check_consistent, expected_by_id, split
+from tests.support.truth import Committed, batches, check_complete, check_consistent, expected_by_id, split
 
 PARTITIONS = 3
 DELETED = {3, 6}
@@ -28,13 +25,6 @@ VISIBLE = {
     Step.DONE: {2},
 }
 """The number of committed batches after the second one was killed at a step. A transaction is never half done."""
-
-
-@pytest.fixture(params=[*KINDS, "redis"])
-def store_url(request: pytest.FixtureRequest, database: Callable[[str], str], redis_url: str) -> str:
-    """A new database of each kind in turn."""
-    kind: str = request.param
-    return redis_url if kind == "redis" else database(kind)
 
 
 def fill(topics: Topics, topic: str) -> None:
@@ -56,7 +46,7 @@ def fill(topics: Topics, topic: str) -> None:
 
 
 def test_the_records_are_such_that_every_way_of_writing_ends_differently(
-    committed: Mapping[Record, bytes | None],
+    committed: Committed,
 ) -> None:
     good, dead = split(committed)
     ends = {table: sorted(row[:2] for row in rows) for table, rows in expected_by_id(good).items()}
@@ -72,46 +62,43 @@ def topic(topics: Topics) -> str:
     return name
 
 
-@pytest.fixture(scope="module")
-def committed(topics: Topics, topic: str) -> dict[Record, bytes | None]:
-    return topics.committed(topic)
-
-
+@pytest.mark.faults_where(step=[Step.PLANNED, Step.READ, Step.STAGED, Step.DONE])
+@pytest.mark.faults_where(url="mariadb")
+@pytest.mark.faults_where(url="redis", step=[Step.WRITTEN, Step.MOVED])
 @pytest.mark.parametrize("step", list(VISIBLE), ids=lambda step: step.value)
 def test_a_run_killed_at_any_step_loses_and_repeats_nothing(
-    step: Step, store_url: str, brokers: str, group: str, topic: str, committed: Mapping[Record, bytes | None]
+    step: Step, url: str, brokers: str, group: str, topic: str, committed: Committed
 ) -> None:
-    run = Run(brokers, store_url, group, topic)
+    run = Run(brokers, url, group, topic)
     assert run_in_child(run, Plug(step, 2)) == -9
-    assert batches(store_url) in VISIBLE[step]
-    check_consistent(store_url, committed)
+    assert batches(url) in VISIBLE[step]
+    check_consistent(url, committed)
 
     assert run_in_child(run, Plug(step, 1)) == -9
-    check_consistent(store_url, committed)
+    check_consistent(url, committed)
 
     assert run_in_child(run) == 0
-    assert batches(store_url) >= 4
-    check_complete(store_url, committed)
+    assert batches(url) >= 4
+    check_complete(url, committed)
 
 
+@pytest.mark.faults_where(url=["mariadb", "redis", "sqlite"])
 def test_a_run_that_dies_at_every_batch_still_gets_to_the_end(
-    store_url: str, brokers: str, group: str, topic: str, committed: Mapping[Record, bytes | None]
+    url: str, brokers: str, group: str, topic: str, committed: Committed
 ) -> None:
-    run = Run(brokers, store_url, group, topic, records=24)
+    run = Run(brokers, url, group, topic, records=24)
     deaths = 0
     while run_in_child(run, Plug(Step.COMMITTED, 1)) == -9:
         deaths += 1
-        check_consistent(store_url, committed)
-    assert deaths == batches(store_url) >= 3
-    check_complete(store_url, committed)
+        check_consistent(url, committed)
+    assert deaths == batches(url) >= 3
+    check_complete(url, committed)
 
 
-def test_a_second_run_finds_nothing_to_do(
-    store_url: str, brokers: str, group: str, topic: str, committed: Mapping[Record, bytes | None]
-) -> None:
-    run = Run(brokers, store_url, group, topic)
+def test_a_second_run_finds_nothing_to_do(url: str, brokers: str, group: str, topic: str, committed: Committed) -> None:
+    run = Run(brokers, url, group, topic)
     assert run_in_child(run) == 0
-    before = batches(store_url)
+    before = batches(url)
     assert run_in_child(run) == 0
-    assert batches(store_url) == before
-    check_complete(store_url, committed)
+    assert batches(url) == before
+    check_complete(url, committed)

@@ -17,8 +17,8 @@ from tallymark.run.heartbeat import Heartbeat
 from tallymark.spark.pipeline import Pipeline
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
+from tests.support.background import wait_for
 from tests.support.commits import SINCE, owner
-from tests.support.running import wait_for
 
 
 @pytest.fixture

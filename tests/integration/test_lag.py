@@ -13,8 +13,8 @@ from confluent_kafka import Producer
 from tallymark.core.spans import STREAMING, Partition, Position, Tally
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.lag import Lag, measure, rates_in
+from tests.support.background import wait_for
 from tests.support.kafka import Topics
-from tests.support.running import wait_for
 
 HOUR = timedelta(hours=1)
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import threading
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow as pa
 import pytest
@@ -16,13 +13,13 @@ from sqlalchemy import text
 from tallymark.core.spans import Partition
 from tallymark.core.tables import Changes, TableSpec
 from tallymark.stores.opening import open_sql
+from tests.support.background import Background, wait_for
 from tests.support.commits import apply, ready_store, take, work
 from tests.support.databases import query
 
 ZERO = Partition("orders", 0)
 LATEST = TableSpec("latest", key=("id",), write="upsert")
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])
-TIMEOUT = 30.0
 WAITING = {
     "postgresql": (
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
@@ -32,13 +29,6 @@ WAITING = {
         "WHERE trx_state = 'LOCK WAIT' AND trx_query LIKE 'INSERT INTO latest%'"
     ),
 }
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        threading.Event().wait(0.02)
 
 
 def putting(ids: list[int], numbers: list[int]) -> Changes:
@@ -55,15 +45,15 @@ def test_the_victim_of_a_deadlock_is_applied_once(
     store.apply([putting([1, 2, *range(10, 200)], [0] * 192)], None)
     held = take(store, group, "a", [ZERO])
     ours = dataclasses.replace(work(group, "a", held, 0, 2, dead=1), changes=[putting([1, 2], [7, 7])])
-    with caplog.at_level(logging.WARNING), ThreadPoolExecutor(1) as pool:
+    with caplog.at_level(logging.WARNING):
         with rival.transaction() as connection:
             # The transaction with more changes is not chosen as the victim.
             connection.execute(text("UPDATE latest SET n = 5 WHERE id >= 10"))
             connection.execute(text("UPDATE latest SET n = 5 WHERE id = 2"))
-            done = pool.submit(apply, store, ours, held)
+            done = Background(lambda: apply(store, ours, held)).start()
             wait_for(lambda: query(url, WAITING[rival.dialect.name]) != [(0,)])
             connection.execute(text("UPDATE latest SET n = 5 WHERE id = 1"))
-        done.result(TIMEOUT)
+        done.result()
     assert caplog.text.count("commit outcome unknown") == 1
     assert "conflict with another transaction" in caplog.text
     assert query(url, "SELECT id, n FROM latest WHERE id < 10 ORDER BY id") == [(1, 7), (2, 7)]
@@ -84,11 +74,11 @@ def test_a_busy_sqlite_file_is_waited_for(
     url = database("sqlite")
     store, rival = ready_store(url), open_sql(url)
     held = take(store, group, "a", [ZERO])
-    with caplog.at_level(logging.WARNING), ThreadPoolExecutor(1) as pool:
+    with caplog.at_level(logging.WARNING):
         with rival.transaction():
-            done = pool.submit(apply, store, work(group, "a", held, 0, 3), held)
+            done = Background(lambda: apply(store, work(group, "a", held, 0, 3), held)).start()
             wait_for(lambda: caplog.text.count("database is locked") >= 2)
-        done.result(TIMEOUT)
+        done.result()
     assert query(url, "SELECT count(*) FROM events") == [(3,)]
     assert query(url, "SELECT next_offset FROM tallymark_positions") == [(3,)]
     assert query(url, "SELECT count(*) FROM tallymark_batches") == [(1,)]

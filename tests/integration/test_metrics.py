@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import re
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -21,12 +20,12 @@ from tallymark.errors import BadInput, Fenced, Unreachable
 from tallymark.run.observe import gauges, serving
 from tallymark.run.setup import Setup
 from tallymark.stores.opening import open_sql, open_store
+from tests.support.background import Background, wait_for
 from tests.support.crash import Run, make_loop
 from tests.support.kafka import Topics
 from tests.support.metrics import Scrape, free_port
 from tests.support.pipelines import one_to_one
 from tests.support.reader import PlainReader
-from tests.support.running import wait_for
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,21 +40,13 @@ def _often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gauges, "SOON_SECONDS", 0.1)
 
 
-@contextmanager
-def consuming(consumer: Consumer) -> Iterator[None]:
+def consuming(consumer: Consumer) -> Background[None]:
     def work() -> None:
         for batch in consumer.batches(7):
             with suppress(Fenced), batch.transaction() as db:
                 db.write("orders", [{"id": record.value["id"]} for record in batch.records])
 
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        consumer.stop()
-        thread.join(30)
-        assert not thread.is_alive()
+    return Background(work, consumer.stop)
 
 
 def test_what_a_consumer_does_can_be_scraped(

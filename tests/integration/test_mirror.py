@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +16,9 @@ from tallymark.errors import BadInput
 from tallymark.kafka.member import Mirror
 from tallymark.kafka.membership import GroupProtocol
 from tallymark.stores.opening import open_store
+from tests.support.background import Background, wait_for
 from tests.support.kafka import Topics
 from tests.support.kafka_tools import described
-from tests.support.running import wait_for
 
 QUICK = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
 
@@ -29,23 +28,15 @@ def consumer(brokers: str, topic: str, group: str, store: str, **settings: Any) 
     return tm.Consumer(group=group, source=source, store=store, mirror=True, **settings)
 
 
-class Working:
-    """A consumer that takes one record at a time, until ``stop``."""
+def one_by_one(consumer: tm.Consumer) -> Background[None]:
+    """Take one record at a time, from now on."""
 
-    def __init__(self, consumer: tm.Consumer) -> None:
-        self.consumer = consumer
-        self._thread = threading.Thread(target=self._work, daemon=True)
-        self._thread.start()
-
-    def _work(self) -> None:
-        for batch in self.consumer.batches(max_records=1):
+    def work() -> None:
+        for batch in consumer.batches(max_records=1):
             with batch.transaction():
                 pass
 
-    def stop(self) -> None:
-        self.consumer.stop()
-        self._thread.join(30)
-        assert not self._thread.is_alive()
+    return Background(work, consumer.stop).start()
 
 
 def in_kafka(brokers: str, group: str) -> dict[Partition, int]:
@@ -76,10 +67,11 @@ def test_kafka_consumer_groups_shows_the_positions_of_the_ledger_while_members_c
         found = in_ledger(url, group)
         return sum(found.values()) == offsets and in_kafka(brokers, group) == found
 
-    first = Working(consumer(brokers, topic, group, url, **settings))
+    first = one_by_one(consumer(brokers, topic, group, url, **settings))
     wait_for(lambda: agreed(10))
-    second = Working(consumer(brokers, topic, group, url, **settings))
-    wait_for(lambda: len(second.consumer.positions()) == 1)
+    other = consumer(brokers, topic, group, url, **settings)
+    second = one_by_one(other)
+    wait_for(lambda: len(other.positions()) == 1)
     topics.send(topic, [b"x"] * 6, partitions=2)
     wait_for(lambda: agreed(16))
     first.stop()

@@ -76,10 +76,8 @@ def oracle(spec: TableSpec) -> Oracle:
 
 
 @pytest.fixture(params=[*databases.KINDS, "redis"])
-def store(
-    request: pytest.FixtureRequest, database: Callable[[str], str], redis_url: str
-) -> Iterator[tuple[Store, str]]:
-    url = redis_url if request.param == "redis" else database(request.param)
+def store(request: pytest.FixtureRequest, database: Callable[[str], str]) -> Iterator[tuple[Store, str]]:
+    url = database(request.param)
     opened = open_store(url)
     opened.create_ledger()
     yield opened, url

@@ -18,12 +18,12 @@ from sqlalchemy.engine import URL, make_url
 import tallymark as tm
 from tallymark.errors import BadInput
 from tallymark.stores.opening import open_sql, open_store
+from tests.support.background import Background, wait_for
 from tests.support.crash import Run, make_loop
 from tests.support.databases import query
 from tests.support.kafka import Topics
 from tests.support.proxy import Proxy
 from tests.support.reader import PlainReader
-from tests.support.running import wait_for
 from tests.support.truth import check_complete
 
 PGBOUNCER = os.environ.get("TALLYMARK_TEST_PGBOUNCER") or shutil.which("pgbouncer")
@@ -124,21 +124,16 @@ def test_transactions_of_a_pooler_are_enough(
             while not over.is_set():
                 neighbour.execute("SET TIME ZONE 'Asia/Tokyo'")
 
-    disturbing = threading.Thread(target=disturb)
-    disturbing.start()
     store, reader = open_store(pooled), PlainReader(brokers)
-    try:
+    with Background(disturb, over.set):
         make_loop(Run(brokers, pooled, group, topic), store, reader).run("caught-up")
         source = tm.Kafka(brokers, topic, value=tm.Json("id BIGINT"))
         for batch in tm.Consumer(group=f"{group}-2", source=source, store=pooled).batches(30, until="caught-up"):
             with batch.transaction() as db:
                 assert db.scalar("SHOW TimeZone") == "UTC"
                 db.write("others", [{"id": record.value["id"]} for record in batch.records], key="id", write="upsert")
-    finally:
-        over.set()
-        disturbing.join()
-        reader.close()
-        store.close()
+    reader.close()
+    store.close()
     check_complete(direct, topics.committed(topic))
     assert query(direct, "SELECT COUNT(*) FROM others") == [(300,)]
 

@@ -39,6 +39,7 @@ from tallymark.errors import (
 from tallymark.kafka.cluster import Cluster
 from tallymark.produce.settings import Outgoing, java_partition
 from tallymark.produce.state import Reasons
+from tests.support.background import Background, wait_for
 from tests.support.databases import query
 from tests.support.kafka import TIMEOUT, Topics
 
@@ -228,8 +229,7 @@ def test_a_callback_that_wants_to_end_the_process_ends_no_reports(topics: Topics
     topic, called = topics.create(1), threading.Event()
     with tm.Producer(brokers) as own:
         own.send(topic, "a", on_delivery=leave)
-        while not own.statistics().delivered:
-            time.sleep(0.05)
+        wait_for(lambda: own.statistics().delivered > 0)
         own.send(topic, "b", on_delivery=lambda *_: called.set())
         assert called.wait(TIMEOUT)
 
@@ -273,11 +273,9 @@ def test_threads_share_a_producer_and_each_keeps_its_order(topics: Topics, broke
             for number in range(each):
                 producer.send(topic, f"{name}-{number}", key=name)
 
-        threads = [threading.Thread(target=work, args=(name,)) for name in "abcd"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        working = [Background(partial(work, name)).start() for name in "abcd"]
+        for one in working:
+            one.result()
         producer.flush()
         assert producer.statistics() == (4 * each, 4 * each, 0, 0)
     found = [str(value, "ascii").split("-") for value in values(topics, topic) if value]
@@ -391,8 +389,7 @@ def test_a_complaint_is_forgotten_once_something_was_delivered(topics: Topics, b
         first = producer.send(topic, "a")
         with pytest.raises(tm.TallymarkError, match="no entry"):
             first.result(TIMEOUT)
-        while not first.done():
-            time.sleep(0.05)
+        wait_for(first.done)
         producer.send(topic, "b").result(TIMEOUT)
         complaints.check()
 
@@ -467,9 +464,7 @@ def test_a_record_sent_while_another_thread_closes_is_delivered_or_refused(
     own = tm.Producer(brokers, settings={"linger.ms": 60_000})
 
     def close() -> None:
-        thread = threading.Thread(target=own.close)
-        thread.start()
-        thread.join()
+        Background(own.close).start().result()
 
     before, after = (close, lambda: None) if closed_first else (lambda: None, close)
     own._client = Interrupted(own._client, before, after)
@@ -501,13 +496,10 @@ def test_ctrl_c_while_closing_drops_nothing_unheard(
 def test_a_second_close_waits_for_the_first(impatient: None) -> None:
     own = tm.Producer(NOWHERE)
     own.send("orders", "value", on_delivery=lambda *_: None)
-    first = threading.Thread(target=own.close, args=(0.5,))
-    first.start()
-    while not own._state.closed:
-        time.sleep(0.01)
-    own.close()
-    assert own.statistics().failed == 1
-    first.join()
+    with Background(lambda: own.close(0.5)):
+        wait_for(lambda: bool(own._state.closed))
+        own.close()
+        assert own.statistics().failed == 1
 
 
 def test_close_does_not_wait_for_a_callback_without_end(

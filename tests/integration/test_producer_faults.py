@@ -12,8 +12,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import tallymark as tm
 from tallymark.errors import CommitUnknown, ProducerStopped, StillWaiting
 from tallymark.local.sandbox import Kafka, KafkaCluster
+from tests.support.background import Background, wait_for
 from tests.support.kafka import TIMEOUT, Topics
-from tests.support.running import wait_for
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -46,8 +46,7 @@ def test_a_broker_that_is_killed_in_the_middle_costs_and_repeats_nothing(broker:
         broker.kill()
         broker.start()
 
-    thread = threading.Thread(target=kill_and_restart)
-    thread.start()
+    restarting = Background(kill_and_restart).start()
     # The buffer is so small that the sender has to wait for the broker.
     with tm.Producer(broker.brokers, settings={"queue.buffering.max.messages": records // 10}) as producer:
         for number in range(records):
@@ -56,7 +55,7 @@ def test_a_broker_that_is_killed_in_the_middle_costs_and_repeats_nothing(broker:
                 sending.set()
         producer.flush()
         assert producer.statistics() == (records, records, 0, 0)
-    thread.join()
+    restarting.result()
     check_complete_and_in_order(topics, topic, records)
 
 
@@ -141,14 +140,14 @@ def test_a_leader_that_is_killed_under_load_costs_and_repeats_nothing(tmp_path: 
             one.leader for one in admin.list_topics("replicated", TIMEOUT).topics["replicated"].partitions.values()
         }
         leader = next(node for number, node in enumerate(cluster.nodes, 1) if number in leaders)
-        records, killed = 20_000, threading.Thread(target=leader.kill)
+        records, killed = 20_000, Background(leader.kill)
         with tm.Producer(cluster.brokers, settings={"queue.buffering.max.messages": 2000}) as producer:
             for number in range(records):
                 producer.send("replicated", str(number), key=str(number % KEYS))
                 if number == records // 3:
                     killed.start()
                 if number == records // 3 * 2:
-                    killed.join()
+                    killed.result()
         check_complete_and_in_order(topics, "replicated", records)
 
 

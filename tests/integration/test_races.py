@@ -6,14 +6,16 @@ from collections.abc import Callable
 from queue import Empty
 from typing import Any
 
+import pytest
+
 from tallymark.core.claims import Claim
 from tallymark.core.spans import Partition
 from tallymark.errors import CommitRefused
 from tallymark.stores.opening import open_sql
 from tallymark.stores.sql.ledger.read import read_positions
 from tallymark.stores.sql.store import SqlStore
+from tests.support.children import PROCESSES
 from tests.support.commits import EVENTS, SCHEMA, apply, ready_store, take, work
-from tests.support.crash import PROCESSES
 from tests.support.databases import query
 from tests.support.truth import check_accounts
 
@@ -93,6 +95,7 @@ def held_by(store: SqlStore) -> Claims:
     return {partition: Claim(partition, position.epoch, position) for partition, position in found.items()}
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_of_two_that_commit_the_same_span_one_wins(store_url: str) -> None:
     ready_store(store_url).close()
     outcomes = race(store_url, commit_the_same_span)
@@ -117,6 +120,7 @@ def claim_and_commit(store: SqlStore, name: str, start: Any, results: Any) -> No
         start.wait()
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_of_two_that_claim_at_once_the_last_one_may_commit(store_url: str) -> None:
     ready_store(store_url).close()
     outcomes = race(store_url, claim_and_commit)
@@ -147,6 +151,7 @@ def claim_under_a_commit(store: SqlStore, name: str, start: Any, results: Any) -
         start.wait()
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_who_takes_over_in_the_middle_of_a_commit_goes_on_where_it_ended(store_url: str) -> None:
     ready_store(store_url).close()
     outcomes = race(store_url, claim_under_a_commit)

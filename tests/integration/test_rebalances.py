@@ -31,8 +31,8 @@ from tallymark.service.batch import Batch
 from tallymark.service.consumer import Consumer
 from tallymark.stores.opening import open_store
 from tests.support import databases, truth
+from tests.support.background import wait_for
 from tests.support.kafka import Topics
-from tests.support.running import wait_for
 from tests.support.storm import seen
 from tests.support.storm_member import COUNTERS, QUICK, Spec, Working, start
 
@@ -331,7 +331,7 @@ class Held(Working):
         self.fenced = 0
         super().__init__(spec, inside)
 
-    def _run(self, inside: Callable[[Batch], None]) -> None:
+    def take(self, inside: Callable[[Batch], None]) -> None:
         for batch in self.consumer.batches(self.spec.most):
             inside(batch)
             try:

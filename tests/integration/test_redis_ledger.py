@@ -1,20 +1,21 @@
-"""The ledger in Redis: positions, claims, tallies and history, as in SQL."""
+"""What is specific to a ledger in Redis: its keys, and a script that decides at the last moment.
+
+The rest is in test_contract_ledger.py.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta, timezone
+from collections.abc import Iterator
+from datetime import datetime, timezone
 
 import pytest
 
-from tallymark.core.claims import Advance, Claim, Entry, FirstClaim, Note, PositionChanges, Restart
+from tallymark.core.claims import Claim, FirstClaim, Note, PositionChanges, Restart
 from tallymark.core.progress import Step
 from tallymark.core.spans import GroupState, Partition, Position, Span, Tally
-from tallymark.errors import BadInput, CommitRefused, Fenced, PositionMoved, TallymarkError
+from tallymark.errors import CommitRefused, Fenced, PositionMoved, TallymarkError
 from tallymark.stores.redis.ledger import VERSION
 from tallymark.stores.redis.store import RedisStore
 from tests.support.commits import EVENTS, SCHEMA, SINCE, owner, take, work
@@ -43,25 +44,6 @@ def commit(
 
 def position(store: RedisStore, group: str, partition: Partition = ZERO) -> Position:
     return next(found for found in store.positions(group)[group] if found.partition == partition)
-
-
-# Making it
-
-
-def test_the_ledger_can_be_made_twice_and_by_several_at_once(redis_url: str) -> None:
-    stores = [RedisStore(redis_url) for _ in range(4)]
-    assert not stores[0].has_ledger()
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(RedisStore.create_ledger, stores))
-    stores[0].create_ledger()
-    assert stores[0].has_ledger()
-    assert dump(redis_url)["tallymark:schema"][b"version"] == str(VERSION).encode()
-
-
-def test_a_newer_ledger_is_refused(store: RedisStore, redis_url: str) -> None:
-    client(redis_url).hset(key(redis_url, "tallymark:schema"), "version", VERSION + 1)
-    with pytest.raises(BadInput, match=f"has version {VERSION + 1}.*upgrade tallymark"):
-        store.create_ledger()
 
 
 def test_a_ledger_of_version_1_is_brought_up_to_date(store: RedisStore, redis_url: str, group: str) -> None:
@@ -97,52 +79,6 @@ def test_a_tally_that_is_no_number_is_seen_before_anything_is_written(
 # Claims
 
 
-def test_a_claim_starts_new_partitions_and_raises_the_epoch_of_others(store: RedisStore, group: str) -> None:
-    first = take(store, group, "one", [ZERO], at=7)
-    assert first[ZERO].epoch == 1
-    assert first[ZERO].position == position(store, group)
-    assert (first[ZERO].position.next_offset, first[ZERO].position.first_offset) == (7, 7)
-    second = take(store, group, "two", BOTH, at=9)
-    assert (second[ZERO].epoch, second[ONE].epoch) == (2, 1)
-    assert (second[ZERO].position.next_offset, second[ONE].position.next_offset) == (7, 9)
-    assert {found.owner for found in store.positions(group)[group]} == {owner("two")}
-
-
-def test_what_decide_wishes_sees_the_saved_positions_in_order(store: RedisStore, group: str) -> None:
-    take(store, group, "one", [ONE])
-    take(store, group, "one", [ZERO])
-    seen: list[Position] = []
-
-    def decide(found: Sequence[Position]) -> PositionChanges:
-        seen.extend(found)
-        return PositionChanges({})
-
-    assert store.claim(group, owner("two"), [Partition("orders", 9)], decide, {}) == {}
-    assert [found.partition for found in seen] == BOTH
-
-
-def test_a_claim_that_decide_refuses_changes_nothing(store: RedisStore, group: str, redis_url: str) -> None:
-    take(store, group, "one", BOTH)
-    before = dump(redis_url)
-
-    def refuse(_: object) -> PositionChanges:
-        raise BadInput("no")
-
-    with pytest.raises(BadInput):
-        store.claim(group, owner("two"), BOTH, refuse, {})
-    assert dump(redis_url) == before
-
-
-def test_who_was_fenced_takes_no_new_partition(store: RedisStore, group: str, redis_url: str) -> None:
-    held = take(store, group, "one", [ZERO])
-    take(store, group, "two", [ZERO])
-    before = dump(redis_url)
-    first = PositionChanges({ONE: FirstClaim(0, "topic-id", "cluster-id")})
-    with pytest.raises(Fenced, match="run two on host-of-two"):
-        store.claim(group, owner("one"), [ONE], lambda _: first, held)
-    assert dump(redis_url) == before
-
-
 def test_who_is_fenced_while_it_claims_is_told(store: RedisStore, redis_url: str, group: str) -> None:
     held = take(store, group, "one", [ZERO])
     first = PositionChanges({ONE: FirstClaim(0, "topic-id", "cluster-id")})
@@ -165,47 +101,6 @@ def test_a_claim_takes_over_while_the_owner_commits(store: RedisStore, redis_url
 
     taken = store.claim(group, owner("two"), [ZERO], decide, {})
     assert (taken[ZERO].epoch, taken[ZERO].position.next_offset) == (2, 5)
-
-
-def test_claims_of_several_threads_never_share_an_epoch(redis_url: str, group: str) -> None:
-    start = threading.Barrier(8)
-    stores = [RedisStore(redis_url) for _ in range(8)]
-
-    def race(number: int) -> list[Claim]:
-        start.wait()
-        return [take(stores[number], group, f"run-{number}", BOTH)[ZERO] for _ in range(5)]
-
-    with ThreadPoolExecutor(8) as pool:
-        claims = [held for found in pool.map(race, range(8)) for held in found]
-    assert sorted(held.epoch for held in claims) == list(range(1, 41))
-    last = max(claims, key=lambda held: held.epoch)
-    assert position(stores[0], group) == last.position
-
-
-def test_a_restart_ahead_is_a_skip_and_one_back_begins_a_new_tally(
-    store: RedisStore, group: str, redis_url: str
-) -> None:
-    commit(store, group, take(store, group, "one", BOTH), 0, 10)
-    restarts = {ZERO: Restart(25, "jump"), ONE: Restart(4, "again")}
-    held = store.claim(group, owner("two"), BOTH, lambda _: PositionChanges({}, restarts), {})
-    assert [held[one].position for one in BOTH] == store.positions(group)[group]
-    assert held[ZERO].position.tally == Tally(applied=10, skipped=15)
-    assert (held[ONE].position.first_offset, held[ONE].position.tally) == (4, Tally())
-    notes = [json.loads(note) for note in dump(redis_url)[f"tallymark:exceptions:{group}"]]
-    assert [(note["kind"], note["partition_id"], note["start_offset"], note["stop_offset"]) for note in notes] == [
-        ("skip", 0, 10, 25),
-        ("reset", 1, 4, 10),
-    ]
-    assert all(found.balanced for found in store.positions(group)[group])
-    commit(store, group, {ZERO: held[ZERO]}, 25, 26)
-
-
-def test_a_release_leaves_the_position_and_no_owner(store: RedisStore, group: str) -> None:
-    held = take(store, group, "one", BOTH)
-    taken = take(store, group, "two", [ONE])
-    store.release(group, held.values())
-    assert position(store, group, ZERO) == dataclasses.replace(held[ZERO].position, owner=None)
-    assert position(store, group, ONE) == taken[ONE].position
 
 
 # Commits
@@ -234,44 +129,6 @@ def test_a_commit_moves_positions_with_all_that_explains_them(store: RedisStore,
     letter = client(redis_url).hgetall(letters[0])
     assert (letter[b"record_offset"], letter[b"record_key"], letter[b"record_value"]) == (b"8", b"key", b"\x00\xff")
     assert (letter[b"error"], letter[b"state"], b"table_name" in letter) == (b"garbage", b"dead", False)
-
-
-def test_a_span_without_records_keeps_the_time_of_the_last_one(store: RedisStore, group: str) -> None:
-    held = take(store, group, "one", [ZERO])
-    commit(store, group, held, 0, 3)
-    absent = Advance(ZERO, 3, 5, held[ZERO].epoch, Tally(absent=2), None)
-    store.apply([], Entry(group, "batch", SINCE, NOW, [absent]))
-    assert (position(store, group).next_offset, position(store, group).record_time) == (5, SINCE)
-
-
-@pytest.mark.parametrize("start", [0, 3, 9])
-def test_a_commit_that_does_not_start_at_the_position_writes_nothing(
-    store: RedisStore, group: str, redis_url: str, start: int
-) -> None:
-    held = take(store, group, "one", BOTH)
-    commit(store, group, held, 0, 5)
-    before = dump(redis_url)
-    with pytest.raises(PositionMoved, match="behind" if start > 5 else "ahead"):
-        commit(store, group, held, start, start + 3)
-    assert dump(redis_url) == before
-
-
-def test_a_fenced_commit_writes_nothing(store: RedisStore, group: str, redis_url: str) -> None:
-    held = take(store, group, "one", BOTH)
-    take(store, group, "two", [ONE])
-    before = dump(redis_url)
-    with pytest.raises(Fenced, match=r"orders\[1\] was claimed by run two on host-of-two.*epoch 2, this run had 1"):
-        commit(store, group, held, 0, 3, dead=1)
-    assert dump(redis_url) == before
-
-
-def test_a_commit_whose_position_is_gone_writes_nothing(store: RedisStore, group: str, redis_url: str) -> None:
-    held = take(store, group, "one", BOTH)
-    client(redis_url).delete(key(redis_url, f"tallymark:position:{group}:orders:1"))
-    before = dump(redis_url)
-    with pytest.raises(PositionMoved, match="the ledger has no position any more"):
-        commit(store, group, held, 0, 3)
-    assert dump(redis_url) == before
 
 
 @pytest.mark.parametrize("disturb", ["claim", "commit"])
@@ -309,24 +166,6 @@ def test_a_ledger_key_of_another_type_is_seen_before_anything_is_written(
 # An unknown outcome
 
 
-@pytest.mark.parametrize("landed", [True, False])
-def test_a_reclaim_settles_a_commit_whose_answer_was_lost(
-    store: RedisStore, group: str, redis_url: str, landed: bool
-) -> None:
-    held = take(store, group, "one", BOTH)
-    made = work(group, "one", held, 0, 5)
-    if landed:
-        store.apply(made.changes, made.entry)
-    again = store.reclaim(group, held)
-    assert {claim.position.next_offset for claim in again.values()} == {5 if landed else 0}
-    assert {claim.epoch for claim in again.values()} == {2}
-    before = dump(redis_url)
-    with pytest.raises(CommitRefused):
-        store.apply(made.changes, made.entry)
-    assert dump(redis_url) == before
-    assert store.reclaim(group, held)[ZERO].epoch == 3
-
-
 def test_a_late_commit_is_refused_after_a_reclaim(store: RedisStore, group: str, redis_url: str) -> None:
     held = take(store, group, "one", BOTH)
     made = work(group, "one", held, 0, 5)
@@ -337,50 +176,3 @@ def test_a_late_commit_is_refused_after_a_reclaim(store: RedisStore, group: str,
     with pytest.raises(Fenced):
         store.apply(made.changes, made.entry, reclaim)
     assert dump(redis_url, "events:") == {}
-
-
-def test_what_another_has_claimed_is_not_reclaimed(store: RedisStore, group: str, redis_url: str) -> None:
-    held = take(store, group, "one", BOTH)
-    take(store, group, "two", [ONE])
-    before = dump(redis_url)
-    with pytest.raises(Fenced, match="run two"):
-        store.reclaim(group, held)
-    assert dump(redis_url) == before
-
-
-# Groups
-
-
-def test_groups_and_topics_with_any_name_stay_apart(store: RedisStore) -> None:
-    names = ["a", "a:b", "a%3Ab", "a:b:c", "{x}", "ü "]
-    for number, name in enumerate(names):
-        take(store, name, "one", [Partition("b:c", 0), Partition("c", 0)], at=number)
-    assert {name: {found.next_offset for found in held} for name, held in store.positions().items()} == {
-        name: {number} for number, name in enumerate(names)
-    }
-    assert list(store.positions()) == sorted(names)
-    assert store.positions("nobody") == {}
-
-
-def test_a_group_runs_until_somebody_pauses_it(store: RedisStore, group: str) -> None:
-    assert store.state(group) is None
-    take(store, group, "one", [ZERO])
-    assert store.state(group) == GroupState("running", None, "host-of-one", SINCE)
-    store.set_state(group, GroupState("paused", "lunch", "me", NOW))
-    take(store, group, "two", [ZERO])
-    assert store.state(group) == GroupState("paused", "lunch", "me", NOW)
-    store.set_state(group, GroupState("running", None, None, NOW))
-    assert store.state(group) == GroupState("running", None, None, NOW)
-
-
-def test_recent_counts_and_prune_forgets_by_time(store: RedisStore, group: str, redis_url: str) -> None:
-    held = take(store, group, "one", [ZERO])
-    for number in range(4):
-        made = work(group, "one", held, number * 10, number * 10 + 10, dead=number)
-        store.apply(made.changes, dataclasses.replace(made.entry, now=NOW + timedelta(seconds=number)))
-    assert store.recent(group, NOW + timedelta(seconds=2)) == Tally(applied=15, dead=5)
-    assert store.recent(group, NOW + timedelta(seconds=2, microseconds=1)) == Tally(applied=7, dead=3)
-    store.prune(group, {"batches": NOW + timedelta(seconds=1)})
-    assert store.recent(group, SINCE) == Tally(applied=24, dead=6)
-    assert position(store, group).tally == Tally(applied=34, dead=6)
-    assert len(dump(redis_url)[f"tallymark:letters:{group}"]) == 6

@@ -86,19 +86,6 @@ def test_an_upsert_overwrites_and_takes_away_what_is_null(store: RedisStore, url
     }
 
 
-def test_the_first_one_in_stays_where_rows_are_ignored(store: RedisStore, url: str) -> None:
-    store.apply([changes(FIRST, id=[1], name=["a"])], None)
-    store.apply([changes(FIRST, id=[1, 2], name=["b", "c"])], None)
-    assert rows(url) == {"1": {"id": "1", "name": "a"}, "2": {"id": "2", "name": "c"}}
-
-
-def test_deleted_rows_go(store: RedisStore, url: str) -> None:
-    spec = TableSpec("orders", key=("id",), write="upsert", delete="tombstone")
-    store.apply([changes(spec, id=[1, 2], name=["a", "b"])], None)
-    store.apply([changes(spec, id=[1, 3], name=pa.array([None, "c"]), **{DELETED: [True, False]})], None)
-    assert rows(url).keys() == {"2", "3"}
-
-
 VERSIONS: list[tuple[pa.DataType, Any, Any]] = [
     (pa.int64(), 2**53, 2**53 + 1),
     (pa.int64(), -(2**53) - 1, -(2**53)),

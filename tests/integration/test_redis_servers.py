@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -22,6 +21,7 @@ from tallymark.local.sandbox.server import free_port
 from tallymark.stores.opening import open_store
 from tallymark.stores.redis import script
 from tallymark.stores.redis.store import RedisStore
+from tests.support.background import Background, wait_for
 from tests.support.commits import EVENTS, SCHEMA, SINCE, take, work
 from tests.support.redis import OwnRedis, OwnValkey, client, dump
 
@@ -53,7 +53,7 @@ def ready(url: str) -> RedisStore:
 # A crash of the server
 
 
-@pytest.mark.parametrize("own", [OwnValkey, OwnRedis], indirect=True)
+@pytest.mark.parametrize("own", [OwnValkey, pytest.param(OwnRedis, marks=pytest.mark.faults)], indirect=True)
 def test_a_killed_server_loses_rows_and_positions_together(own: OwnValkey) -> None:
     store = ready(own.url)
     held = take(store, GROUP, "one", BOTH)
@@ -69,11 +69,9 @@ def test_a_killed_server_loses_rows_and_positions_together(own: OwnValkey) -> No
                 if committed >= 700:
                     enough.set()
 
-    writer = threading.Thread(target=commit_on)
-    writer.start()
-    assert enough.wait(30)
-    own.kill()
-    writer.join(30)
+    with Background(commit_on):
+        assert enough.wait(30)
+        own.kill()
     own.start()
     positions = store.positions(GROUP)[GROUP]
     assert len({found.next_offset for found in positions}) == 1
@@ -110,8 +108,7 @@ def cluster(tmp_path: Path) -> Iterator[str]:
     with OwnValkey(tmp_path / "cluster", cluster_enabled="yes", cluster_port=str(free_port())) as server:
         node = client(server.url)
         node.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
-        while node.execute_command("CLUSTER INFO")["cluster_state"] != "ok":
-            time.sleep(0.02)
+        wait_for(lambda: bool(node.execute_command("CLUSTER INFO")["cluster_state"] == "ok"))
         yield server.url
 
 

@@ -1,8 +1,10 @@
-"""A handler's transaction on Redis: the collected commands are written with the positions, or not at all."""
+"""A handler's transaction on Redis: its commands, and what is refused before anything is written.
+
+The contract of every store is in test_contract_transaction.py.
+"""
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -108,35 +110,6 @@ def test_reads_see_what_was_committed_before(store: RedisStore) -> None:
         db.set("b", 2)
         assert (db.get("a"), db.exists("b"), db.hget("h", "f"), db.hgetall("h")) == (b"1", False, b"x", {b"f": b"x"})
         assert (db.smembers("s"), db.lrange("l"), db.zscore("z", "a")) == ({b"1"}, [b"1", b"2"], 2.0)
-
-
-def test_whatever_raises_nothing_is_written(store: RedisStore, redis_url: str, claims: dict[Partition, Claim]) -> None:
-    def handle(at: str) -> None:
-        def fail(here: str) -> None:
-            if here == at:
-                raise KeyError(at)
-
-        def entry() -> Entry:
-            fail("entry")
-            return step(claims)()
-
-        run(store, entry, lambda db: db.set("a", 1), lambda _: fail("block"), on_step=fail)
-
-    for at in ("block", "entry", Step.WRITTEN, Step.MOVED):
-        with pytest.raises(KeyError, match=at):
-            handle(at)
-        assert (theirs(redis_url), position(store)) == ({}, 0)
-    handle("nowhere")
-    assert (theirs(redis_url), position(store)) == ({"a": b"1"}, 3)
-
-
-def test_without_an_entry_the_rest_is_written_alone(
-    store: RedisStore, redis_url: str, claims: dict[Partition, Claim]
-) -> None:
-    run(store, nothing, lambda db: db.set("a", 1))
-    run(store, nothing)
-    run(store, step(claims))
-    assert (theirs(redis_url), position(store)) == ({"a": b"1"}, 3)
 
 
 def test_who_was_fenced_writes_nothing(store: RedisStore, redis_url: str, claims: dict[Partition, Claim]) -> None:
@@ -311,23 +284,6 @@ def test_a_batch_of_more_than_a_command_takes_is_too_large(
         run(store, nothing, many)
     monkeypatch.undo()
     assert position(store) == 0
-
-
-def test_another_thread_may_go_on_with_it_and_then_it_is_over(store: RedisStore, redis_url: str) -> None:
-    with store.begin(nothing) as db:
-        thread = threading.Thread(target=db.set, args=("a", 1))
-        thread.start()
-        thread.join()
-    assert theirs(redis_url) == {"a": b"1"}
-    uses: list[Callable[[], object]] = [
-        lambda: db.set("b", 1),
-        lambda: db.get("a"),
-        lambda: db.write("t", {"id": 1}),
-        lambda: db.savepoint().__enter__(),
-    ]
-    for use in uses:
-        with pytest.raises(BadInput, match="has ended"):
-            use()
 
 
 def test_a_user_needs_the_right_to_what_the_block_calls(redis_url: str) -> None:

@@ -13,12 +13,12 @@ from tallymark.errors import Fenced, TopicRecreated
 from tallymark.kafka.membership import Standalone
 from tallymark.run import ownership as share
 from tests.support import truth
+from tests.support.background import wait_for
 from tests.support.command import in_process
 from tests.support.crash import Run
 from tests.support.kafka import Topics
-from tests.support.running import Running, wait_for
+from tests.support.running import Running, SharedLoop
 from tests.support.standing import Service, journal, make_table, numbers, offsets, seen, standing
-from tests.support.storm_loop import SharedLoop
 
 TIMES = Counter[tuple[int, int]]
 
@@ -209,7 +209,7 @@ def test_a_topic_that_is_recreated_under_a_run_is_refused_with_the_position_of_t
         wait_for(lambda: offsets(store, group) == {0: 60})
         topics.send_to(topic, 0, numbers(10))
         service.wait()
-    assert isinstance(service.error, TopicRecreated)
+        assert isinstance(service.error, TopicRecreated)
     assert offsets(store, group)[0] >= 60
     assert f"position {offsets(store, group)[0]} of {topic}[0] is not valid in the new topic" in str(service.error)
 
@@ -222,7 +222,7 @@ def test_a_topic_that_is_recreated_under_a_run_is_refused_with_the_position_of_t
 
     with Running(run, recreate_it) as alone:
         alone.wait()
-    assert isinstance(alone.error, TopicRecreated)
+        assert isinstance(alone.error, TopicRecreated)
     assert offsets(run.store, group)[0] >= 40
     assert f"position {offsets(run.store, group)[0]} of {run.topic}[0] is not valid in the new topic" in str(
         alone.error

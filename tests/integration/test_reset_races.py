@@ -39,9 +39,9 @@ def several(*kinds: str) -> list[Any]:
 
 
 @pytest.fixture
-def store(rounds_on: tuple[str, int], database: Callable[[str], str], redis_url: str) -> str:
+def store(rounds_on: tuple[str, int], database: Callable[[str], str]) -> str:
     kind, _ = rounds_on
-    return redis_url if kind == "redis" else database(kind)
+    return database(kind)
 
 
 @pytest.fixture
@@ -120,11 +120,11 @@ def test_a_reset_against_a_run_that_starts(brokers: str, store: str, groups: lis
 
 @pytest.mark.parametrize("kind", [*SQL, "redis"])
 def test_a_takeover_whose_ends_are_out_of_date_repeats_nothing(
-    kind: str, database: Callable[[str], str], redis_url: str, brokers: str, topics: Topics, group: str,
+    kind: str, database: Callable[[str], str], brokers: str, topics: Topics, group: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     """The group commits after the log ends were read, and before its positions are locked."""
-    store, topic, ask = redis_url if kind == "redis" else database(kind), topics.create(3), Brokers.logs
+    store, topic, ask = database(kind), topics.create(3), Brokers.logs
     topics.send(topic, numbers(3 * 40), partitions=3)
     stand(brokers, store, group, topic, dict.fromkeys(range(3), 30))
 

@@ -97,6 +97,7 @@ def consumed(cluster: Cluster, store: str, **settings: Any) -> int:
     return count
 
 
+@pytest.mark.faults_where(way=["scram-256", "plain", "any-name"])
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_in_is_one_for_services_and_for_spark(
     spark: Any, kafka: TokenKafka, way: str, database: Callable[[str], str]

@@ -12,10 +12,10 @@ import pytest
 from tallymark import SkipAhead
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tests.support import truth
+from tests.support.background import wait_for
 from tests.support.crash import Run
 from tests.support.kafka import Topics
-from tests.support.running import wait_for
-from tests.support.storm_loop import SharedLoop, start_loop
+from tests.support.running import SharedLoop, start_loop
 
 Join = Callable[..., SharedLoop]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 from sqlalchemy.engine import make_url
@@ -16,36 +16,16 @@ from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.cluster import Cluster
 from tallymark.stores.opening import open_store
 from tests.support.crash import Run, make_loop
-from tests.support.kafka import Topics
 from tests.support.proxy import Cut, Lose, Proxy
 from tests.support.reader import PlainReader
-from tests.support.truth import Record, check_complete
+from tests.support.truth import Committed, check_complete
 
-PARTITIONS = 2
 LIMITS = {"connect_timeout": "2", "read_timeout": "1"}
 
 
-@pytest.fixture(scope="module")
-def topic(topics: Topics) -> str:
-    name = topics.create(PARTITIONS)
-    topics.send(name, ({"id": number} for number in range(40)), partitions=PARTITIONS)
-    return name
-
-
-@pytest.fixture(scope="module")
-def committed(topics: Topics, topic: str) -> dict[Record, bytes | None]:
-    return topics.committed(topic)
-
-
 @pytest.fixture(params=["postgresql", "mariadb", "redis"])
-def url(request: pytest.FixtureRequest, database: Callable[[str], str], redis_url: str) -> str:
-    return redis_url if request.param == "redis" else database(request.param)
-
-
-@pytest.fixture
-def proxy(url: str) -> Iterator[Proxy]:
-    with Proxy(url) as standing:
-        yield standing
+def url(request: pytest.FixtureRequest, database: Callable[[str], str]) -> str:
+    return database(request.param)
 
 
 def limited(proxy: Proxy) -> str:
@@ -64,9 +44,11 @@ def at(step: Step, occurrence: int, happens: Callable[[], None]) -> Callable[[St
     return watch
 
 
+@pytest.mark.faults_where(url=["mariadb", "postgresql"], lose="reply")
+@pytest.mark.faults_where(url="redis", lose="request")
 @pytest.mark.parametrize("lose", ["request", "reply"])
 def test_a_commit_that_is_never_answered_is_settled_like_any_other(
-    lose: Lose, proxy: Proxy, url: str, brokers: str, group: str, topic: str, committed: dict[Record, bytes | None]
+    lose: Lose, proxy: Proxy, url: str, brokers: str, group: str, topic: str, committed: Committed
 ) -> None:
     cut = Cut(proxy.commit, lose, silently=True)
     store, reader = open_store(limited(proxy)), PlainReader(brokers)
@@ -90,6 +72,7 @@ def work(consumer: tm.Consumer, first: Callable[[], None]) -> None:
         first()
 
 
+@pytest.mark.faults_where(url="mariadb")
 def test_a_member_whose_store_is_silent_for_good_leaves_its_group(
     proxy: Proxy, brokers: str, group: str, topic: str
 ) -> None:
@@ -101,6 +84,7 @@ def test_a_member_whose_store_is_silent_for_good_leaves_its_group(
     assert not Brokers(Cluster(brokers)).members(group)
 
 
+@pytest.mark.faults_where(url=["mariadb", "redis"])
 def test_a_consumer_that_waits_for_a_silent_store_can_be_stopped(
     proxy: Proxy, brokers: str, group: str, topic: str
 ) -> None:

@@ -69,10 +69,10 @@ def dead_letters(store_url: str, group: str, partition: Partition, brokers: str,
 
 @pytest.mark.parametrize("kind", ["sqlite", "redis"])
 def test_the_work_for_dead_letters_grows_with_their_number(
-    kind: str, brokers: str, topics: Topics, group: str, database: Callable[[str], str], redis_url: str,
+    kind: str, brokers: str, topics: Topics, group: str, database: Callable[[str], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    store_url, count, partition = redis_url if kind == "redis" else database(kind), 200, Partition(topics.create(1), 0)
+    store_url, count, partition = database(kind), 200, Partition(topics.create(1), 0)
     topics.send(partition.topic, numbers(count))
     dead_letters(store_url, group, partition, brokers, count)
     questions, read, asked = list[object](), list[object](), Brokers(brokers)

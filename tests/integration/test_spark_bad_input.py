@@ -13,8 +13,9 @@ from tallymark import Json, Kafka, Pipeline, Tally
 from tallymark.errors import BadInput, TableMismatch, TallymarkError, UnknownTopic, Unreachable
 from tests.integration.test_spark_positions import execute
 from tests.support import databases
+from tests.support.databases import tables
 from tests.support.kafka import Topics
-from tests.support.pipelines import copied, next_offsets, one_to_one, tables
+from tests.support.pipelines import copied, next_offsets, one_to_one
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

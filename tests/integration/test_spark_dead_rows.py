@@ -68,6 +68,7 @@ def make(brokers: str, topic: str, group: str, store: str, **settings: Any) -> P
     return pipeline
 
 
+@pytest.mark.faults_where(store_url=["mariadb", "sqlite"])
 def test_poison_of_five_kinds_becomes_dead_letters_and_the_rest_is_applied(
     brokers: str, topics: Topics, group: str, store_url: str
 ) -> None:
@@ -101,6 +102,7 @@ def encoded(value: Any) -> bytes:
     return value if isinstance(value, bytes) else json.dumps(value).encode()
 
 
+@pytest.mark.faults
 def test_poison_on_redis(brokers: str, topics: Topics, group: str, redis_url: str) -> None:
     topic = topics.create(4)
     sent, places = values(POISON | {"fifth": FIFTH["redis"]})
@@ -122,6 +124,7 @@ def test_poison_on_redis(brokers: str, topics: Topics, group: str, redis_url: st
     assert {int(name) for name, row in rows.items() if isinstance(row, dict)} == set(range(RECORDS)) - places.keys()
 
 
+@pytest.mark.faults
 def test_a_batch_with_too_many_dead_moves_nothing(brokers: str, topics: Topics, group: str, store_url: str) -> None:
     from tallymark import Budget
 
@@ -150,6 +153,7 @@ def test_a_function_that_always_fails_is_not_taken_for_bad_records(
     assert databases.query(url, "SELECT max(next_offset) FROM tallymark_positions") == [(0,)]
 
 
+@pytest.mark.faults
 def test_a_batch_that_is_too_large_for_the_memory_is_read_in_smaller_ones(
     brokers: str, topics: Topics, group: str, database: Callable[[str], str]
 ) -> None:

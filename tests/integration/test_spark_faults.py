@@ -10,8 +10,9 @@ from tallymark import Limits
 from tallymark.core.progress import Step
 from tallymark.spark.pipeline import Road
 from tests.support import databases
+from tests.support.databases import tables
 from tests.support.kafka import Topics
-from tests.support.pipelines import UNBALANCED, coordinates, one_to_one, tables
+from tests.support.pipelines import UNBALANCED, coordinates, one_to_one
 from tests.support.spark_crash import BATCH, run_until_killed
 
 pytestmark = pytest.mark.usefixtures("spark")

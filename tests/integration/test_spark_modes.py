@@ -47,32 +47,29 @@ def names(url: str, table: str = "orders") -> dict[int, Any]:
     return {int(str(key)): name for key, name in databases.query(url, f"SELECT id, name FROM {table}")}
 
 
-@pytest.fixture(params=[*databases.KINDS, "redis"])
-def any_url(request: pytest.FixtureRequest, database: Callable[[str], str], redis_url: str) -> str:
-    return redis_url if request.param == "redis" else database(request.param)
-
-
+@pytest.mark.faults_where(url=["mariadb", "redis", "sqlite"], records=2)
 @pytest.mark.parametrize("records", [2, 100], ids=["several batches", "one batch"])
-def test_tombstones_and_predicates_delete(records: int, brokers: str, topics: Topics, group: str, any_url: str) -> None:
+def test_tombstones_and_predicates_delete(records: int, brokers: str, topics: Topics, group: str, url: str) -> None:
     topic = topics.create(1)
     for number in (1, 2, 3, 4):
         topics.send_to(topic, 0, [{"id": number, "name": f"n{number}"}], key=str(number))
     topics.send_to(topic, 0, [None], key="1")
     topics.send_to(topic, 0, [{"id": 2, "op": "d"}, {"id": 3, "op": "d"}, {"id": 3, "name": "again"}])
     topics.send_to(topic, 0, [None], key="9")
-    pipeline = make(brokers, topic, group, any_url, records)
+    pipeline = make(brokers, topic, group, url, records)
     pipeline.table("orders", key="id", write="upsert", delete="tombstone")(keyed)
     pipeline.table("marked", key="id", write="upsert", delete="value.op = 'd' OR value IS NULL")(keyed)
 
     assert pipeline.run("caught-up") == Tally(applied=9)
 
-    assert names(any_url) == {2: None, 3: "again", 4: "n4"}
-    assert names(any_url, "marked") == {3: "again", 4: "n4"}
+    assert names(url) == {2: None, 3: "again", 4: "n4"}
+    assert names(url, "marked") == {3: "again", 4: "n4"}
 
 
+@pytest.mark.faults_where(url=["mariadb", "redis", "sqlite"], records=1)
 @pytest.mark.parametrize("records", [1, 100], ids=["several batches", "one batch"])
 def test_an_older_version_never_overwrites_a_newer_one(
-    records: int, brokers: str, topics: Topics, group: str, any_url: str
+    records: int, brokers: str, topics: Topics, group: str, url: str
 ) -> None:
     topic = topics.create(1)
     values = [(1, "five", 5), (1, "three", 3), (2, "none", None), (2, "one", 1), (2, "nothing", None), (3, "a", 7)]
@@ -80,7 +77,7 @@ def test_an_older_version_never_overwrites_a_newer_one(
     for key in ("1", "3"):
         topics.send_to(topic, 0, [None], key=key)
     topics.send_to(topic, 0, [{"id": 2, "op": "d", "v": 0}, {"id": 3, "name": "back", "v": 1}])
-    pipeline = make(brokers, topic, group, any_url, records)
+    pipeline = make(brokers, topic, group, url, records)
 
     @pipeline.table("orders", key="id", write="upsert", version="v")
     def orders(records: DataFrame) -> DataFrame:
@@ -96,9 +93,9 @@ def test_an_older_version_never_overwrites_a_newer_one(
         return records.where("value IS NOT NULL").select("value.id", "value.name")
 
     assert pipeline.run("caught-up") == Tally(applied=11)
-    assert names(any_url) == {1: "five", 2: "one", 3: "b"}
-    assert names(any_url, "left_over") == {2: "one", 3: "back"}, "a tombstone deletes every version"
-    assert names(any_url, "firsts") == {1: "five", 2: "none", 3: "a"}
+    assert names(url) == {1: "five", 2: "one", 3: "b"}
+    assert names(url, "left_over") == {2: "one", 3: "back"}, "a tombstone deletes every version"
+    assert names(url, "firsts") == {1: "five", 2: "none", 3: "a"}
 
 
 def test_provenance_says_which_record_wrote_a_row(brokers: str, topics: Topics, group: str, store_url: str) -> None:
@@ -161,6 +158,8 @@ def odd(records: DataFrame) -> DataFrame:
     return records.selectExpr("value.`a.b`", "value.`b``c`", "value.`v.` + 10 AS `v.`", "struct(value) AS `s.t`")
 
 
+@pytest.mark.faults_where(road="executors")
+@pytest.mark.faults_where(kind="mariadb")
 @pytest.mark.parametrize("road", ["driver", "executors"])
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_column_may_have_any_name(
@@ -188,6 +187,7 @@ def test_a_column_may_have_any_name(
 # The executors' path
 
 
+@pytest.mark.faults_where(kind="mariadb")
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_executors_stage_what_one_transaction_promotes(
     kind: str,
@@ -217,6 +217,7 @@ def test_executors_stage_what_one_transaction_promotes(
     assert not stages(url)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_executors_stage_in_one_pass_what_only_picks_columns(
     kind: str,
@@ -246,6 +247,7 @@ def test_executors_stage_in_one_pass_what_only_picks_columns(
     assert not stages(url)
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
 def test_a_staged_row_that_is_refused_is_found_in_smaller_batches(
     kind: str,

@@ -15,13 +15,13 @@ from tallymark import Json, Kafka, Limits, Pipeline, Standalone, Tally
 from tallymark.core.progress import Progress, Step
 from tallymark.errors import Fenced
 from tests.support import databases
+from tests.support.background import repeating, wait_for
 from tests.support.kafka import Topics
 from tests.support.pipelines import (
     UNBALANCED,
-    Background,
+    RunningPipeline,
     coordinates,
     copied,
-    eventually,
     next_offsets,
     one_to_one,
 )
@@ -36,6 +36,7 @@ def orders(count: int, first: int = 0) -> list[dict[str, object]]:
     return [{"id": n, "name": f"n{n}"} for n in range(first, first + count)]
 
 
+@pytest.mark.faults_where(store_url=["mariadb", "sqlite"])
 def test_every_committed_record_is_applied_once_or_is_dead(
     brokers: str, topics: Topics, group: str, store_url: str
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_dead_letter_keeps_all_of_the_record_and_the_reason(
     assert str(seen).startswith("2026-01-31 12:00:00")
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_an_upsert_keeps_the_newest_within_a_batch_across_batches_and_partitions(
     brokers: str, topics: Topics, group: str, store_url: str
 ) -> None:
@@ -149,6 +151,7 @@ def test_columns_are_created_from_the_schema_and_hold_what_was_sent(
     assert nothing == (None, None, None, None)
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_all_tables_of_a_batch_and_its_positions_appear_at_one_moment(
     brokers: str, topics: Topics, group: str, store_url: str
 ) -> None:
@@ -203,11 +206,12 @@ def test_an_open_transaction_is_waited_for_and_never_passed_over(
     pipeline = one_to_one(brokers, topic, group, url)
     assert pipeline.run("caught-up") == Tally(applied=3)
     producer.commit_transaction(30)
-    assert eventually(lambda: pipeline.run("caught-up").applied > 0 or next_offsets(url) == {0: 7})
+    wait_for(lambda: pipeline.run("caught-up").applied > 0 or next_offsets(url) == {0: 7})
     assert coordinates(url) == [(0, n) for n in range(6)]
     assert databases.query(url, UNBALANCED) == []
 
 
+@pytest.mark.faults
 def test_whoever_looks_at_any_time_finds_rows_and_positions_in_agreement(
     brokers: str, topics: Topics, group: str, store_url: str
 ) -> None:
@@ -215,28 +219,23 @@ def test_whoever_looks_at_any_time_finds_rows_and_positions_in_agreement(
     topics.send(topic, orders(120), partitions=3)
     pipeline = one_to_one(brokers, topic, group, store_url, limits=Limits(records=12))
     pipeline.table("broken")(lambda records: records.select("value.id").where("false"))
-    done, seen = threading.Event(), []
+    seen: list[tuple[object, ...]] = []
     agreement = (
         "SELECT (SELECT count(*) FROM orders), (SELECT sum(applied) FROM tallymark_positions), "
         "(SELECT count(*) FROM tallymark_positions "
         "WHERE applied + dead + skipped + lost + absent <> next_offset - first_offset)"
     )
 
-    def watch() -> None:
-        while not done.is_set():
-            seen.append(databases.query(store_url, agreement)[0])
-
-    watcher = threading.Thread(target=watch)
+    watcher = repeating(lambda: seen.append(databases.query(store_url, agreement)[0]))
 
     def start_watching(step: Step, _: Progress) -> None:
-        if step is Step.PLANNED and not watcher.is_alive() and not seen:
+        if step is Step.PLANNED and not watcher.alive and not seen:
             watcher.start()
 
     try:
         assert pipeline.run("caught-up", on_step=start_watching) == Tally(applied=120)
     finally:
-        done.set()
-        watcher.join()
+        watcher.stop()
     assert len({rows for rows, _, _ in seen}) > 3, "the watcher saw too little to say anything"
     assert [look for look in seen if look[0] != look[1] or look[2]] == []
 
@@ -331,16 +330,16 @@ def test_a_second_standalone_driver_takes_over_and_the_first_is_told_by_whom(
         if step is Step.STAGED and first_done.is_set():
             assert may_go_on.wait(60)
 
-    with Background(one_to_one(brokers, topic, group, url, membership=Standalone()), on_step=hold) as first:
+    with RunningPipeline(one_to_one(brokers, topic, group, url, membership=Standalone()), on_step=hold) as first:
         assert first_done.wait(60)
         topics.send(topic, orders(10, 10), partitions=2)
-        with Background(one_to_one(brokers, topic, group, url, membership=Standalone())) as second:
-            assert eventually(lambda: len(coordinates(url)) == 20)
+        with RunningPipeline(one_to_one(brokers, topic, group, url, membership=Standalone())) as second:
+            wait_for(lambda: len(coordinates(url)) == 20)
             may_go_on.set()
             with pytest.raises(Fenced, match=rf"was claimed by run {second.run} on \S+ since \d{{4}}-.*epoch 2"):
                 first.result()
             topics.send(topic, orders(10, 20), partitions=2)
-            assert eventually(lambda: len(coordinates(url)) == 30)
+            wait_for(lambda: len(coordinates(url)) == 30)
             assert second.stop() == Tally(applied=20)
     assert coordinates(url) == sorted(topics.committed(topic))
     assert databases.query(url, UNBALANCED) == []
@@ -351,9 +350,9 @@ def test_a_stopped_run_leaves_its_claims_and_a_new_one_goes_on(
 ) -> None:
     url, topic = database("sqlite"), topics.create(2)
     topics.send(topic, orders(10), partitions=2)
-    with Background(one_to_one(brokers, topic, group, url)) as running:
-        assert eventually(lambda: "orders" in str(databases.query(url, "SELECT name FROM sqlite_master")))
-        assert eventually(lambda: len(coordinates(url)) == 10)
+    with RunningPipeline(one_to_one(brokers, topic, group, url)) as running:
+        wait_for(lambda: "orders" in str(databases.query(url, "SELECT name FROM sqlite_master")))
+        wait_for(lambda: len(coordinates(url)) == 10)
         owners = "SELECT DISTINCT owner FROM tallymark_positions"
         assert databases.query(url, owners) == [(running.run,)]
         assert running.stop() == Tally(applied=10)

@@ -21,8 +21,8 @@ from tallymark.core.tables import OFFSET, PARTITION, Staged, TableSpec, finish, 
 from tallymark.errors import BatchTooLarge, ReadFailed, TallymarkError
 from tallymark.stores.opening import open_sql
 from tallymark.stores.sql.store import SqlStore
+from tests.support.background import wait_for
 from tests.support.kafka import Topics
-from tests.support.pipelines import eventually
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -99,6 +99,8 @@ def in_words(reading: Reading) -> dict[str, Any]:
     }
 
 
+@pytest.mark.faults_where(name=["renames", "explodes", "nested"])
+@pytest.mark.faults_where(road="direct", name=["fails", "merges"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("road", ["driver", "direct"])
 def test_every_road_gives_the_same(spark: SparkSession, brokers: str, topic: str, name: str, road: str) -> None:
@@ -291,7 +293,7 @@ def test_what_comes_next_is_scanned_ahead_and_gives_the_same(
 
     monkeypatch.setattr(ahead._scan, "to_arrow", counted)
     found = [in_words(ahead.read(first, "b", then=second))]
-    assert eventually(lambda: taken == [first, second])
+    wait_for(lambda: taken == [first, second])
     found.append(in_words(ahead.read(second, "b", then=())))
     assert found == expected
     assert taken == [first, second]

@@ -12,9 +12,9 @@ from tallymark.core.spans import Partition
 from tallymark.core.tables import TableSpec
 from tallymark.errors import AccessDenied, BadInput, DataRefused, TableChanged, Unreachable
 from tallymark.stores.sql.store import SqlStore
+from tests.support.background import wait_for
 from tests.support.commits import take, work
 from tests.support.databases import KINDS, query
-from tests.support.running import wait_for
 from tests.support.stores import PLAIN, ROWS, UPSERT, opened, plain, prepare, put
 
 SECRET = "hunter2-öß"

@@ -1,28 +1,23 @@
-"""Write modes with existing rows: append, upsert with and without a version, ignore, delete."""
+"""Write modes of SQL databases: collations, constraints, names, and the path for many rows.
+
+The contract of every store is in test_contract_rows.py.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 from tallymark.core.tables import OFFSET, PARTITION, TOPIC, Changes, TableSpec
 from tallymark.errors import DataRefused, Unreachable
 from tallymark.stores.sql import mysql
 from tallymark.stores.sql.store import SqlStore
-from tests.support.databases import KINDS, query
+from tests.support.databases import KINDS
 from tests.support.stores import IGNORE, PLAIN, ROWS, UPSERT, opened, plain, prepare, put, read, write
-
-few = settings(
-    max_examples=12, deadline=None, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
-)
-numbers = count()
 
 
 @pytest.fixture(params=[*KINDS, "mariadb-many"])
@@ -39,84 +34,6 @@ def store(store_url: str) -> Iterator[SqlStore]:
     made = opened(store_url)
     yield made
     made.close()
-
-
-# Against a model
-
-SCHEMA = pa.schema([("a", pa.int64()), ("b", pa.string()), ("v", pa.int64()), ("x", pa.int64())])
-KEYS = [(a, b) for a in (1, 2) for b in ("k", "K")]
-versions = st.none() | st.integers(0, 3)
-Batch = list[tuple[tuple[int, str], int | None, bool]]
-batches = st.lists(
-    st.lists(st.tuples(st.sampled_from(KEYS), versions, st.booleans()), max_size=4, unique_by=lambda row: row[0]),
-    min_size=1,
-    max_size=5,
-)
-Table = dict[tuple[int, str], tuple[int | None, int]]
-
-
-def newer(spec: TableSpec, there: tuple[int | None, int] | None, version: int | None) -> bool:
-    if there is None or spec.version is None or there[0] is None:
-        return True
-    return version is not None and version >= there[0]
-
-
-def applied(spec: TableSpec, table: Table, batch: Batch, x: int) -> Table:
-    """A simple model of the table after the batch."""
-    after = dict(table)
-    for key, version, delete in batch:
-        there = table.get(key)
-        if delete and (version is None or newer(spec, there, version)):
-            after.pop(key, None)
-        elif not delete and newer(spec, there, version) and not (spec.write == "ignore" and there):
-            after[key] = (version, x)
-    return after
-
-
-@few
-@given(batches=batches)
-@pytest.mark.parametrize(
-    ("mode", "version"), [("upsert", None), ("upsert", "v"), ("ignore", None)], ids=["upsert", "version", "ignore"]
-)
-def test_rows_meet_rows_as_the_mode_says(mode: Any, version: str | None, store: SqlStore, batches: list[Batch]) -> None:
-    spec = TableSpec(f"t{next(numbers)}", key=("a", "b"), write=mode, version=version)
-    expected: Table = {}
-    for x, batch in enumerate(batches):
-        batch = [row if mode == "upsert" else (*row[:2], False) for row in batch]
-        rows = [(*key, number, x) for key, number, _ in sorted(batch)] if batch else []
-        table = pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
-        going = pa.array([delete for _, _, delete in sorted(batch)], pa.bool_())
-        keep = pa.array([not delete for _, _, delete in sorted(batch)], pa.bool_())
-        write(store, spec, table.filter(keep), table.filter(going))
-        expected = applied(spec, expected, batch, x)
-        found = {(a, b): (v, x) for a, b, v, x in read(store, spec, SCHEMA)}
-        assert found == expected
-
-
-# By example
-
-
-def test_append_keeps_equal_rows(store: SqlStore) -> None:
-    for _ in range(2):
-        write(store, ROWS, plain((1, "a"), (1, "a")))
-    assert read(store, ROWS, PLAIN) == [(1, "a")] * 4
-
-
-def test_an_upsert_overwrites_all_other_columns(store: SqlStore, store_url: str) -> None:
-    schema = pa.schema([("a", pa.int64()), ("b", pa.string()), ("x", pa.string())])
-    spec = TableSpec("pairs", key=("a", "b"), write="upsert")
-    write(store, spec, pa.table([[1, 1, 2], ["A", "a", "a"], ["old", "old", "old"]], schema=schema))
-    write(store, spec, pa.table([[1, 2, 3], ["a", "a", "a"], ["new", None, "new"]], schema=schema))
-    found = query(store_url, "SELECT a, b, x FROM pairs")
-    assert set(found) == {(1, "A", "old"), (1, "a", "new"), (2, "a", None), (3, "a", "new")}
-
-
-@pytest.mark.parametrize("spec", [UPSERT, IGNORE], ids=lambda spec: spec.write)
-def test_keys_alone_are_there_once(spec: TableSpec, store: SqlStore, store_url: str) -> None:
-    schema = pa.schema([("id", pa.int64())])
-    for _ in range(2):
-        write(store, spec, pa.table([[1, 2]], schema=schema))
-    assert query(store_url, "SELECT id FROM things ORDER BY id") == [(1,), (2,)]
 
 
 COLLATIONS = {"postgresql": '"en-x-icu"', "mysql": "utf8mb4_general_ci", "sqlite": "NOCASE"}
@@ -137,14 +54,6 @@ def test_a_version_of_text_is_compared_by_its_bytes(store: SqlStore) -> None:
     write(store, spec, plain((1, "a")))
     write(store, spec, plain(), plain((1, None)))
     assert read(store, spec, PLAIN) == [], "a deletion without a version"
-
-
-def test_two_upserts_fit_in_one_transaction(store: SqlStore, store_url: str) -> None:
-    specs = [TableSpec(name, key=("id",), write="upsert") for name in ("one", "two")]
-    for spec in specs:
-        write(store, spec, plain())
-    store.apply([Changes(spec, plain((1, spec.name)), plain()) for spec in specs], None)
-    assert query(store_url, "SELECT name FROM one UNION SELECT name FROM two ORDER BY name") == [("one",), ("two",)]
 
 
 @pytest.mark.parametrize("spec", [UPSERT, IGNORE], ids=lambda spec: spec.write)

@@ -20,10 +20,10 @@ SEED = int(os.environ.get("TALLYMARK_STORM_SEED") or random.randrange(1_000_000)
 
 @pytest.fixture
 def storm(
-    database: Callable[[str], str], redis_url: str, brokers: str, topics: Topics, group: str, tmp_path: Path
+    database: Callable[[str], str], brokers: str, topics: Topics, group: str, tmp_path: Path
 ) -> Callable[[str, int, Weather], None]:
     def blow(kind: str, seed: int, weather: Weather) -> None:
-        url = redis_url if kind == "redis" else database(kind)
+        url = database(kind)
         settings = QUICK | {"session.timeout.ms": int(weather.session * 1000)}
         # Long enough in the transaction to be stopped and killed there.
         spec = Spec(brokers, url, group, f"^{group}-.*", settings=settings, handler_seconds=0.03)

@@ -311,6 +311,7 @@ KILLS = [
 ]
 
 
+@pytest.mark.faults
 @pytest.mark.parametrize(("step", "left"), KILLS)
 def test_a_query_over_kafka_that_is_killed_beside_its_commit_writes_every_record_once(
     spark: SparkSession,

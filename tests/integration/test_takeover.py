@@ -9,10 +9,11 @@ import pytest
 
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.errors import Fenced, TallymarkError
+from tests.support.background import TIMEOUT, wait_for
 from tests.support.crash import Run
 from tests.support.databases import query
 from tests.support.kafka import Topics
-from tests.support.running import TIMEOUT, Running, wait_for
+from tests.support.running import Running
 from tests.support.truth import check_complete
 
 Start = Callable[..., Running]
@@ -47,6 +48,7 @@ def count(url: str) -> int:
     return int(str(found))
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_the_later_run_goes_on_and_the_earlier_one_is_told(
     start: Start, topics: Topics, store_url: str, brokers: str, group: str
 ) -> None:
@@ -100,6 +102,7 @@ def test_partitions_that_are_added_are_read_from_their_start(
     check_complete(url, topics.committed(topic))
 
 
+@pytest.mark.faults_where(store_url="mariadb")
 def test_a_batch_that_was_read_ahead_is_dropped_when_the_commit_before_it_fails(
     start: Start, topics: Topics, store_url: str, brokers: str, group: str
 ) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +13,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import tallymark as tm
 from tallymark.local.sandbox import KafkaCluster
 from tests.support import databases, truth
+from tests.support.background import Background, wait_for
 from tests.support.load import Load
-from tests.support.pipelines import Background, eventually
-from tests.support.running import wait_for
+from tests.support.pipelines import RunningPipeline
 from tests.support.storm_member import QUICK
 
 NUMBERS = tm.Json("number BIGINT")
@@ -49,19 +47,21 @@ def numbers(store: str) -> Counter[int]:
 def lose_a_broker_under(load: Load, cluster: KafkaCluster, store: str) -> None:
     """The load continues for a while without the broker, and after its return; then every record must be there."""
     try:
-        assert eventually(lambda: numbers(store).total() > 500)
+        wait_for(lambda: numbers(store).total() > 500)
         cluster.nodes[1].kill()
         killed_at = load.sent
-        assert eventually(lambda: numbers(store).total() > killed_at + 500)
+        wait_for(lambda: numbers(store).total() > killed_at + 500)
         cluster.nodes[1].start()
-        time.sleep(1.0)
+        started_at = load.sent
+        wait_for(lambda: numbers(store).total() > started_at + 200)
     finally:
         sent = load.stop()
-    assert eventually(lambda: numbers(store).total() >= sent)
+    wait_for(lambda: numbers(store).total() >= sent)
     assert numbers(store) == Counter(range(sent))
     truth.check_accounts(store)
 
 
+@pytest.mark.faults
 def test_a_service_and_a_producer_go_on_without_a_broker(
     cluster: KafkaCluster, topic: str, group: str, tmp_path: Path
 ) -> None:
@@ -73,12 +73,8 @@ def test_a_service_and_a_producer_go_on_without_a_broker(
     def receive(records: tm.Records, db: Any) -> None:
         db.write("numbers", records.values())
 
-    serving = threading.Thread(target=app.run, daemon=True)
-    serving.start()
-    lose_a_broker_under(Load(cluster.brokers, topic), cluster, store)
-    app.stop()
-    serving.join(30)
-    assert not serving.is_alive()
+    with Background(app.run, app.stop):
+        lose_a_broker_under(Load(cluster.brokers, topic), cluster, store)
 
 
 @pytest.mark.faults
@@ -89,6 +85,6 @@ def test_a_pipeline_and_a_producer_go_on_without_a_broker(
     source = tm.Kafka(cluster.brokers, topic, value=NUMBERS, settings=QUICK)
     pipeline = tm.Pipeline(group=group, source=source, store=store)
     pipeline.table("numbers")(lambda records: records.select("value.number"))
-    with Background(pipeline) as running:
+    with RunningPipeline(pipeline) as running:
         lose_a_broker_under(Load(cluster.brokers, topic), cluster, store)
         assert running.stop().applied

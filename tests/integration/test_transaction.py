@@ -1,8 +1,10 @@
-"""A handler's transaction on SQL databases: rows and positions commit together, or neither."""
+"""A handler's transaction on SQL databases: its statements, its errors, and what is refused.
+
+The contract of every store is in test_contract_transaction.py.
+"""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -15,11 +17,12 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from tallymark.core.claims import Claim, Entry
 from tallymark.core.progress import Step
 from tallymark.core.spans import Partition
-from tallymark.errors import BadInput, CommitRefused, DataRefused, Fenced, TableChanged, TallymarkError, Unreachable
+from tallymark.errors import BadInput, DataRefused, TableChanged, TallymarkError, Unreachable
 from tallymark.stores.sql.store import SqlStore
+from tests.support.background import Background
 from tests.support.commits import take, work
-from tests.support.databases import KINDS, create, drop, query
-from tests.support.proxy import Cut, Lose, Proxy
+from tests.support.databases import KINDS, create, drop
+from tests.support.proxy import Proxy
 from tests.support.stores import opened, prepare
 
 PARTITION = Partition("web", 0)
@@ -104,118 +107,7 @@ def test_rows_and_positions_commit_together(store: SqlStore, claims: dict[Partit
     assert (found.tally.applied, found.tally.dead) == (2, 1)
 
 
-def test_the_entry_is_asked_for_when_the_block_has_ended(store: SqlStore, claims: dict[Partition, Claim]) -> None:
-    dead = 0
-    with store.begin(lambda: step(claims, dead=dead)()) as db:
-        db.execute(INSERT, {"id": 1})
-        dead = 2
-    assert store.positions("group")["group"][0].tally.dead == 2
-
-
-def test_whatever_raises_nothing_is_written(store: SqlStore, claims: dict[Partition, Claim]) -> None:
-    def handle(at: str) -> None:
-        def fail(here: str) -> None:
-            if here == at:
-                raise KeyError(at)
-
-        def entry() -> Entry:
-            fail("entry")
-            return step(claims)()
-
-        run(store, entry, insert(1), lambda db: db.write("made", {"id": 1}), lambda _: fail("block"), on_step=fail)
-
-    for at in ("block", "entry", Step.WRITTEN, Step.MOVED):
-        with pytest.raises(KeyError, match=at):
-            handle(at)
-        assert (seen(store), position(store)) == ([], 0)
-    handle("nowhere")
-    assert (seen(store), query_ids(store, "made"), position(store)) == ([1], [1], 3)
-
-
-def test_without_an_entry_the_rows_commit_alone(store: SqlStore, claims: dict[Partition, Claim]) -> None:
-    with store.begin(nothing) as db:
-        db.execute(INSERT, {"id": 1})
-    with store.begin(nothing):
-        pass
-    assert (seen(store), position(store)) == ([1], 0)
-
-
-def test_a_block_that_writes_nothing_moves_the_position(store: SqlStore, claims: dict[Partition, Claim]) -> None:
-    with store.begin(step(claims)):
-        pass
-    assert position(store) == 3
-
-
-def test_who_was_fenced_inside_the_block_writes_nothing(store: SqlStore, claims: dict[Partition, Claim]) -> None:
-    def rival_comes() -> Entry:
-        # SQLite has one writer: a claim comes before the first statement or after the last.
-        if store.dialect.name != "sqlite":
-            take(store, "group", "rival", [PARTITION])
-        return step(claims)()
-
-    def rival_came(_: Any) -> None:
-        if store.dialect.name == "sqlite":
-            take(store, "group", "rival", [PARTITION])
-
-    with pytest.raises(Fenced, match="rival"):
-        run(store, rival_comes, rival_came, insert(1))
-    assert (seen(store), position(store)) == ([], 0)
-
-
-def test_a_position_that_moved_refuses_the_commit(store: SqlStore, claims: dict[Partition, Claim]) -> None:
-    with pytest.raises(CommitRefused, match="behind this batch"), store.begin(step(claims, 5, 8)) as db:
-        db.execute(INSERT, {"id": 1})
-    assert (seen(store), position(store)) == ([], 0)
-
-
-@pytest.mark.parametrize("lose", ["request", "reply"])
-@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-def test_a_connection_that_breaks_in_commit_leaves_both_or_neither(
-    kind: str, lose: Lose, database: Callable[[str], str]
-) -> None:
-    url = database(kind)
-    with Proxy(url) as proxy:
-        store = opened(proxy.url)
-        store.create_ledger()
-        prepare(store, "CREATE TABLE seen (id INTEGER NOT NULL PRIMARY KEY)")
-        held = take(store, "group", "me", [PARTITION])
-
-        def cut(at: Step) -> None:
-            if at is Step.MOVED:
-                proxy.arm(Cut(proxy.commit, lose))
-
-        with pytest.raises(Unreachable), store.begin(step(held), cut) as db:
-            db.execute(INSERT, {"id": 1})
-        store.close()
-    landed = lose == "reply"
-    assert query(url, "SELECT count(*) FROM seen") == [(int(landed),)]
-    assert query(url, "SELECT next_offset FROM tallymark_positions") == [(3 if landed else 0,)]
-
-
 # Savepoints and errors
-
-
-def test_a_savepoint_undoes_its_block_and_lets_the_error_pass(store: SqlStore, claims: dict[Partition, Claim]) -> None:
-    with store.begin(step(claims)) as db:
-        db.execute(INSERT, {"id": 1})
-        with db.savepoint():
-            db.execute(INSERT, {"id": 2})
-            with suppress(KeyError):
-                with db.savepoint():
-                    db.execute(INSERT, {"id": 3})
-                    db.write("others", {"id": 3})
-                    raise KeyError
-                pytest.fail("the error has to pass")
-        assert db.written == {}
-        db.write("others", {"id": 4})
-        assert db.written == {"others": 1}
-    assert seen(store) == [1, 2]
-    assert query_ids(store, "others") == [4]
-
-
-def query_ids(store: SqlStore, table: str) -> list[int]:
-    with store.look() as connection:
-        return list(connection.scalars(text(f"SELECT id FROM {table} ORDER BY id")))
 
 
 def test_who_catches_an_error_of_the_database_in_a_savepoint_goes_on(
@@ -268,7 +160,7 @@ def test_a_deadlock_that_was_caught_undoes_everything(database: Callable[[str], 
     held = take(store, "group", "me", [PARTITION])
     update = "UPDATE seen SET name = 'x' WHERE id = :id"
     other = store.engine.connect()
-    waiting = threading.Thread(target=lambda: other.execute(text(update), {"id": 1}))
+    waiting = Background(lambda: other.execute(text(update), {"id": 1}))
     # The server aborts the transaction with fewer changes.
     for number in range(10, 60):
         other.execute(text(INSERT), {"id": number})
@@ -286,7 +178,7 @@ def test_a_deadlock_that_was_caught_undoes_everything(database: Callable[[str], 
         with pytest.raises(Unreachable, match="has rolled back the transaction; try again"):
             caught()
     finally:
-        waiting.join()
+        waiting.wait()
         other.rollback()
         other.close()
     assert (seen(store), position(store)) == ([1, 2], 0)
@@ -500,26 +392,6 @@ def test_after_the_block_the_transaction_is_over(store: SqlStore) -> None:
 
 
 # Allowed in the block
-
-
-def test_another_thread_may_go_on_with_it(store: SqlStore, claims: dict[Partition, Claim]) -> None:
-    failed: list[Exception] = []
-
-    def work(db: Any, number: int) -> None:
-        try:
-            db.execute(INSERT, {"id": number})
-            db.write("seen", {"id": number + 10})
-        except Exception as error:  # noqa: BLE001
-            failed.append(error)
-
-    with store.begin(step(claims)) as db:
-        for number in (1, 2):
-            thread = threading.Thread(target=work, args=(db, number))
-            thread.start()
-            thread.join()
-        db.execute(INSERT, {"id": 3})
-    assert not failed
-    assert (seen(store), position(store)) == ([1, 2, 3, 11, 12], 3)
 
 
 class Base(DeclarativeBase):

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from sqlalchemy import inspect, text
 from tallymark.errors import BadInput, DataRefused, TableChanged, TableMismatch
 from tallymark.stores.sql import mysql
 from tallymark.stores.sql.store import SqlStore
+from tests.support.background import Background
 from tests.support.databases import KINDS, MYSQL, create, drop
 from tests.support.stores import opened, prepare
 
@@ -208,7 +210,7 @@ def test_a_table_is_looked_up_once(store: SqlStore, monkeypatch: pytest.MonkeyPa
 
 
 def test_two_members_may_make_the_same_table_at_once(store: SqlStore) -> None:
-    started, failed = threading.Barrier(4), []
+    started = threading.Barrier(4)
 
     def member(number: int) -> None:
         with store.begin(nothing) as db:
@@ -217,18 +219,8 @@ def test_two_members_may_make_the_same_table_at_once(store: SqlStore) -> None:
                 db.write("made", {"id": 10 * number + again}, key="id", write="upsert")
             db.write("others", {"id": number, "x": 1})
 
-    def run(number: int) -> None:
-        try:
-            member(number)
-        except Exception as error:  # noqa: BLE001
-            failed.append(error)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failed
+    for running in [Background(partial(member, number)).start() for number in range(4)]:
+        running.result()
     assert len(rows(store, "made", "id")) == 12
     assert len(rows(store, "others", "id")) == 4
 
@@ -238,11 +230,11 @@ def test_the_transaction_survives_losing_the_race_for_a_table(database: Callable
     with store.begin(nothing) as db:
         db.write("before", {"id": 1})
         rival = opened(store.engine.url.render_as_string(hide_password=False))
-        waiting = threading.Thread(target=write, args=(rival, "made", {"id": 1}))
+        waiting = Background(lambda: write(rival, "made", {"id": 1}))
         db.execute("CREATE TABLE made (id BIGINT)")
         waiting.start()
         db.write("made", {"id": 2})
-    waiting.join()
+    waiting.result()
     rival.close()
     assert rows(store, "made", "id") == [(1,), (2,)]
     store.close()

@@ -28,18 +28,12 @@ from tallymark.run.truncation import cut_back
 from tallymark.stores.opening import open_store
 from tallymark.stores.sql.ledger.tables import VERSION
 from tests.support import databases
+from tests.support.background import wait_for
 from tests.support.kafka import Topics
-from tests.support.running import wait_for
 from tests.support.standing import Service, journal, make_table, numbers, offsets, seen, stand, standing
 
 LITTLE = {"queued.min.messages": 1, "fetch.message.max.bytes": 1, "fetch.queue.backoff.ms": 10}
 """For a client that fetches no more than a batch of the producer ahead."""
-STORES = ("postgresql", "mariadb", "sqlite", "redis")
-
-
-@pytest.fixture(params=STORES)
-def store(request: pytest.FixtureRequest, database: Callable[[str], str], redis_url: str) -> str:
-    return redis_url if request.param == "redis" else database(request.param)
 
 
 def logs(brokers: str, topic: str) -> dict[Partition, Log]:
@@ -48,40 +42,40 @@ def logs(brokers: str, topic: str) -> dict[Partition, Log]:
 
 
 def test_the_epoch_of_the_leader_is_beside_the_position_and_comes_with_the_next_batch(
-    brokers: str, topics: Topics, group: str, store: str
+    brokers: str, topics: Topics, group: str, url: str
 ) -> None:
     topic = topics.create(1)
-    stand(brokers, store, group, topic, {0: 0})
-    assert standing(store, group)[0].leader_epoch is None
+    stand(brokers, url, group, topic, {0: 0})
+    assert standing(url, group)[0].leader_epoch is None
     topics.send(topic, numbers(10))
-    consumer = tm.Consumer(group=group, source=tm.Kafka(brokers, topic), store=store, membership=Standalone())
+    consumer = tm.Consumer(group=group, source=tm.Kafka(brokers, topic), store=url, membership=Standalone())
     for batch in consumer.batches(until="caught-up"):
         with batch.transaction():
             pass
-    assert (offsets(store, group), standing(store, group)[0].leader_epoch) == ({0: 10}, 0)
+    assert (offsets(url, group), standing(url, group)[0].leader_epoch) == ({0: 10}, 0)
     assert logs(brokers, topic)[Partition(topic, 0)].leader_epoch == 0
 
 
 def test_who_goes_back_to_where_a_log_was_cut_begins_a_new_tally_and_is_refused_if_fenced(
-    brokers: str, topics: Topics, group: str, store: str
+    brokers: str, topics: Topics, group: str, url: str
 ) -> None:
     topic, (us, rival) = topics.create(1), (new_owner(), new_owner())
     partition = Partition(topic, 0)
-    stand(brokers, store, group, topic, {0: 30})
-    opened = open_store(store)
+    stand(brokers, url, group, topic, {0: 30})
+    opened = open_store(url)
     claims = opened.claim(group, us, [partition], lambda _: PositionChanges({}), {})
     assert cut_back(opened, group, us, claims, [Truncation(partition, 40, 20, 2)]) == {}
     claims = cut_back(opened, group, us, claims, [Truncation(partition, 30, 20, 2)])
     assert claims[partition].position == opened.positions(group)[group][0]
-    found = standing(store, group)[0]
+    found = standing(url, group)[0]
     assert (found.next_offset, found.first_offset, found.tally, found.leader_epoch) == (20, 20, Tally(), 2)
-    (line,) = journal(store, group, "truncation")
+    (line,) = journal(url, group, "truncation")
     assert (line.note.span.start, line.note.span.stop) == (20, 30)
     assert line.note.reason.startswith(f"{partition}: the log was truncated at 20 by an unclean leader election")
     opened.claim(group, rival, [partition], lambda _: PositionChanges({}), {})
     with pytest.raises(Fenced):
         cut_back(opened, group, us, claims, [Truncation(partition, 20, 10, 3)])
-    assert offsets(store, group) == {0: 20}
+    assert offsets(url, group) == {0: 20}
     opened.close()
 
 
@@ -167,6 +161,7 @@ def pipeline(brokers: str, store: str, topic: str, **settings: Any) -> tm.Pipeli
     return made
 
 
+@pytest.mark.faults
 def test_a_log_that_was_cut_by_an_unclean_election_and_refilled_is_refused_or_recorded(
     spark: Any, cut: Cut, group: str, database: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -210,6 +205,7 @@ def test_a_log_that_was_cut_by_an_unclean_election_and_refilled_is_refused_or_re
         assert (line.note.span.start, line.note.span.stop) == (50, 100)
 
 
+@pytest.mark.faults
 def test_a_run_that_is_to_catch_up_ends_at_the_end_of_a_log_that_was_cut_meanwhile(
     spark: Any, cut: Cut, group: str, tmp_path: Path
 ) -> None:
@@ -268,6 +264,7 @@ def test_a_run_that_is_to_catch_up_ends_at_the_end_of_a_log_that_was_cut_meanwhi
         Service(brokers, stores[aborted], aborted, aborted, membership=Standalone()).catch_up()
 
 
+@pytest.mark.faults
 def test_an_election_that_loses_nothing_is_no_truncation_also_if_only_markers_follow(
     group: str, tmp_path: Path
 ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -18,26 +18,11 @@ from tallymark.run.setup import new_owner
 from tallymark.stores.opening import open_sql, open_store
 from tests.support.crash import Run, make_loop
 from tests.support.databases import query
-from tests.support.kafka import Topics
 from tests.support.proxy import Cut, Proxy
 from tests.support.reader import PlainReader
-from tests.support.truth import Record, check_complete
+from tests.support.truth import Committed, check_complete
 
-PARTITIONS = 2
 CLAIM = b"UPDATE tallymark_positions"
-
-
-@pytest.fixture(scope="module")
-def topic(topics: Topics) -> str:
-    name = topics.create(PARTITIONS)
-    topics.send(name, ({"id": number} for number in range(60)), partitions=PARTITIONS)
-    topics.send(name, [b"garbage"] * PARTITIONS, partitions=PARTITIONS)
-    return name
-
-
-@pytest.fixture(scope="module")
-def committed(topics: Topics, topic: str) -> dict[Record, bytes | None]:
-    return topics.committed(topic)
 
 
 @pytest.fixture(params=["postgresql", "mariadb"])
@@ -45,15 +30,9 @@ def url(request: pytest.FixtureRequest, database: Callable[[str], str]) -> str:
     return database(request.param)
 
 
-@pytest.fixture
-def proxy(url: str) -> Iterator[Proxy]:
-    with Proxy(url) as standing:
-        yield standing
-
-
 @pytest.mark.parametrize("asked", ["tables", "ledger", "stages", "window"])
 def test_a_connection_that_breaks_at_any_question_is_replaced(
-    asked: str, proxy: Proxy, url: str, brokers: str, group: str, topic: str, committed: dict[Record, bytes | None]
+    asked: str, proxy: Proxy, url: str, brokers: str, group: str, topic: str, committed: Committed
 ) -> None:
     """Statements of the checks at the start, the removal of stages, and the window of a budget."""
     listing = b"pg_class" if url.startswith("postgresql") else b"SHOW FULL TABLES"
@@ -102,7 +81,7 @@ def test_a_consumer_whose_store_is_away_at_the_start_waits(
 
 
 def test_a_database_that_is_read_only_after_a_failover_is_waited_for(
-    database: Callable[[str], str], brokers: str, group: str, topic: str, committed: dict[Record, bytes | None]
+    database: Callable[[str], str], brokers: str, group: str, topic: str, committed: Committed
 ) -> None:
     """With new connections: those to the former primary stay read-only."""
     url = database("postgresql")

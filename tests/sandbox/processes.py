@@ -1,19 +1,8 @@
-"""Waits for processes with a deadline, without sleeping blindly."""
+"""Looks at processes from outside."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 15.0) -> bool:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if holds():
-            return True
-        time.sleep(0.05)
-    return holds()
 
 
 def is_alive(pid: int) -> bool:

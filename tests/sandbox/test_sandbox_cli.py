@@ -19,8 +19,10 @@ from redis import Redis
 from tallymark.local.cache import cache_dir
 from tallymark.local.jars import fetch
 from tallymark.local.java import java as real_java
+from tests.support.background import wait_for
+from tests.support.command import in_process
 
-from .processes import eventually, is_alive
+from .processes import is_alive
 
 CLI = [sys.executable, "-c", "import sys; from tallymark.cli import main; main(['sandbox', *sys.argv[1:]])"]
 
@@ -62,6 +64,7 @@ def services(output: str) -> dict[str, dict[str, Any]]:
     return {service["name"]: service for service in json.loads(output)["services"]}
 
 
+@pytest.mark.faults
 def test_up_adds_what_is_missing_and_down_ends_all_but_kept_data(run: Run) -> None:
     assert run("status") == "no sandbox is up: tallymark sandbox up\n"
     kafka = services(run("up", "--json"))["kafka"]
@@ -87,13 +90,14 @@ def test_up_adds_what_is_missing_and_down_ends_all_but_kept_data(run: Run) -> No
     assert not Path(kafka["log"]).parents[1].exists()
 
 
+@pytest.mark.faults
 def test_a_service_that_ended_or_was_stopped_comes_back_with_its_data_beside_the_others(run: Run) -> None:
     first = services(run("up", "--with", "valkey", "--json"))
     redis = Redis.from_url(first["valkey"]["url"])
     redis.set("kept", "1")
 
     os.kill(first["valkey"]["pid"], signal.SIGKILL)
-    eventually(lambda: services(run("status", "--json"))["valkey"]["state"] == "ended")
+    wait_for(lambda: services(run("status", "--json"))["valkey"]["state"] == "ended")
     again = services(run("up", "--json"))
     assert again["kafka"] == first["kafka"]
     assert (again["valkey"]["state"], again["valkey"]["url"]) == ("running", first["valkey"]["url"])
@@ -106,6 +110,7 @@ def test_a_service_that_ended_or_was_stopped_comes_back_with_its_data_beside_the
     assert services(run("status", "--json"))["kafka"] == first["kafka"]
 
 
+@pytest.mark.faults
 def test_an_interrupted_up_leaves_nothing(run: Run, environment: dict[str, str], tmp_path: Path) -> None:
     state = Path(environment["TALLYMARK_CACHE"], "sandbox")
     java = tmp_path / "java" / "bin" / "java"
@@ -114,7 +119,7 @@ def test_an_interrupted_up_leaves_nothing(run: Run, environment: dict[str, str],
     java.chmod(0o755)
     slow = {**environment, "JAVA_HOME": str(java.parents[1])}
     command = subprocess.Popen([*CLI, "up"], env=slow, stderr=subprocess.DEVNULL)
-    assert eventually(lambda: (state / "state.json").exists())
+    wait_for(lambda: (state / "state.json").exists())
     keeper = int((state / "keeper.lock").read_text())
     command.send_signal(signal.SIGINT)
     assert command.wait(30) != 0
@@ -123,10 +128,11 @@ def test_an_interrupted_up_leaves_nothing(run: Run, environment: dict[str, str],
     assert json.loads(run("status", "--json"))["up"] is False
 
 
+@pytest.mark.faults
 def test_a_killed_keeper_takes_its_servers_along(run: Run, environment: dict[str, str]) -> None:
     pid = services(run("up", "--json"))["kafka"]["pid"]
     os.kill(int(Path(environment["TALLYMARK_CACHE"], "sandbox", "keeper.lock").read_text()), signal.SIGKILL)
-    assert eventually(lambda: not is_alive(pid))
+    wait_for(lambda: not is_alive(pid))
     assert run("status") == "no sandbox is up: tallymark sandbox up\n"
 
 
@@ -152,6 +158,7 @@ def login(variables: dict[str, str]) -> AdminClient:
     return admin
 
 
+@pytest.mark.faults
 def test_a_secured_kafka_tells_how_to_get_in_and_no_secret(run: Run, environment: dict[str, str]) -> None:
     told = [run("up", "--secure"), run("status", "--json"), run("up", "--json"), run("status")]
     variables = json.loads(told[1])["environment"]
@@ -183,7 +190,7 @@ def test_three_brokers_are_one_service_of_three_nodes(run: Run, environment: dic
     kafka = services(run("up", "--nodes", "3", "--json"))["kafka"]
     assert kafka["url"] == ",".join(node["url"] for node in kafka["nodes"])
     os.kill(kafka["nodes"][0]["pid"], signal.SIGKILL)
-    assert eventually(lambda: "ended" in run("status"))
+    wait_for(lambda: "ended" in run("status"))
     shown = {line.split()[0]: line.split()[1] for line in run("status").splitlines()[1:]}
     assert shown == {"kafka-1": "ended", "kafka-2": "running", "kafka-3": "running"}
     assert "not a secured Kafka with --nodes 3" in refused(environment, "up", "--secure")
@@ -205,5 +212,5 @@ def test_two_brokers_are_refused(environment: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize("command", ["up", "down", "stop", "start", "status"])
-def test_help_shows_an_example(run: Run, command: str) -> None:
-    assert f"Example: tallymark sandbox {command}" in run(command, "--help")
+def test_help_shows_an_example(command: str) -> None:
+    assert f"Example: tallymark sandbox {command}" in in_process("sandbox", command, "--help").stdout

@@ -13,8 +13,7 @@ from tallymark.errors import BadInput, SandboxError
 from tallymark.local.sandbox import KafkaCluster
 from tallymark.local.sandbox.keeper import _seen
 from tallymark.local.sandbox.state import Service
-
-from .processes import eventually
+from tests.support.background import wait_for
 
 TOPIC, PARTITIONS = "replicated", 3
 TIMEOUT = 30.0
@@ -43,7 +42,7 @@ def states(cluster: KafkaCluster) -> list[tuple[str, str]]:
 def lives_through_the_death_of_a_node(cluster: KafkaCluster, settings: dict[str, Any]) -> None:
     admin = AdminClient(settings)
     admin.create_topics([NewTopic(TOPIC, PARTITIONS)])[TOPIC].result(TIMEOUT)
-    assert eventually(lambda: in_sync(admin) == [3] * PARTITIONS, TIMEOUT)
+    wait_for(lambda: in_sync(admin) == [3] * PARTITIONS, TIMEOUT)
     first = cluster.nodes[0]
     place = first.brokers
     first.kill()
@@ -52,10 +51,11 @@ def lives_through_the_death_of_a_node(cluster: KafkaCluster, settings: dict[str,
     assert cluster.running
     first.start()
     assert first.brokers == place
-    assert eventually(lambda: in_sync(admin) == [3] * PARTITIONS, TIMEOUT)
+    wait_for(lambda: in_sync(admin) == [3] * PARTITIONS, TIMEOUT)
     assert dict(states(cluster)) == {f"kafka-{number}": "running" for number in (1, 2, 3)}
 
 
+@pytest.mark.faults
 def test_a_cluster_goes_on_without_a_node_and_takes_it_back(tmp_path: Path) -> None:
     with KafkaCluster(tmp_path / "kafka", temporary=True) as cluster:
         settings: dict[str, Any] = {"bootstrap.servers": cluster.brokers}

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from .processes import eventually, is_alive
+import pytest
+
+from tests.support.background import wait_for
+
+from .processes import is_alive
 
 STARTER = """
 import json, os, threading, time
@@ -43,19 +47,20 @@ def started(
     return child, Path(directory), pids
 
 
+@pytest.mark.faults
 def test_servers_and_data_go_with_a_killed_parent(child_environment: dict[str, str]) -> None:
     child, directory, pids = started(child_environment, "valkey", "kafka", "postgresql")
     with child:
         child.kill()
-        assert eventually(lambda: not any(is_alive(pid) for pid in pids))
-        assert eventually(lambda: not directory.exists())
+        wait_for(lambda: not any(is_alive(pid) for pid in pids))
+        wait_for(lambda: not directory.exists())
 
 
 def test_a_fork_of_the_parent_does_not_keep_servers_alive(child_environment: dict[str, str]) -> None:
     child, directory, pids = started(child_environment, "valkey", before=FORK_THAT_HOLDS_THE_PIPES)
     child.kill()
     child.wait()
-    assert eventually(lambda: not any(is_alive(pid) for pid in pids))
-    assert eventually(lambda: not directory.exists())
+    wait_for(lambda: not any(is_alive(pid) for pid in pids))
+    wait_for(lambda: not directory.exists())
     assert child.stdout is not None
     child.stdout.close()

@@ -18,9 +18,8 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from tallymark.errors import SandboxError
 from tallymark.local.sandbox import SecureKafka
 from tallymark.local.sandbox.server import HOST
+from tests.support.background import wait_for
 from tests.support.secure import LIMITED, allow, as_client, as_user, other_ca, secure_kafka
-
-from .processes import eventually
 
 TIMEOUT = 15.0
 ALERT_OF_TLS = b"\x15"
@@ -66,7 +65,7 @@ def refusal(settings: Settings) -> KafkaError:
     seen: list[KafkaError] = []
     watched: Settings = {**settings, "error_cb": seen.append, "log_level": 0}
     admin = AdminClient(watched)
-    assert eventually(lambda: admin.poll(0.05) is not None and bool(seen))
+    wait_for(lambda: admin.poll(0.05) is not None and bool(seen))
     with pytest.raises(KafkaException):
         admin.list_topics(timeout=0.2)
     return seen[0]
@@ -126,18 +125,26 @@ def test_no_port_serves_a_client_without_an_identity(kafka: SecureKafka) -> None
         assert answer_in_the_clear(port)[:1] in (b"", ALERT_OF_TLS)
 
 
+def contents(directory: Path) -> dict[Path, bytes]:
+    """All files of a running broker, which renames some meanwhile: then all are listed and read again."""
+    for _ in range(50):
+        with contextlib.suppress(FileNotFoundError):
+            return {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    pytest.fail(f"the files in {directory} do not come to rest")
+
+
 def test_secrets_are_in_their_files_alone(kafka: SecureKafka) -> None:
-    files = [path for path in kafka.directory.rglob("*") if path.is_file()]
+    files = contents(kafka.directory)
     guarded = {path for path in files if path.suffix in {".password", ".key"} or path.name == "server.properties"}
     assert len(guarded) == 5
     assert {path.stat().st_mode & 0o777 for path in guarded} == {0o600}
     assert kafka.pid is not None
     parent = int(Path(f"/proc/{kafka.pid}/stat").read_text().rpartition(")")[2].split()[1])
     shown = [Path(f"/proc/{pid}/{name}") for pid in (kafka.pid, parent) for name in ("cmdline", "environ")]
-    secrets = [path.read_bytes().splitlines()[path.suffix == ".key"] for path in guarded if path.suffix]
-    for path in {*files, *shown} - guarded:
-        content = path.read_bytes()
-        assert not any(secret in content for secret in secrets), path
+    secrets = [files[path].splitlines()[path.suffix == ".key"] for path in guarded if path.suffix != ".properties"]
+    assert len(secrets) == 4
+    for path, content in {**files, **{path: path.read_bytes() for path in shown}}.items():
+        assert path in guarded or not any(secret in content for secret in secrets), path
 
 
 def test_without_trustme_the_way_out_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

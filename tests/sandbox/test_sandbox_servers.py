@@ -75,6 +75,7 @@ def test_kafka_delivers_plain_and_transactional_records(box: Sandbox) -> None:
     assert consume(kafka, topic, 2) == [b"plain", b"transactional"]
 
 
+@pytest.mark.faults
 def test_kafka_keeps_the_offsets_of_a_group(box: Sandbox) -> None:
     kafka = box.kafka()
     stored = TopicPartition(new_topic(kafka), 0, 7)
@@ -94,6 +95,7 @@ def test_kafka_does_not_make_topics_up(box: Sandbox) -> None:
     assert "nobody-made-this" not in client.list_topics(timeout=15).topics
 
 
+@pytest.mark.faults
 def test_a_killed_broker_comes_back_with_its_address_identity_and_records(tmp_path: Path) -> None:
     with Kafka(tmp_path / "kafka") as kafka:
         topic, brokers, cluster, pid = new_topic(kafka), kafka.brokers, cluster_id(kafka), kafka.pid
@@ -107,6 +109,7 @@ def test_a_killed_broker_comes_back_with_its_address_identity_and_records(tmp_pa
         assert consume(kafka, topic, 1) == [b"kept"]
 
 
+@pytest.mark.faults
 def test_every_sandbox_is_another_cluster_and_takes_settings(box: Sandbox, tmp_path: Path) -> None:
     with Kafka(tmp_path / "kafka", settings={"auto.create.topics.enable": "true"}) as other:
         assert cluster_id(other) != cluster_id(box.kafka())
@@ -133,6 +136,7 @@ def test_postgresql_keeps_rows_over_a_kill(box: Sandbox) -> None:
         assert connection.execute("SHOW max_connections").fetchone() == ("200",)
 
 
+@pytest.mark.faults_where(name="mysql")
 @pytest.mark.parametrize("name", ["mariadb", "mysql"])
 def test_local_files_are_loaded_and_rows_kept_over_a_stop(name: str, box: Sandbox, tmp_path: Path) -> None:
     try:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 
 import pyarrow as pa
+import pytest
 
 from tallymark.core.budget import Budget
 from tallymark.core.claims import Advance, Claim, Entry, FirstClaim, PositionChanges
@@ -16,11 +17,13 @@ from tallymark.core.spans import Owner, Partition, Tally
 from tallymark.core.tables import Changes, TableSpec
 from tallymark.run.commit import Committer, Destination
 from tallymark.stores.contract import Store
-from tallymark.stores.opening import open_sql
+from tallymark.stores.opening import open_store
 from tallymark.stores.sql.store import SqlStore
 
 EVENTS = TableSpec("events")
 SCHEMA = pa.schema([("partition_id", pa.int64()), ("record_offset", pa.int64()), ("writer", pa.string())])
+SEVERAL_WRITERS = pytest.mark.parametrize("url", ["postgresql", "mariadb", "redis"], indirect=True)
+"""Stores that allow a second writer during a transaction; SQLite does not."""
 SINCE = datetime(2026, 1, 31, 12, 30, tzinfo=timezone.utc)
 
 
@@ -28,11 +31,18 @@ def owner(run: str) -> Owner:
     return Owner(run, f"host-of-{run}", SINCE)
 
 
-def ready_store(url: str) -> SqlStore:
+def ready(url: str) -> Store:
     """A store with a ledger and the table ``events``."""
-    store = open_sql(url)
+    store = open_store(url)
     store.create_ledger()
     store.create_tables([EVENTS], {"events": SCHEMA})
+    return store
+
+
+def ready_store(url: str) -> SqlStore:
+    """The same, for a database with SQL."""
+    store = ready(url)
+    assert isinstance(store, SqlStore)
     return store
 
 

@@ -5,7 +5,6 @@ The processes are forked from a server that has already imported everything, so 
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import uuid
@@ -23,11 +22,10 @@ from tallymark.run.loop import Loop
 from tallymark.run.setup import Job
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
+from tests.support.children import PROCESSES
 from tests.support.reader import PlainReader
 
 TIMEOUT = 60.0
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload([__name__])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ from typing import Any
 
 import confluent_kafka
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic, OffsetSpec
+
+from tests.support.background import wait_for
 
 TIMEOUT = 30.0
 RD_KAFKA_PRODUCER = 0
@@ -33,15 +35,22 @@ class Topics:
         topic = name or f"topic-{uuid.uuid4().hex[:8]}"
         settings = {key.replace("_", "."): value for key, value in config.items()}
         self._each(self._admin.create_topics([NewTopic(topic, partitions, 1, config=settings)]))
+        # Until a leader answers, what is sent has to be sent again, and may be taken for a repetition.
+        wait_for(lambda: self._is_led(topic, partitions))
         return topic
+
+    def _is_led(self, topic: str, partitions: int) -> bool:
+        asked = {TopicPartition(topic, number): OffsetSpec.latest() for number in range(partitions)}
+        try:
+            self._each(self._admin.list_offsets(asked, request_timeout=TIMEOUT))
+        except KafkaException:
+            return False
+        return True
 
     def grow(self, topic: str, partitions: int) -> None:
         """Returns when the brokers report the new partitions; the controller knows them earlier."""
         self._each(self._admin.create_partitions([NewPartitions(topic, partitions)]))
-        deadline = time.monotonic() + TIMEOUT
-        while len(self._admin.list_topics(topic, TIMEOUT).topics[topic].partitions) < partitions:
-            assert time.monotonic() < deadline, f"{topic} does not grow"
-            time.sleep(0.05)
+        wait_for(lambda: len(self._admin.list_topics(topic, TIMEOUT).topics[topic].partitions) >= partitions)
 
     def delete(self, topic: str) -> None:
         self._each(self._admin.delete_topics([topic]))
@@ -140,7 +149,7 @@ class Topics:
         found: dict[tuple[int, int], bytes | None] = {}
         ended: set[int] = set()
         while len(ended) < len(partitions):
-            for message in consumer.consume(10_000, 1.0):
+            for message in consumer.consume(10_000, 0.05):
                 place = int(message.partition() or 0), int(message.offset() or 0)
                 if message.error():
                     ended.add(place[0])

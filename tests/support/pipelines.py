@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
-from types import TracebackType
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from tallymark import Json, Kafka, Pipeline, Standalone, Tally
 from tallymark.core.progress import OnStep, ignore
-from tallymark.errors import TallymarkError
 from tallymark.run.loop import Until
 from tests.support import databases
+from tests.support.background import Background
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-TIMEOUT = 60.0
 ORDERS = Json("id BIGINT, name STRING")
 UNBALANCED = (
     "SELECT topic, partition_id FROM tallymark_positions "
@@ -49,16 +44,6 @@ def coordinates(url: str, table: str = "orders") -> list[tuple[int, int]]:
     )
 
 
-def tables(url: str) -> set[str]:
-    """The names of all tables and views."""
-    source = {
-        "sqlite": "SELECT name FROM sqlite_master WHERE type IN ('table', 'view')",
-        "postgresql": "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'",
-        "mysql": "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()",
-    }
-    return {str(name) for (name,) in databases.query(url, source[url.split(":")[0].split("+")[0]])}
-
-
 def next_offsets(url: str) -> dict[int, int]:
     found = databases.query(url, "SELECT partition_id, next_offset FROM tallymark_positions")
     return {int(str(partition)): int(str(offset)) for partition, offset in found}
@@ -72,40 +57,16 @@ def exceptions(url: str) -> list[tuple[object, ...]]:
     )
 
 
-def eventually(condition: Callable[[], bool], timeout: float = TIMEOUT) -> bool:
-    deadline = time.monotonic() + timeout
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
-
-
-class Background:
-    """A run in a separate thread, stopped at the end of the block in any case."""
+class RunningPipeline(Background[Tally]):
+    """A run of a pipeline that starts immediately."""
 
     def __init__(self, pipeline: Pipeline, until: Until = "stopped", on_step: OnStep = ignore) -> None:
         self._open = ExitStack()
-        destination = self._open.enter_context(pipeline.setup.destination())
-        self._loop = pipeline._loop(destination, on_step)
-        self._pool = ThreadPoolExecutor(1)
+        self._loop = pipeline._loop(self._open.enter_context(pipeline.setup.destination()), on_step)
         self.run = self._loop.job.owner.run
-        self.future: Future[Tally] = self._pool.submit(self._loop.run, until)
+        super().__init__(lambda: self._loop.run(until), self._loop.stop)
+        self.start()
 
-    def stop(self) -> Tally:
-        """Stop the run, and wait."""
-        self._loop.stop()
-        return self.future.result(TIMEOUT)
-
-    def result(self) -> Tally:
-        return self.future.result(TIMEOUT)
-
-    def __enter__(self) -> Background:
-        return self
-
-    def __exit__(self, *_: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._loop.stop()
-        with suppress(TallymarkError):
-            self.future.exception(TIMEOUT)
-        self._pool.shutdown()
+    def close(self) -> None:
+        super().close()
         self._open.close()

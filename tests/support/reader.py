@@ -21,10 +21,13 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from tallymark.core.records import DeadLetter, PartitionCounts, Reading
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
+from tallymark.errors import Unreachable
 from tallymark.kafka.diagnosis import judged
 from tallymark.service.replaying import Message
 
 TIMEOUT = 30.0
+CHANGED = {KafkaError._AUTO_OFFSET_RESET, KafkaError.UNKNOWN_TOPIC_OR_PART}
+"""The topic was cut, deleted or recreated since the plan: as with the product's readers, the next plan finds out."""
 HIDDEN = pa.schema(
     [
         (TOPIC, pa.string()),
@@ -85,19 +88,9 @@ class PlainReader:
 
     def __init__(self, brokers: str, tables: Sequence[Filled] = EVERY_WAY) -> None:
         self.tables = tables
+        self._brokers = brokers
         self._reading = threading.Lock()
-        self._consumer = Consumer(
-            {
-                "bootstrap.servers": brokers,
-                "group.id": f"plain-{uuid.uuid4().hex}",
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "isolation.level": "read_committed",
-                "fetch.wait.max.ms": 20,
-                "auto.offset.reset": "error",
-                "log_level": 0,
-            }
-        )
+        self._consumer: Consumer | None = None
 
     def schemas(self) -> Mapping[str, pa.Schema]:
         return {table.spec.name: table.schema for table in self.tables}
@@ -115,15 +108,18 @@ class PlainReader:
     def _read(self, spans: Sequence[Span], without: Collection[tuple[Partition, int]]) -> Reading:
         wanted = {(span.partition.topic, span.partition.number): span for span in spans}
         found = {span.partition: _Found() for span in spans}
-        self._consumer.assign([TopicPartition(topic, number, span.start) for (topic, number), span in wanted.items()])
+        consumer = self._client()
+        consumer.assign([TopicPartition(topic, number, span.start) for (topic, number), span in wanted.items()])
         missing, deadline = set(wanted), time.monotonic() + TIMEOUT
         while missing:
             assert time.monotonic() < deadline, f"no end of {missing} in sight"
-            for message in self._consumer.consume(500, 0.02):
+            for message in consumer.consume(500, 0.02):
                 at, offset = (str(message.topic()), int(message.partition() or 0)), int(message.offset() or 0)
                 if error := message.error():
                     if judged(error).error.transient:
                         continue
+                    if error.code() in CHANGED:
+                        raise Unreachable(f"the log of {wanted[at].partition} has changed: {error.str()}")
                     # The log ends after every span, also if the last offsets hold no record.
                     assert error.code() == KafkaError._PARTITION_EOF, error
                     missing.discard(at)
@@ -133,6 +129,23 @@ class PlainReader:
                 if offset >= wanted[at].stop - 1:
                     missing.discard(at)
         return self._shaped(found)
+
+    def _client(self) -> Consumer:
+        # Made when it is needed: a client that has been idle takes up to a second until it fetches.
+        if self._consumer is None:
+            self._consumer = Consumer(
+                {
+                    "bootstrap.servers": self._brokers,
+                    "group.id": f"plain-{uuid.uuid4().hex}",
+                    "enable.auto.commit": False,
+                    "enable.partition.eof": True,
+                    "isolation.level": "read_committed",
+                    "fetch.wait.max.ms": 20,
+                    "auto.offset.reset": "error",
+                    "log_level": 0,
+                }
+            )
+        return self._consumer
 
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
         found: dict[Partition, _Found] = {}
@@ -163,7 +176,8 @@ class PlainReader:
     def close(self) -> None:
         """Also waits for an abandoned read: a consumer must not be closed while a thread reads from it."""
         with self._reading:
-            self._consumer.close()
+            if self._consumer is not None:
+                self._consumer.close()
 
 
 def _take(found: _Found, partition: Partition, message: Any) -> None:

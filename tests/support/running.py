@@ -1,25 +1,30 @@
-"""Runs a loop in a separate thread, and waits for its effects."""
+"""Runs loops in the background: alone or as members of a group, in a thread or in a process."""
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from tallymark.core.budget import Budget
 from tallymark.core.progress import OnStep, ignore
-from tallymark.errors import TallymarkError
+from tallymark.core.spans import Tally
+from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.member import Member
+from tallymark.kafka.membership import Group
+from tallymark.kafka.source import Kafka
+from tallymark.run.commit import Destination
 from tallymark.run.loop import Loop
-from tallymark.stores.opening import open_sql
+from tallymark.stores.opening import open_store
+from tests.support.background import Background
+from tests.support.children import PROCESSES
 from tests.support.crash import Run, make_loop
 from tests.support.reader import EVERY_WAY, Filled, PlainReader
+from tests.support.storm_member import QUICK
 
-TIMEOUT = 30.0
 
-
-class Running:
-    """Runs until it is stopped or fails."""
+class Running(Background[Tally]):
+    """A loop that starts immediately, and runs until it is stopped or fails."""
 
     def __init__(
         self,
@@ -29,37 +34,41 @@ class Running:
         tables: Sequence[Filled] = EVERY_WAY,
         budget: Budget | None = None,
     ) -> None:
-        self.store, self.reader = open_sql(run.store), PlainReader(run.brokers, tables)
-        self.loop: Loop = make_loop(run, self.store, self.reader, on_step, budget)
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
+        self.store, self.reader = open_store(run.store), PlainReader(run.brokers, tables)
+        self.loop = make_loop(run, self.store, self.reader, on_step, budget)
+        self._begin()
 
-    def _run(self) -> None:
-        try:
-            self.loop.run()
-        except TallymarkError as error:
-            self.error = error
-
-    def wait(self) -> None:
-        self._thread.join(TIMEOUT)
-        assert not self._thread.is_alive()
+    def _begin(self) -> None:
+        super().__init__(self.loop.run, self.loop.stop)
+        self.owner = self.loop.job.owner.run
+        self.start()
 
     def close(self) -> None:
-        self.loop.stop()
-        self.wait()
+        super().close()
         self.reader.close()
         self.store.close()
 
-    def __enter__(self) -> Running:
-        return self
 
-    def __exit__(self, *_: Any) -> None:
-        self.close()
+class SharedLoop(Running):
+    """A loop that shares the partitions of its group, as several Spark drivers of one pipeline do."""
+
+    def __init__(self, run: Run, on_step: OnStep = ignore, **changes: Any) -> None:
+        self.store, self.reader = open_store(run.store), PlainReader(run.brokers)
+        job = replace(make_loop(run, self.store, self.reader).job, **changes)
+        member = Member(run.group, Kafka(run.brokers, run.topic, settings=QUICK), Group(), job.owner.run)
+        destination = Destination(self.store, self.store)
+        self.loop = Loop(job, Brokers(run.brokers), destination, self.reader, on_step, member)
+        self._begin()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + TIMEOUT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
+def start_loop(run: Run) -> Any:
+    """Starts a shared loop in a process that can be killed, and returns the process."""
+    process = PROCESSES.Process(target=_process, args=(run,), daemon=True)
+    process.start()
+    return process
+
+
+def _process(run: Run) -> None:
+    shared = SharedLoop(run)
+    shared.wait(3600)
+    raise SystemExit(str(shared.error))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from confluent_kafka.admin import (
 
 from tallymark.local.sandbox import SecureKafka
 from tallymark.local.sandbox.secure import ADMIN, LIMITED
+from tests.support.background import wait_for
 
 __all__ = ["ADMIN", "LIMITED", "UNSECURED_TOKENS", "allow", "as_client", "as_user", "other_ca", "secure_kafka"]
 
@@ -68,9 +68,7 @@ def allow(kafka: SecureKafka, user: str, kind: str, name: str, *operations: str)
         future.result(TIMEOUT)
     # Ask the broker itself: it gets permissions a moment after they were granted.
     question = AclBindingFilter(*what, AclOperation.ANY, AclPermissionType.ANY)
-    deadline = time.monotonic() + TIMEOUT
-    while not wanted <= set(admin.describe_acls(question).result(TIMEOUT)):
-        assert time.monotonic() < deadline, f"{user} is still not allowed to {operations} {kind} {name}"
+    wait_for(lambda: wanted <= set(admin.describe_acls(question).result(TIMEOUT)))
 
 
 def other_ca(directory: Path) -> Path:

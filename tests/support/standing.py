@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from datetime import datetime, timezone
@@ -12,11 +11,12 @@ from typing import Any
 from tallymark.core.claims import FirstClaim, PositionChanges
 from tallymark.core.journal import NoteLine
 from tallymark.core.spans import Partition, Position
-from tallymark.errors import CommitRefused, TallymarkError
+from tallymark.errors import CommitRefused
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import Kafka
 from tallymark.service.consumer import Consumer
 from tallymark.stores.opening import open_store
+from tests.support.background import Background
 from tests.support.databases import execute, query
 
 QUICK = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 200, "fetch.wait.max.ms": 20}
@@ -61,7 +61,7 @@ def seen(store_url: str) -> Counter[tuple[int, int]]:
     return Counter((int(str(part)), int(str(off))) for part, off in query(store_url, "SELECT part, off FROM seen"))
 
 
-class Service:
+class Service(Background[None]):
     """A consumer that appends a row for every record."""
 
     def __init__(
@@ -76,14 +76,13 @@ class Service:
     ) -> None:
         source = Kafka(brokers, topic, settings=fetch)
         self.consumer = Consumer(group=group, source=source, store=store_url, **settings)
-        self.error: TallymarkError | None = None
         self._on_batch = on_batch
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        super().__init__(lambda: self._take(500, "stopped"), self.consumer.stop)
 
     def catch_up(self, most: int = 500) -> None:
-        self._work(most, "caught-up")
+        self._take(most, "caught-up")
 
-    def _work(self, most: int, until: Any) -> None:
+    def _take(self, most: int, until: Any) -> None:
         for batch in self.consumer.batches(most, until=until):
             try:
                 with batch.transaction() as db:
@@ -92,24 +91,6 @@ class Service:
             except CommitRefused:
                 if not batch.abandoned:
                     raise
-
-    def _run(self) -> None:
-        try:
-            self._work(500, "stopped")
-        except TallymarkError as error:
-            self.error = error
-
-    def __enter__(self) -> Service:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.consumer.stop()
-        self.wait()
-
-    def wait(self) -> None:
-        self._thread.join(30)
-        assert not self._thread.is_alive()
 
 
 def make_table(store_url: str) -> None:

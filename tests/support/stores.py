@@ -9,6 +9,7 @@ from sqlalchemy import Column, MetaData, Table, cast, select
 from sqlalchemy.dialects import mysql
 
 from tallymark.core.tables import Changes, TableSpec
+from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tallymark.stores.sql.columns import column_type
 from tallymark.stores.sql.store import SqlStore
@@ -31,7 +32,7 @@ def prepare(store: SqlStore, *statements: str) -> None:
             connection.exec_driver_sql(statement)
 
 
-def write(store: SqlStore, spec: TableSpec, puts: pa.Table, deletes: pa.Table | None = None) -> None:
+def write(store: Store, spec: TableSpec, puts: pa.Table, deletes: pa.Table | None = None) -> None:
     store.create_tables([spec], {spec.name: puts.schema})
     store.apply([Changes(spec, puts, puts.slice(0, 0) if deletes is None else deletes)], None)
 

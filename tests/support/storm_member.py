@@ -6,8 +6,6 @@ It runs in a thread (``Working``) or in a child process (``start``), which can b
 from __future__ import annotations
 
 import logging
-import multiprocessing
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +17,8 @@ from tallymark.errors import Fenced, Unreachable
 from tallymark.kafka.membership import Group, Standalone
 from tallymark.service.batch import Batch
 from tallymark.service.consumer import Consumer
+from tests.support.background import Background
+from tests.support.children import PROCESSES
 
 log = logging.getLogger(__name__)
 
@@ -29,8 +29,6 @@ QUICK: dict[str, Any] = {
     "topic.metadata.refresh.interval.ms": 500,
 }
 COUNTERS = "CREATE TABLE counters (run VARCHAR(64) PRIMARY KEY, n BIGINT NOT NULL)"
-PROCESSES = multiprocessing.get_context("forkserver")
-PROCESSES.set_forkserver_preload([__name__])
 
 
 @dataclass(frozen=True)
@@ -88,33 +86,17 @@ def put(db: Any, batch: Batch, name: str) -> None:
             db.execute("INSERT INTO counters (run, n) VALUES (:run, :k)", {"k": len(rows), "run": name})
 
 
-class Working:
-    """A member in a separate thread. ``inside`` is called in every transaction, before it commits."""
+class Working(Background[None]):
+    """A member that starts immediately. ``inside`` is called in every transaction, before it commits."""
 
     def __init__(self, spec: Spec, inside: Callable[[Batch], None] = lambda _: None) -> None:
         self.spec = spec
         self.consumer = spec.consumer()
-        self.error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, args=(inside,), daemon=True, name=spec.name)
-        self._thread.start()
+        super().__init__(lambda: self.take(inside), self.consumer.stop)
+        self.start()
 
-    def _run(self, inside: Callable[[Batch], None]) -> None:
-        try:
-            work(self.consumer, self.spec, inside)
-        except BaseException as error:  # noqa: BLE001 - for the test to look at
-            self.error = error
-
-    @property
-    def alive(self) -> bool:
-        return self._thread.is_alive()
-
-    def wait(self) -> None:
-        self._thread.join(TIMEOUT)
-        assert not self.alive, f"{self.spec.name} did not end"
-
-    def stop(self) -> None:
-        self.consumer.stop()
-        self.wait()
+    def take(self, inside: Callable[[Batch], None]) -> None:
+        work(self.consumer, self.spec, inside)
 
 
 def start(spec: Spec) -> Any:

@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tallymark.core.spans import Partition
+from tallymark.stores.redis.ledger import VERSION as VERSION_IN_REDIS
+from tallymark.stores.sql.ledger.tables import VERSION as VERSION_IN_SQL
 from tests.support import databases, redis
 
 Record = tuple[int, int]
@@ -113,7 +116,7 @@ def expected_by_id(good: Mapping[Record, Any]) -> dict[str, Iterable[tuple[Any, 
 
 def rows(url: str, table: str, *columns: str) -> Rows:
     if url.startswith("redis"):
-        return Counter(_fields(hash_, columns) for hash_ in redis.dump(url, f"{table}:").values())
+        return Counter(_fields(_hash(row), columns) for row in redis.dump(url, f"{table}:").values())
     return Counter(databases.query(url, f"SELECT {', '.join(columns)} FROM {table}"))
 
 
@@ -145,6 +148,44 @@ def batches(url: str) -> int:
     return len(history(url, "batch"))
 
 
+def everything(url: str) -> dict[str, Any]:
+    """All content of the store; equal before and after if nothing was written in between."""
+    if url.startswith("redis"):
+        return redis.dump(url)
+    # The view shows ages, which change with time.
+    tables = databases.tables(url) - {"tallymark_status"}
+    return {name: Counter(databases.query(url, f"SELECT * FROM {name}")) for name in tables}
+
+
+def versions(url: str) -> list[int]:
+    """The recorded versions of the ledger; Redis records only the last one."""
+    if url.startswith("redis"):
+        return [int(redis.dump(url, "tallymark:schema")[""][b"version"])]
+    return [int(str(version)) for (version,) in databases.query(url, "SELECT version FROM tallymark_schema")]
+
+
+def newest_version(url: str) -> int:
+    return VERSION_IN_REDIS if url.startswith("redis") else VERSION_IN_SQL
+
+
+# Changes from outside
+
+
+def set_version(url: str, version: int) -> None:
+    if url.startswith("redis"):
+        redis.client(url).hset(redis.key(url, "tallymark:schema"), "version", version)
+    else:
+        databases.execute(url, f"UPDATE tallymark_schema SET version = {version}")
+
+
+def delete_position(url: str, group: str, partition: Partition) -> None:
+    if url.startswith("redis"):
+        redis.client(url).delete(redis.key(url, f"tallymark:position:{group}:{partition.topic}:{partition.number}"))
+    else:
+        where = f"group_name = '{group}' AND topic = '{partition.topic}' AND partition_id = {partition.number}"
+        databases.execute(url, f"DELETE FROM tallymark_positions WHERE {where}")
+
+
 def _ledger_in_redis(url: str, table: str) -> list[dict[bytes, bytes]]:
     if table == "batches":
         (found, *_) = [*redis.dump(url, "tallymark:batches:").values(), []]
@@ -152,6 +193,13 @@ def _ledger_in_redis(url: str, table: str) -> list[dict[bytes, bytes]]:
         return [{name.encode(): _text(value).encode() for name, value in line.items()} for line in parsed]
     under = {"positions": "tallymark:position:", "dead_letters": "tallymark:letter:"}[table]
     return list(redis.dump(url, under).values())
+
+
+def _hash(row: Mapping[bytes, bytes] | bytes) -> Mapping[bytes, bytes]:
+    """The fields of a row, which is a hash or JSON."""
+    if not isinstance(row, bytes):
+        return row
+    return {name.encode(): _text(value).encode() for name, value in json.loads(row).items() if value is not None}
 
 
 def _text(value: Any) -> str:

@@ -224,7 +224,10 @@ def test_many_numbers_are_not_taken_for_a_long_one() -> None:
     assert not found.slow
 
 
-@pytest.mark.parametrize("name", [b"a" * 50_001, b'\\"' * 50_001, b"\\\\" * 50_001])
+LONG_NAMES = {"letters": b"a" * 50_001, "quotes": b'\\"' * 50_001, "backslashes": b"\\\\" * 50_001}
+
+
+@pytest.mark.parametrize("name", LONG_NAMES.values(), ids=LONG_NAMES)
 def test_a_name_that_is_too_long_is_found_among_many(name: bytes) -> None:
     good, long = b'{"id": 1, "' + name[:50_000] + b'": "\\\\"}', b'{"id": 2, "z": {"' + name + b'": 1}}'
     found = JsonDecoder(Json("id BIGINT"))([*[good] * 250, long, *[good] * 250])

@@ -11,7 +11,7 @@ import pytest
 
 from tallymark.core.spans import Partition, Span, split
 from tallymark.spark.scan import Scanning
-from tests.support.pipelines import eventually
+from tests.support.background import wait_for
 
 ONE = Partition("orders", 0)
 FIRST, SECOND, THIRD = ((Span(ONE, start, start + 10),) for start in (0, 10, 20))
@@ -42,7 +42,7 @@ class Kept:
 def test_parts_come_in_their_order_and_what_is_next_is_scanned_behind_them() -> None:
     kept = Kept()
     assert kept.offsets(FIRST, SECOND) == list(range(10))
-    assert eventually(lambda: len(kept.scanned) == 4)
+    wait_for(lambda: len(kept.scanned) == 4)
     assert kept.scanned == [(0, 5), (5, 10), (10, 15), (15, 20)]
     assert kept.offsets(SECOND, ()) == list(range(10, 20))
     assert len(kept.scanned) == 4
@@ -52,7 +52,7 @@ def test_a_part_is_handed_out_while_the_next_one_is_scanned() -> None:
     kept = Kept()
     parts = kept.scanning.parts(FIRST)
     next(parts)
-    assert eventually(lambda: len(kept.scanned) == 2)
+    wait_for(lambda: len(kept.scanned) == 2)
     assert next(parts)["offset"].to_pylist() == [5, 6, 7, 8, 9]
 
 
@@ -62,12 +62,12 @@ def test_other_spans_are_scanned_and_what_was_ahead_is_not_begun_any_more() -> N
     parts = kept.scanning.parts(FIRST, SECOND)
     worker = threading.Thread(target=lambda: list(parts))
     worker.start()
-    assert eventually(lambda: kept.scanned == [(0, 5)])
+    wait_for(lambda: kept.scanned == [(0, 5)])
     other = kept.scanning.parts(THIRD, ())
     found: list[pa.Table] = []
     second = threading.Thread(target=lambda: found.extend(other))
     second.start()
-    assert eventually(lambda: not kept.scanning._ahead[0])
+    wait_for(lambda: not kept.scanning._ahead[0])
     kept.may_go_on.set()
     worker.join(10)
     second.join(10)
@@ -90,7 +90,7 @@ def test_a_scan_that_failed_is_made_again() -> None:
     kept.fails = True
     with pytest.raises(ConnectionError):
         kept.offsets(FIRST, SECOND)
-    assert eventually(lambda: (15, 20) in kept.scanned)
+    wait_for(lambda: (15, 20) in kept.scanned)
     kept.fails = False
     with pytest.raises(ConnectionError):
         kept.offsets(SECOND)
@@ -100,7 +100,7 @@ def test_a_scan_that_failed_is_made_again() -> None:
 def test_what_is_dropped_is_scanned_again() -> None:
     kept = Kept()
     kept.offsets(FIRST, SECOND)
-    assert eventually(lambda: len(kept.scanned) == 4)
+    wait_for(lambda: len(kept.scanned) == 4)
     kept.scanning.drop()
     assert kept.offsets(SECOND) == list(range(10, 20))
     assert len(kept.scanned) == 6
@@ -114,7 +114,7 @@ def test_the_thread_ends_with_whoever_scans(dropped: bool) -> None:
     kept.may_go_on.clear()
     kept.offsets((), SECOND)
     scanned = kept.scanned
-    assert eventually(lambda: len(scanned) == 3)
+    wait_for(lambda: len(scanned) == 3)
     if dropped:
         kept.scanning.drop()
     kept.may_go_on.set()
@@ -125,4 +125,4 @@ def test_the_thread_ends_with_whoever_scans(dropped: bool) -> None:
         gc.collect()
         return not thread.is_alive()
 
-    assert eventually(has_ended)
+    wait_for(has_ended)

@@ -17,17 +17,10 @@ from tallymark.core.spans import Partition, Position, Span, Tally
 from tallymark.errors import CommitRefused, Fenced, PositionMoved
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
-from tests.support import databases
-from tests.support.commits import SINCE, moving, take
+from tests.support.commits import SEVERAL_WRITERS, SINCE, moving, take
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 OPERATOR = "op@host"
-
-
-@pytest.fixture(params=[*databases.KINDS, "redis"])
-def url(request: pytest.FixtureRequest, database: Callable[[str], str], redis_url: str) -> str:
-    kind: str = request.param
-    return redis_url if kind == "redis" else database(kind)
 
 
 @pytest.fixture
@@ -304,9 +297,8 @@ def test_positions_are_made_for_a_group_that_has_none(store: Store, group: str) 
     assert (line.note.span, line.note.reason) == (Span(ZERO, 42, 42), "taken over")
 
 
+@SEVERAL_WRITERS
 def test_a_position_that_somebody_else_makes_meanwhile_is_left_alone(store: Store, url: str, group: str) -> None:
-    if url.startswith("sqlite"):
-        pytest.skip("one writes at a time")
     commit(store, group)
     two, other = Partition("orders", 2), open_store(url)
     before = position(store, group)

@@ -20,16 +20,10 @@ from tallymark.errors import CommitRefused, PositionMoved
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tests.support import databases, redis, truth
-from tests.support.commits import EVENTS, SCHEMA, SINCE, Work, moving, owner, take, work
+from tests.support.commits import EVENTS, SCHEMA, SEVERAL_WRITERS, SINCE, Work, moving, owner, take, work
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 BEHIND = "too far behind"
-
-
-@pytest.fixture(params=[*databases.KINDS, "redis"])
-def url(request: pytest.FixtureRequest, database: Callable[[str], str], redis_url: str) -> str:
-    kind: str = request.param
-    return redis_url if kind == "redis" else database(kind)
 
 
 @pytest.fixture
@@ -44,11 +38,6 @@ def opened(url: str) -> Store:
     store.create_ledger()
     store.create_tables([EVENTS], {"events": SCHEMA})
     return store
-
-
-def queues(url: str) -> None:
-    if url.startswith("sqlite"):
-        pytest.skip("a second writer has to wait")
 
 
 def skip(store: Store, group: str, held: dict[Partition, Claim], start: int, stop: int) -> None:
@@ -154,9 +143,9 @@ def test_what_is_not_open_as_it_was_is_not_filled(store: Store, url: str, group:
     assert journal(url) == [("skip", 0, 10)]
 
 
+@SEVERAL_WRITERS
 def test_a_fill_that_is_overtaken_on_its_way_writes_nothing(store: Store, url: str, group: str) -> None:
     """The early check succeeds: the commit must refuse."""
-    queues(url)
     skip(store, group, take(store, group, "a", [ZERO]), 0, 10)
     other, made = opened(url), filling(group, "late", Span(ZERO, 0, 10), 6)
 
@@ -172,8 +161,8 @@ def test_a_fill_that_is_overtaken_on_its_way_writes_nothing(store: Store, url: s
     check(store, group)
 
 
+@SEVERAL_WRITERS
 def test_a_fill_in_the_middle_of_a_commit_disturbs_nobody(store: Store, url: str, group: str) -> None:
-    queues(url)
     held = take(store, group, "a", [ZERO])
     skip(store, group, held, 0, 10)
     other, made = opened(url), work(group, "a", held, 10, 15, dead=1)
@@ -225,10 +214,10 @@ def test_whoever_is_sent_ahead_leaves_an_open_skip(store: Store, group: str) -> 
 
 
 @pytest.mark.parametrize(("to", "left"), [(25, [(4, 10), (10, 25)]), (5, [(4, 5)])])
+@SEVERAL_WRITERS
 def test_a_fill_between_the_look_and_the_restart_is_seen(
     store: Store, url: str, group: str, to: int, left: list[tuple[int, int]]
 ) -> None:
-    queues(url)
     skip(store, group, take(store, group, "a", [ZERO]), 0, 10)
     other, once = opened(url), iter([True])
 
@@ -247,6 +236,7 @@ def test_a_fill_between_the_look_and_the_restart_is_seen(
 CHUNK, SKIPPED, COMMITS = 20, 400, 200
 
 
+@pytest.mark.faults_where(url=["mariadb", "sqlite"])
 def test_one_commits_and_two_fill_at_once(store: Store, url: str, group: str) -> None:
     """Every record is there once, every part is filled by one filler, and every snapshot adds up."""
     held = take(store, group, "live", [ZERO])
