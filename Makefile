@@ -45,7 +45,7 @@ format: $(READY)
 
 $(READY): requirements/lock.txt requirements/java.txt pyproject.toml
 	@echo 'setting up .venv (the first run downloads Spark: 430 MB)'
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "tallymark needs Python 3.10 or later: make PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tallymark needs Python 3.11 or later: make PYTHON=/path/to/python3.11")'
 	@$(PYTHON) -m venv .venv
 	@$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/lock.txt
 	@$(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps --no-index -e .
@@ -56,9 +56,9 @@ $(READY): requirements/lock.txt requirements/java.txt pyproject.toml
 # uv resolves for all Pythons and platforms at once. Spark stays at 4.0: requirements/constraints.txt says why.
 lock:
 	@python3 -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv
-	@.venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes --no-annotate \
+	@.venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header --constraints requirements/constraints.txt --extra all --group dev --output-file requirements/lock.txt pyproject.toml
-	@.venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.10 --generate-hashes --no-annotate \
+	@.venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header --output-file requirements/java.txt requirements/java.in
 	@rm -rf .venv-lock
 

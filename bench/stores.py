@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cache
 from typing import Any
 
@@ -94,7 +94,7 @@ class Writer(Idle):
 
     def entry(self, rows: int) -> Entry:
         """The ledger's part of a commit of so many records."""
-        now, position = datetime.now(timezone.utc), self.store.positions("bench")["bench"][0]
+        now, position = datetime.now(UTC), self.store.positions("bench")["bench"][0]
         start = position.next_offset
         step = Advance(ZERO, start, start + rows, position.epoch, Tally(applied=rows), now)
         return Entry("bench", f"bench-{uuid.uuid4().hex[:8]}", now, now, [step], {"orders": rows})
@@ -154,7 +154,7 @@ def plan(kind: str, *, quick: bool) -> Iterator[tuple[Mode, int, list[str]]]:
 def measure(kind: str, url: str, rounds: int, *, quick: bool) -> Iterator[Outcome]:
     with closing(open_store(url)) as store:
         store.create_ledger()
-        owner = Owner("bench", "here", datetime.now(timezone.utc))
+        owner = Owner("bench", "here", datetime.now(UTC))
         store.claim("bench", owner, [ZERO], lambda _: PositionChanges({ZERO: FirstClaim(0, "id", "cluster")}), {})
         for mode, rows, names in plan(kind, quick=quick):
             at = Course("", ZERO.topic, rows, url, kind)

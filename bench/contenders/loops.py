@@ -24,7 +24,7 @@ from tallymark.kafka.cluster import Cluster
 from tallymark.stores.opening import open_sql
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 TUNED = {
     "fetch.wait.max.ms": 100,

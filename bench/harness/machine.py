@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from contextlib import closing, suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -38,7 +38,7 @@ def facts(*stores: str, sandbox: bool = True) -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "memory": _memory(),
         "kernel": f"{platform.system()} {platform.release()}",
-        "date": f"{datetime.now(timezone.utc):%Y-%m-%d}",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "Python": platform.python_version(),
     }
     for name, package in PACKAGES.items():

@@ -26,7 +26,7 @@ from tallymark.stores.sql.ledger.tables import metadata
 from tallymark.stores.sql.store import SqlStore
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 class Servers:

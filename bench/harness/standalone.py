@@ -27,7 +27,7 @@ from tallymark.local.sandbox.server import HOST, Server
 from tallymark.spark.pipeline import Road
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,10 @@ def commit(store: Store, group: str) -> None:
     letters = work(group, "first", claims, 0, 7, dead=2).entry.dead_letters
     step = Advance(ZERO, 0, 10, claims[ZERO].epoch, Tally(applied=5, dead=2, skipped=3), SINCE)
     skip = Note("skip", Span(ZERO, 7, 10), "too late")
-    entry = Entry(group, "b-1", SINCE, datetime.now(timezone.utc), [step], dead_letters=letters, notes=[skip])
+    entry = Entry(group, "b-1", SINCE, datetime.now(UTC), [step], dead_letters=letters, notes=[skip])
     store.apply((), entry)
     store.release(group, claims.values())
-    ended = datetime.now(timezone.utc)
+    ended = datetime.now(UTC)
     store.write_run(group, Run("first", "worker-7", SINCE, ended, ended), new=True)
 
 

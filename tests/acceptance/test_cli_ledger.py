@@ -7,7 +7,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -30,7 +30,7 @@ from tests.support.redis import client, key
 
 Databases = Callable[[str], str]
 ZERO = Partition("orders", 0)
-NOW = datetime.now(timezone.utc)
+NOW = datetime.now(UTC)
 OLD = NOW - timedelta(days=40)
 DIALECTS = {"postgresql": "postgresql", "mariadb": "mysql", "sqlite": "sqlite"}
 TO_VERSION: dict[int, Sequence[str]] = {

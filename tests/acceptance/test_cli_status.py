@@ -8,7 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import psycopg
@@ -60,7 +60,7 @@ def read(brokers: str, group: str, topic: str, url: str) -> None:
 
 
 def ran(store: Store, group: str, name: str, **how: Any) -> None:
-    began, now = datetime.now(timezone.utc) - timedelta(hours=1), datetime.now(timezone.utc)
+    began, now = datetime.now(UTC) - timedelta(hours=1), datetime.now(UTC)
     store.write_run(group, Run(name, "worker-7", began, **({"seen": now} | how)), new=True)
 
 
@@ -68,7 +68,7 @@ def test_the_state_follows_from_runs_in_every_ledger(url: str, group: str) -> No
     with closing(open_store(url)) as store:
         store.create_ledger()
         take(store, group, "first", [ZERO])
-        before = datetime.now(timezone.utc) - timedelta(minutes=2)
+        before = datetime.now(UTC) - timedelta(minutes=2)
         assert seen(url)["state"] == "unknown"
         ran(store, group, "first")
         found = seen(url)
@@ -151,9 +151,7 @@ def test_what_may_not_be_looked_at_hides_no_other_group(
         stand(brokers, url, name, topic, {0: 1})
     with closing(open_store(url)) as store:
         first = {Partition(query, 0): FirstClaim(4, "query", STREAMING)}
-        store.journal().move(
-            f"{group}-c", list(first), lambda *_: PositionChanges(first), "test", datetime.now(timezone.utc)
-        )
+        store.journal().move(f"{group}-c", list(first), lambda *_: PositionChanges(first), "test", datetime.now(UTC))
     ask = Brokers.topics
 
     def refuse(self: Brokers, names: Sequence[str], **how: Any) -> Any:
@@ -178,7 +176,7 @@ def test_names_and_errors_are_shown_as_they_are_and_obeyed_by_nobody(database: D
     with closing(open_store(url)) as store:
         store.create_ledger()
         take(store, name, "first", [ZERO])
-        ran(store, name, "first", ended=datetime.now(timezone.utc), error="ValueError: \x1b[2Jgone\nand more")
+        ran(store, name, "first", ended=datetime.now(UTC), error="ValueError: \x1b[2Jgone\nand more")
     for command in ("status", "groups"):
         done = in_process(command, "--store", url)
         assert done.returncode == 0

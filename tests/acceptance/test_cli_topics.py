@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_consume_shows_bytes_headers_and_tombstones_and_nothing_that_a_terminal_
     topics: Topics, brokers: str
 ) -> None:
     name = topics.create(1, retention_ms="-1")
-    when = int(datetime(2026, 1, 31, 12, tzinfo=timezone.utc).timestamp() * 1000)
+    when = int(datetime(2026, 1, 31, 12, tzinfo=UTC).timestamp() * 1000)
     topics.send_to(name, 0, [b"\xff\x1b[31mred"], key=b"k\x07", headers=[("tra\x1bce", b"\x00")], timestamp=when)
     topics.send_to(name, 0, [None], key=b"gone", timestamp=when)
     shown = in_process("consume", name, "--brokers", brokers).stdout.splitlines()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pytest
 
@@ -51,7 +51,7 @@ def test_the_verdict_sees_what_is_missing_and_what_is_there_twice(
     topics.send_to(topic, 0, [{"id": n} for n in range(4)])
     store = open_sql(database("sqlite"))
     store.create_ledger()
-    owner = Owner("run", "host", datetime.now(timezone.utc))
+    owner = Owner("run", "host", datetime.now(UTC))
     first = {Partition(topic, 0): FirstClaim(0, "id", "cluster")}
     store.claim(group, owner, first.keys(), lambda _: PositionChanges(first), {})
     with store.transaction() as connection:

@@ -6,7 +6,7 @@ import dataclasses
 import itertools
 import threading
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -84,7 +84,7 @@ class Restless(Background[None]):
 
     def _restart(self, to: int) -> None:
         changes = PositionChanges({}, {ZERO: Restart(to, "by hand")})
-        now = datetime.now(timezone.utc)
+        now = datetime.now(UTC)
         self.store.journal().move(self.group, [ZERO], lambda *_: changes, "op", now)
         self.claims, self.at = take(self.store, self.group, "next", [ZERO]), to
 
@@ -153,7 +153,7 @@ def bad(comparison: Comparison, table: str) -> list[tuple[int, int, str]]:
 
 def sent(store: Store, group: str, partition: Partition, to: int) -> None:
     changes = PositionChanges({}, {partition: Restart(to, "by hand")})
-    store.journal().move(group, [partition], lambda *_: changes, "op", datetime.now(timezone.utc))
+    store.journal().move(group, [partition], lambda *_: changes, "op", datetime.now(UTC))
 
 
 @pytest.mark.faults

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pytest
 
@@ -24,7 +24,7 @@ from tests.support.truth import Committed, check_complete, check_consistent
 
 LANDED = "commit confirmed after a connection loss"
 UNKNOWN = "commit outcome unknown"
-RIVAL = Owner("rival-run", "rival-host", datetime(2026, 1, 31, 12, 30, tzinfo=timezone.utc))
+RIVAL = Owner("rival-run", "rival-host", datetime(2026, 1, 31, 12, 30, tzinfo=UTC))
 ROWS = {"postgresql": b'COPY "events"', "mysql": b"INSERT INTO events"}
 
 

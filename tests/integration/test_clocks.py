@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -61,7 +61,7 @@ class Member:
     def __init__(self, store: Store, brokers: str, group: str, topic: str, ahead: timedelta = timedelta()) -> None:
         self.group, self.store = group, store
         self.assigned = Assigned()
-        owner = Owner(f"run-{id(self)}", "host", datetime.now(timezone.utc) + ahead)
+        owner = Owner(f"run-{id(self)}", "host", datetime.now(UTC) + ahead)
         start = Start.parse("earliest")
         self.ownership = Ownership(group, owner, self.assigned, Brokers(brokers), store, start, threading.Event())
         self.ownership.join([topic])

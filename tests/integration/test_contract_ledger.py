@@ -9,7 +9,7 @@ import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -27,7 +27,7 @@ from tests.support.truth import everything
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 BOTH = [ZERO, ONE]
-NOW = datetime(2026, 3, 1, 12, 0, 0, 123457, tzinfo=timezone.utc)
+NOW = datetime(2026, 3, 1, 12, 0, 0, 123457, tzinfo=UTC)
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -347,7 +347,7 @@ def test_a_run_that_is_paused_waits_and_goes_on_when_it_is_resumed(
 
 
 def resume(store: SqlStore, group: str) -> None:
-    store.set_state(group, GroupState("running", None, "me", datetime.now(timezone.utc)))
+    store.set_state(group, GroupState("running", None, "me", datetime.now(UTC)))
 
 
 def paused(store: SqlStore, group: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from confluent_kafka import Producer
@@ -26,7 +26,7 @@ def asked(brokers: str) -> Brokers:
 
 def at(asked: Brokers, topic: str, offset: int, partition: int = 0) -> Position:
     found = asked.find([topic])[topic]
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     return Position(
         Partition(topic, partition), offset, offset, found.id, asked.cluster_id(), 1, None, Tally(), None, now
     )

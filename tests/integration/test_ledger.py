@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pytest
 
@@ -119,7 +119,7 @@ def test_the_status_can_be_read_with_sql_alone(store: SqlStore, store_url: str, 
     found = query(store_url, f"SELECT {columns} FROM tallymark_status WHERE balanced ORDER BY partition_id")
     assert found == [(number, "running", 3, 2, 1, "a", "host-of-a", 1) for number in (0, 1)]
     ((age,),) = query(store_url, "SELECT record_age_seconds FROM tallymark_status WHERE partition_id = 0")
-    expected = (datetime.now(timezone.utc) - SINCE).total_seconds()
+    expected = (datetime.now(UTC) - SINCE).total_seconds()
     assert float(str(age)) == pytest.approx(expected, abs=60)
 
 

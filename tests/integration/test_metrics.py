@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -79,7 +79,7 @@ def test_what_a_consumer_does_can_be_scraped(
 
 
 def _check_pause(port: int, group: str, store: str) -> None:
-    ledger, now = open_store(store), datetime.now(timezone.utc)
+    ledger, now = open_store(store), datetime.now(UTC)
     ledger.set_state(group, GroupState("paused", "to see it", "test", now))
     wait_for(lambda: Scrape(port).samples("tallymark_paused", group=group) == {(): 1})
     ledger.set_state(group, GroupState("running", None, "test", now))
@@ -90,9 +90,7 @@ def _check_pause(port: int, group: str, store: str) -> None:
 def _check_fence(port: int, group: str, store: str, partition: Partition, topics: Topics) -> None:
     """A partition that another run claimed is no longer reported, and the refused commit is counted."""
     ledger = open_store(store)
-    ledger.claim(
-        group, Owner("other", "there", datetime.now(timezone.utc)), [partition], lambda _: PositionChanges({}), {}
-    )
+    ledger.claim(group, Owner("other", "there", datetime.now(UTC)), [partition], lambda _: PositionChanges({}), {})
     ledger.close()
     wait_for(
         lambda: list(Scrape(port).samples("tallymark_lag_records", group=group, topic=partition.topic)) == [("0",)]

@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -74,7 +74,7 @@ def values(topics: Topics, topic: str) -> list[bytes | None]:
 
 
 def test_a_record_arrives_as_it_was_written(producer: tm.Producer, topics: Topics, brokers: str) -> None:
-    topic, when = topics.create(3), datetime(2026, 1, 31, 12, 0, 0, 123_000, tzinfo=timezone.utc)
+    topic, when = topics.create(3), datetime(2026, 1, 31, 12, 0, 0, 123_000, tzinfo=UTC)
     sent = producer.send(topic, b"\xff", key="é", headers={"a": "ü", "b": b"\xff"}, partition=2, timestamp=when)
     metadata = sent.result(TIMEOUT)
     assert tuple(metadata) == (topic, 2, 0, when)
@@ -91,7 +91,7 @@ def test_a_record_arrives_as_it_was_written(producer: tm.Producer, topics: Topic
         ("grün", "grün".encode()),
         (None, None),
         ({"name": "grün", "tags": [1, None]}, '{"name":"grün","tags":[1,null]}'.encode()),
-        ({"at": datetime(2026, 1, 31, 12, tzinfo=timezone.utc)}, b'{"at":"2026-01-31T12:00:00+00:00"}'),
+        ({"at": datetime(2026, 1, 31, 12, tzinfo=UTC)}, b'{"at":"2026-01-31T12:00:00+00:00"}'),
         ({"day": date(2026, 1, 31), "price": Decimal("1.10")}, b'{"day":"2026-01-31","price":"1.10"}'),
         (7, b"7"),
     ],

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -121,7 +121,7 @@ def run_of(member: Working) -> str:
 
 def claim_for_another(spec: Spec, partition: int) -> None:
     """A zombie that wakes up late claims partitions that it no longer owns."""
-    store, zombie = open_store(spec.store), Owner("zombie", "host", datetime.now(timezone.utc))
+    store, zombie = open_store(spec.store), Owner("zombie", "host", datetime.now(UTC))
     store.claim(spec.group, zombie, {Partition(f"{spec.group}-0", partition)}, lambda _: PositionChanges({}), {})
     store.close()
 

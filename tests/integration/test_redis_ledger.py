@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pytest
 
@@ -23,7 +23,7 @@ from tests.support.redis import client, dump, key
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 BOTH = [ZERO, ONE]
-NOW = datetime(2026, 3, 1, 12, 0, 0, 123457, tzinfo=timezone.utc)
+NOW = datetime(2026, 3, 1, 12, 0, 0, 123457, tzinfo=UTC)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import base64
 import json
 import math
 from collections.abc import Iterator, Sequence
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -180,7 +180,7 @@ ROW = st.fixed_dictionaries(
         "double": st.none() | st.floats(allow_nan=False),
         "exact": st.none() | st.decimals(-(10**20), 10**20, places=10, allow_nan=False),
         "day": st.none() | st.dates(),
-        "zoned": st.none() | st.datetimes(timezones=st.just(timezone.utc)),
+        "zoned": st.none() | st.datetimes(timezones=st.just(UTC)),
         "local": st.none() | st.datetimes(),
         "words": st.none() | st.text(),
         "raw": st.none() | st.binary(),
@@ -215,7 +215,7 @@ def time_of(text: str) -> datetime:
     whole, _, fraction = text.removesuffix("Z").partition(".")
     assert len(fraction) == 6
     found = datetime.fromisoformat(f"{whole}.{fraction}")
-    return found.replace(tzinfo=timezone.utc) if text.endswith("Z") else found
+    return found.replace(tzinfo=UTC) if text.endswith("Z") else found
 
 
 PARSE: dict[str, Any] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -174,6 +174,6 @@ def test_who_is_fenced_while_the_store_is_away_gives_up_the_batch_and_goes_on(
 
 
 def claim_for_another(url: str, group: str, partition: Partition) -> None:
-    store, zombie = open_store(url), Owner("zombie", "host", datetime.now(timezone.utc))
+    store, zombie = open_store(url), Owner("zombie", "host", datetime.now(UTC))
     store.claim(group, zombie, {partition}, lambda _: PositionChanges({}), {})
     store.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import confluent_kafka
@@ -63,7 +63,7 @@ def dead_letters(store_url: str, group: str, partition: Partition, brokers: str,
     step = Advance(partition, 0, count, claims[partition].epoch, Tally(dead=count), None)
     words = "no; Kafka has deleted the record meanwhile"
     letters = [DeadLetter(partition, offset, None, None, None, (), None, words) for offset in range(count)]
-    store.apply([], Entry(group, "one", owner.since, datetime.now(timezone.utc), [step], dead_letters=letters))
+    store.apply([], Entry(group, "one", owner.since, datetime.now(UTC), [step], dead_letters=letters))
     store.close()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     Function = Callable[[DataFrame], DataFrame]
 
-NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SCHEMA = Json(
     "id BIGINT, name STRING, amount DOUBLE, price DECIMAL(5, 2), ok BOOLEAN, day DATE, at TIMESTAMP, n INT, "
     "who STRUCT<x: INT, y: STRING>, list ARRAY<INT>"

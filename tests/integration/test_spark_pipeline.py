@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,7 @@ def test_a_dead_letter_keeps_all_of_the_record_and_the_reason(
     brokers: str, topics: Topics, group: str, store_url: str
 ) -> None:
     topic = topics.create(2, retention_ms="-1")
-    time = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+    time = datetime(2026, 1, 31, 12, tzinfo=UTC)
     options: dict[str, Any] = {"timestamp": int(time.timestamp() * 1000), "headers": [("a", b"\x01"), ("a", None)]}
     topics.send_to(topic, 1, orders(1))
     topics.send_to(topic, 1, [b"\xff\x00"], key=b"k\x00", **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pytest
 
@@ -73,7 +73,7 @@ def test_a_timestamp_begins_at_the_first_record_not_before_it(
     brokers: str, topics: Topics, group: str, database: Databases
 ) -> None:
     url, topic = database("sqlite"), topics.create(2, retention_ms="-1")
-    start = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+    start = datetime(2026, 1, 31, 12, tzinfo=UTC)
     for seconds in (-2, -1, 0, 1):
         topics.send_to(topic, 0, values(1), timestamp=int(start.timestamp() + seconds) * 1000)
     topics.send_to(topic, 1, values(3), timestamp=int(start.timestamp() - 5) * 1000)

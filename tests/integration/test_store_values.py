@@ -6,7 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from decimal import Context, Decimal
 from itertools import count
 from typing import Any
@@ -94,7 +94,7 @@ def integers(bits: int) -> st.SearchStrategy[int]:
 def columns(store: SqlStore) -> dict[pa.Field, st.SearchStrategy[Any]]:
     text = texts("\x00" if store.dialect.name == "postgresql" else "", max_size=20)
     single: dict[str, Any] = {"width": 32, "allow_nan": False, "allow_infinity": False}
-    moments = st.datetimes(timezones=st.just(timezone.utc))
+    moments = st.datetimes(timezones=st.just(UTC))
     return {
         pa.field("flag", pa.bool_()): st.booleans(),
         pa.field("tiny", pa.int8()): integers(8),
@@ -126,7 +126,7 @@ def as_read(value: Any, field: pa.Field) -> Any:
     if pa.types.is_decimal(field.type):
         return Decimal(str(value))
     if pa.types.is_timestamp(field.type) and field.type.tz:
-        return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value
     return value
 
 
@@ -215,7 +215,7 @@ NOON = datetime(2026, 1, 31, 12, 0, 0, 123456)
 
 def test_moments_are_stored_in_utc(store: SqlStore) -> None:
     schema = pa.schema([("id", pa.int64()), ("at", pa.timestamp("us", "America/New_York"))])
-    moment = NOON.replace(tzinfo=timezone.utc)
+    moment = NOON.replace(tzinfo=UTC)
     write(store, ROWS, pa.table([[0, 1], [moment, None]], schema=schema))
     check(store, ROWS, schema, [(0, moment), (1, None)])
 

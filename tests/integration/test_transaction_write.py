@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from functools import partial
 from typing import Any
@@ -131,7 +131,7 @@ def test_numbers_fit_the_columns_that_are_there(store: SqlStore) -> None:
 
 def test_times_keep_their_instant(store: SqlStore) -> None:
     there = DAY.replace(tzinfo=timezone(timedelta(hours=2)))
-    write(store, "made", [{"id": 1, "at": there}, {"id": 2, "at": there.astimezone(timezone.utc)}])
+    write(store, "made", [{"id": 1, "at": there}, {"id": 2, "at": there.astimezone(UTC)}])
     write(store, "made", pa.table({"id": [3], "at": pa.array([there], pa.timestamp("ns", "Europe/Berlin"))}))
     assert {str(at)[:26] for _, at in rows(store, "made", "id", "at")} >= {"2026-01-31 10:30:00.000005"}
     assert len({at for _, at in rows(store, "made", "id", "at") if _ < 3}) == 1

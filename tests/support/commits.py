@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -24,7 +24,7 @@ EVENTS = TableSpec("events")
 SCHEMA = pa.schema([("partition_id", pa.int64()), ("record_offset", pa.int64()), ("writer", pa.string())])
 SEVERAL_WRITERS = pytest.mark.parametrize("url", ["postgresql", "mariadb", "redis"], indirect=True)
 """Stores that allow a second writer during a transaction; SQLite does not."""
-SINCE = datetime(2026, 1, 31, 12, 30, tzinfo=timezone.utc)
+SINCE = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 
 
 def owner(run: str) -> Owner:
@@ -88,7 +88,7 @@ def work(group: str, writer: str, claims: Mapping[Partition, Claim], start: int,
         group=group,
         batch=f"{writer}-{uuid.uuid4().hex[:8]}",
         started=SINCE,
-        now=datetime.now(timezone.utc),
+        now=datetime.now(UTC),
         advances=advances,
         rows={"events": len(rows)},
         dead_letters=letters,
@@ -98,7 +98,7 @@ def work(group: str, writer: str, claims: Mapping[Partition, Claim], start: int,
 
 def moving(group: str, *advances: Advance) -> Work:
     """A commit without rows."""
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     return Work([], Entry(group, f"none-{uuid.uuid4().hex[:8]}", SINCE, now, advances))
 
 

@@ -9,7 +9,7 @@ import os
 import signal
 import uuid
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from tallymark.core.budget import Budget
 from tallymark.core.plan import Limits
@@ -50,7 +50,7 @@ class Plug:
 
 
 def new_owner() -> Owner:
-    return Owner(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", "test-host", datetime.now(timezone.utc))
+    return Owner(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", "test-host", datetime.now(UTC))
 
 
 def make_loop(

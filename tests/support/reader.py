@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -195,7 +195,7 @@ def _take(found: _Found, partition: Partition, message: Any) -> None:
 
 
 def _time(message: Any) -> datetime:
-    return datetime.fromtimestamp(message.timestamp()[1] / 1000, timezone.utc)
+    return datetime.fromtimestamp(message.timestamp()[1] / 1000, UTC)
 
 
 def _rows(table: Filled, taken: Sequence[tuple[Any, Value]]) -> pa.Table:

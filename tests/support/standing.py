@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from tallymark.core.claims import FirstClaim, PositionChanges
@@ -30,7 +30,7 @@ def stand(brokers: str, store_url: str, group: str, topic: str, at: Mapping[int,
     first = {Partition(topic, number): FirstClaim(offset, topic_id, cluster) for number, offset in at.items()}
     store = open_store(store_url)
     store.create_ledger()
-    store.journal().move(group, list(first), lambda *_: PositionChanges(first), "test", datetime.now(timezone.utc))
+    store.journal().move(group, list(first), lambda *_: PositionChanges(first), "test", datetime.now(UTC))
     store.close()
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from hypothesis import strategies as st
 
 from tallymark.core.spans import Log, Partition, Position, Tally
 
 TOPIC_ID, CLUSTER_ID = "topic-id", "cluster-id"
-NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 
 partitions = st.builds(Partition, st.sampled_from(["orders", "clicks"]), st.integers(0, 9))
 lags = st.dictionaries(partitions, st.integers(0, 10_000), max_size=12)

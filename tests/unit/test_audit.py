@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Any
 
@@ -27,7 +27,7 @@ from tallymark.stores.contract import ORIGIN, Moment, SnapshotMark
 from tests.support.newest import Made, Oracle
 
 ZERO = Partition("orders", 0)
-NOW = datetime(2026, 1, 31, tzinfo=timezone.utc)
+NOW = datetime(2026, 1, 31, tzinfo=UTC)
 
 
 class Ledger:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from tallymark.service.batch import Batch, Record, Records
 from tallymark.service.replaying import Message
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
-NOON = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
 
 def message(partition: Partition, offset: int) -> Message:

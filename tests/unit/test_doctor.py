@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from importlib.metadata import PackageNotFoundError
 
 import pytest
@@ -18,7 +18,7 @@ from tallymark.operate.doctor.backlog import expiry, lost, shortened
 from tallymark.operate.doctor.topics import DEVELOPMENT, Replicas, Shell
 from tallymark.operate.findings import Finding, Opinion
 
-NOW = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SHELL = Shell(Cluster("kafka-1:9092", tls=False))
 ALTER = (
     "kafka-configs.sh --bootstrap-server kafka-1:9092 --alter --entity-type topics --entity-name orders --add-config"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -16,7 +16,7 @@ from tallymark.errors import BadInput, DataRefused
 from tallymark.stores.given import Given, changes
 from tallymark.stores.sql.columns import is_json
 
-NAIVE, AWARE = datetime(2026, 1, 31), datetime(2026, 1, 31, tzinfo=timezone.utc)
+NAIVE, AWARE = datetime(2026, 1, 31), datetime(2026, 1, 31, tzinfo=UTC)
 
 
 def given(*rows: Any) -> pa.Table:

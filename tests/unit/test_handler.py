@@ -213,7 +213,7 @@ def raising(error: BaseException) -> Callable[[Any], None]:
         (ConnectionError("refused"), Retry, "ConnectionError: refused"),
         (ConnectionResetError("reset"), Retry, "ConnectionResetError: reset"),
         (TimeoutError("slow"), Retry, "TimeoutError: slow"),
-        (asyncio.TimeoutError(), Retry, "TimeoutError"),
+        (TimeoutError(), Retry, "TimeoutError"),
         (FutureTimeout(), Retry, "TimeoutError"),
         (PendingRollbackError("Can't reconnect", code="8s2b"), Unreachable, "the connection was lost"),
         (Retry("later"), Retry, "later"),

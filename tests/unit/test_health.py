@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from tallymark.core.spans import STREAMING, GroupState, Log, Owner, Partition, P
 from tallymark.kafka.lag import Lag
 from tallymark.operate.health import HISTORY, Facts, applied_rates, drain, duration, judge, patience
 
-NOW = datetime(2026, 1, 31, 12, 0, tzinfo=timezone.utc)
+NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 RUNNING = GroupState("running", None, "a", NOW - timedelta(days=9))
 MINUTE, HOUR = timedelta(minutes=1), timedelta(hours=1)

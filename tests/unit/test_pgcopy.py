@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +18,7 @@ from sqlalchemy.dialects import postgresql
 from tallymark.errors import DataRefused
 from tallymark.stores.sql import pgcopy
 
-DAY, MOMENT = date(2000, 1, 1), datetime(2000, 1, 1, tzinfo=timezone.utc)
+DAY, MOMENT = date(2000, 1, 1), datetime(2000, 1, 1, tzinfo=UTC)
 ANY_BYTES, ANY_TEXT = st.binary(max_size=5), st.text(max_size=5)
 WHOLE = {bits: st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (16, 32, 64)}
 Kind = tuple[Any, pa.DataType, st.SearchStrategy[Any], Callable[[Any], bytes]]
@@ -33,7 +33,7 @@ KINDS: dict[str, Kind] = {
     "timestamp": (
         sql.DateTime(timezone=True),
         pa.timestamp("us", "UTC"),
-        st.datetimes(timezones=st.just(timezone.utc)),
+        st.datetimes(timezones=st.just(UTC)),
         lambda one: struct.pack(">q", (one - MOMENT) // (datetime.resolution)),
     ),
     "text": (sql.Text(), pa.string(), ANY_TEXT, str.encode),

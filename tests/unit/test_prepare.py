@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +28,7 @@ def log(partition: Partition, start: int, stop: int) -> Log:
 
 @pytest.fixture
 def made() -> Preparation:
-    owner = Owner("run", "host", datetime.now(timezone.utc))
+    owner = Owner("run", "host", datetime.now(UTC))
     job = Job("group", ["orders"], [], owner, Start.parse("earliest"), Limits(records=100))
     return Preparation(job, NOBODY, NOBODY, NOBODY, Cursor(), None, threading.Event(), ignore)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 
@@ -11,7 +11,7 @@ from tallymark.core import raw
 from tallymark.core.records import DeadLetter, PartitionCounts
 from tallymark.core.spans import Partition, Span
 
-NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 ONE, TWO = Partition("a", 0), Partition("a", 1)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -25,7 +25,7 @@ from tallymark.operate.reset import (
 )
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
-NOW = datetime(2026, 1, 31, 12, 30, tzinfo=timezone.utc)
+NOW = datetime(2026, 1, 31, 12, 30, tzinfo=UTC)
 OWNER = Owner("run-1", "host", NOW)
 
 
@@ -188,7 +188,7 @@ def test_a_scope_that_is_none_gets_one_sentence(text: str) -> None:
 
 
 def test_a_time_has_a_zone_or_is_utc() -> None:
-    noon = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
+    noon = datetime(2026, 1, 31, 12, tzinfo=UTC)
     for text in ("2026-01-31T12:00:00", "2026-01-31T12:00:00Z", "2026-01-31T13:00:00.000+01:00"):
         assert parse_moment(text) == noon
     with pytest.raises(BadInput, match="is not a time"):

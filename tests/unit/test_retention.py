@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -12,7 +12,7 @@ from tallymark.errors import BadInput
 from tallymark.kafka.source import Kafka
 from tallymark.run.setup import Setup
 
-NOW = datetime(2026, 1, 31, 12, 0, tzinfo=timezone.utc)
+NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 
 
 def test_commits_are_kept_for_a_week_and_other_history_without_an_age() -> None:
@@ -51,8 +51,6 @@ def test_what_is_no_age_is_refused(settings: dict[str, object], said: str) -> No
 
 def test_the_window_of_a_budget_has_to_be_kept() -> None:
     source, budget = Kafka("localhost:9", "orders"), Budget(window=timedelta(days=8))
-    with pytest.raises(
-        BadInput, match="over 8 days, 0:00:00, and the ledger keeps commits for 7 days, 0:00:00; set retention="
-    ):
+    with pytest.raises(BadInput, match=r"over 8 days.* keeps commits for 7 days.*; set retention="):
         Setup("orders-to-shop", source, "sqlite:///shop.db", budget=budget)
     Setup("orders-to-shop", source, "sqlite:///shop.db", budget=budget, retention=Retention(batches="8d"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
@@ -37,11 +37,7 @@ def test_every_form_is_understood_with_and_without_the_prefix(text: str, start: 
     assert not Start.parse(text).prefer_saved
 
 
-@given(
-    st.datetimes(
-        min_value=datetime(1970, 1, 1), timezones=st.sampled_from([timezone.utc, timezone(timedelta(hours=5))])
-    )
-)
+@given(st.datetimes(min_value=datetime(1970, 1, 1), timezones=st.sampled_from([UTC, timezone(timedelta(hours=5))])))
 def test_a_time_survives_being_written_and_read(moment: datetime) -> None:
     assert Start.parse(f"timestamp={moment.isoformat()}").timestamp == moment
 

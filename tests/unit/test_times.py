@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +16,7 @@ from tallymark.produce.delivery import Delivery, Interceptors, Reports
 from tallymark.produce.settings import epoch_millis
 from tallymark.service.batch import Records
 
-LAST = datetime.max.replace(microsecond=999_000, tzinfo=timezone.utc)
+LAST = datetime.max.replace(microsecond=999_000, tzinfo=UTC)
 ABSURD = 1_700_000_000_000_000
 
 
@@ -34,8 +34,8 @@ class Message:
 @pytest.mark.parametrize(
     ("millis", "time"),
     [
-        (0, datetime(1970, 1, 1, tzinfo=timezone.utc)),
-        (1_700_000_000_123, datetime(2023, 11, 14, 22, 13, 20, 123_000, timezone.utc)),
+        (0, datetime(1970, 1, 1, tzinfo=UTC)),
+        (1_700_000_000_123, datetime(2023, 11, 14, 22, 13, 20, 123_000, UTC)),
         (LAST_MILLIS, LAST),
         (LAST_MILLIS + 1, None),
         (ABSURD, None),
@@ -81,5 +81,5 @@ def test_a_producer_refuses_microseconds_at_once(timestamp: int) -> None:
 
 
 def test_the_last_of_all_times_expires_late() -> None:
-    now = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    now = datetime(2026, 1, 1, tzinfo=UTC)
     assert Retention(timedelta(days=7), None).left(LAST, now) == LAST - now + timedelta(days=7)

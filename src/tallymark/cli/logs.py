@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from decimal import Decimal
 from numbers import Integral, Real
 from typing import Any, Literal
@@ -26,7 +26,7 @@ class JsonLines(logging.Formatter):
     """A JSON object for each line of the log. What the message has as ``name=value`` is a field, too."""
 
     def format(self, record: logging.LogRecord) -> str:
-        when = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
+        when = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         fields: dict[str, Any] = {
             "time": when.replace("+00:00", "Z"),
             "level": record.levelname.lower(),

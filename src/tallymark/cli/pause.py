@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from tallymark.cli.output import say, show_json
 from tallymark.cli.target import AsJson, Reason, Target, operator, targeted
@@ -26,7 +26,7 @@ def _set(target: Target, desired: str, reason: str | None, as_json: bool) -> Non
     with target.ledger() as store:
         before = store.state(group)
         assert before is not None
-        store.set_state(group, GroupState(desired, reason, by, datetime.now(timezone.utc)))
+        store.set_state(group, GroupState(desired, reason, by, datetime.now(UTC)))
     if as_json:
         show_json({"group": group, "before": before.desired, "now": desired, "reason": reason, "by": by}, indent=None)
     else:

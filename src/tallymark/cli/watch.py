@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType
@@ -85,7 +85,7 @@ def _print(shown: RenderableType, trouble: str | None) -> None:
 
 
 def _page(shown: RenderableType, trouble: str | None, every: float) -> Page:
-    now = f"{datetime.now(timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
     if trouble is None:
         return Page(Text(f"{now}, every {every:g} s, Ctrl-C ends", style="dim"), shown)
     return Page(Text(f"{now}: not up to date: {trouble}", style="red"), shown)

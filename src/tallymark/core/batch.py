@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from tallymark.core.claims import Advance, Claim, Entry, Fill, Note, Replay, Skip
 from tallymark.core.journal import Letter
@@ -217,7 +217,7 @@ class BatchToCommit:
             group=group,
             batch=self.name,
             started=self.started,
-            now=datetime.now(timezone.utc),
+            now=datetime.now(UTC),
             advances=self.advances(claims),
             rows={change.spec.name: len(change) for change in self.changes},
             dead_letters=() if self.tried else self.letters,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import StrEnum
 
 from tallymark.core.spans import Partition, Tally
 
 
-class Step(str, Enum):
+class Step(StrEnum):
     """The steps of a batch, in order."""
 
     PLANNED = "planned"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 from tallymark.core.durations import Duration, parse_duration
 from tallymark.errors import BadInput
 
 SHORTEST = timedelta(hours=1)
 """``status`` and the default budget look at the history of the last hour."""
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Cutoffs = Mapping[str, datetime]
 """The names of settings of ``Retention``, with the time before which history is removed."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from operator import index
 from typing import Literal
 
@@ -61,7 +61,7 @@ class Start:
     @classmethod
     def at(cls, time: datetime) -> Start:
         """Start at the first record with this timestamp or a later one. A time without a zone is UTC."""
-        return cls("timestamp", timestamp=time if time.tzinfo else time.replace(tzinfo=timezone.utc))
+        return cls("timestamp", timestamp=time if time.tzinfo else time.replace(tzinfo=UTC))
 
     @classmethod
     def explicit(cls, offsets: Mapping[str, Mapping[int, int]]) -> Start:

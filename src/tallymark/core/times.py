@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from operator import methodcaller
 from typing import Any
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE
 
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_MILLIS = 253_402_300_799_999
 """The end of the year 9999, the last that ``datetime`` supports."""
 UNREADABLE = "\ufffd"

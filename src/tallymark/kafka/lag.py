@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 from confluent_kafka.admin import ConfigResource
 
@@ -84,7 +84,7 @@ def measure(brokers: Brokers, positions: Sequence[Position]) -> dict[Partition, 
     }
     times = unread_times(brokers, behind, logs)
     retentions = _retentions(brokers, {partition.topic for partition in times})
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     return {
         position.partition: _lag(position, logs.get(position.partition), times, retentions, now)
         for position in positions
@@ -111,7 +111,7 @@ def rates_in(brokers: Brokers, logs: Mapping[Partition, Log], window: timedelta 
     Kafka returns the first record with a given timestamp or a later one. A partition is left out if this record has a
     timestamp in the future: all records after it would count, however old.
     """
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     since, ahead = brokers.offsets_at(logs, now - window), brokers.offsets_at(logs, now + window)
     known = {partition: first for partition, first in since.items() if first is None or first != ahead[partition]}
     counts = {

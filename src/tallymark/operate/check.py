@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from tempfile import TemporaryDirectory
 
 import pyarrow as pa
@@ -88,7 +88,7 @@ def try_pipeline(pipeline: Pipeline, rows: int = 10) -> Trial:
             tables = [_sampled(destination.rows, spec, schemas, None, rows) for spec in job.tables]
             return Trial(setup.group, starts, tables=tables)
         letters = [*reading.dead_letters, *fetched(refused(reading, job.tables), brokers.records)]
-        batch = BatchToCommit.shaped("check", datetime.now(timezone.utc), sample, reading, job.tables, letters)
+        batch = BatchToCommit.shaped("check", datetime.now(UTC), sample, reading, job.tables, letters)
         tables = [_sampled(destination.rows, spec, schemas, batch, rows) for spec in job.tables]
         return Trial(setup.group, starts, sum(seen.records for seen in reading.seen.values()), tables, letters)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from tallymark.core.journal import DEAD, Run, owners_alive
@@ -63,7 +63,7 @@ class Deletion:
 
     def _check(self, positions: Mapping[Partition, Position], runs: Sequence[Run]) -> None:
         """Raise if the group must not be deleted, given its present positions and runs."""
-        alive = owners_alive(list(positions.values()), runs, datetime.now(timezone.utc))
+        alive = owners_alive(list(positions.values()), runs, datetime.now(UTC))
         if alive and not self.take_over:
             raise BadInput(
                 f"{alive[0].partition} of group {self.group} belongs to {alive[0].owner}; stop that run, or delete the "

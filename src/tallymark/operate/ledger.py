@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from tallymark.core.retention import Retention
 from tallymark.errors import BadInput
@@ -73,7 +73,7 @@ def sql_for(dialect: str, version: int | None) -> str:
 def prune(url: str, group: str | None, retention: Retention, *, execute: bool) -> list[Pruned]:
     """Return what the ledger holds beyond the retention; remove it if ``execute``."""
     with ledger(url, *([group] if group else [])) as store:
-        cutoffs = retention.cutoffs(datetime.now(timezone.utc))
+        cutoffs = retention.cutoffs(datetime.now(UTC))
         groups = [group] if group is not None else list(store.journal().groups())
         counts = {name: store.prune(name, cutoffs, execute=execute) for name in groups}
     return [Pruned(name, table, rows) for name, tables in counts.items() for table, rows in tables.items()]

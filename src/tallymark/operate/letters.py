@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from tallymark.core.batch import alike
 from tallymark.core.journal import DEAD, DISCARDED, Letter, LetterQuery
@@ -63,7 +63,7 @@ def check_named(store: Store, ids: Sequence[str], found: Sequence[Letter]) -> No
 def discard(store: Store, letters: Sequence[Letter], by: str) -> None:
     for at in range(0, len(letters), MOST):
         try:
-            store.journal().settle(letters[at : at + MOST], DISCARDED, by[:CHANGED_BY], datetime.now(timezone.utc))
+            store.journal().settle(letters[at : at + MOST], DISCARDED, by[:CHANGED_BY], datetime.now(UTC))
         except CommitRefused as error:
             raise type(error)(f"{error}; {at} of {len(letters)} were discarded before: look again") from error
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from tallymark.core.spans import Log, Partition, Position, Span
 from tallymark.errors import BadInput, UnknownPartition
@@ -42,7 +42,7 @@ class Resetting:
         self.group, self.aim, self._store = group, aim, store
         positions = positions_of(store, group)
         logs = logs_of(brokers, _to_reset(aim, positions, brokers, topics, all_topics))
-        self.now = datetime.now(timezone.utc)
+        self.now = datetime.now(UTC)
         self._reset = Reset(aim, logs, brokers.offsets_at(logs, aim.moment) if aim.moment else {})
         self.preview = self._reset.plan(positions)
 
@@ -135,7 +135,7 @@ class Import:
                     store.create_ledger()
                     reason = f"taken over from {self.foreign.source} by {by}"
                     decision = adopting(plan, self.foreign.offsets, reason)
-                    store.journal().move(self.group, self._logs, decision, by, datetime.now(timezone.utc))
+                    store.journal().move(self.group, self._logs, decision, by, datetime.now(UTC))
                 return plan
         finally:
             store.close()

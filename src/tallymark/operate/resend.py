@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from tallymark.core.journal import SENT, Letter
 from tallymark.core.records import DeadLetter
@@ -53,7 +53,7 @@ def origin(record: DeadLetter, group: str) -> list[tuple[str, bytes | None]]:
 
 def _settle(ledger: Store, letters: Sequence[Letter], by: str) -> None:
     """Settle the letters together, or singly if some of them were settled by another process."""
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     try:
         ledger.journal().settle(letters, SENT, by, now)
     except CommitRefused:

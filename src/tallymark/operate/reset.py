@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Literal
 
 from tallymark.core.claims import FirstClaim, PositionChanges, Restart
@@ -22,7 +22,7 @@ from tallymark.errors import BadInput, CommitRefused, PositionMoved, UnknownPart
 
 Scope = Mapping[str, frozenset[int] | None]
 """Partition numbers by topic; None means all partitions of the topic."""
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
@@ -252,12 +252,12 @@ def parse_moment(text: str) -> datetime:
         moment = datetime.fromisoformat(re.sub("[zZ]$", "+00:00", text))
     except ValueError:
         raise BadInput(f"{text!r} is not a time; write 2026-01-31T12:00:00+01:00, or 2026-01-31T12:00:00Z") from None
-    return max(EPOCH, moment if moment.tzinfo else moment.replace(tzinfo=timezone.utc))
+    return max(EPOCH, moment if moment.tzinfo else moment.replace(tzinfo=UTC))
 
 
 def before_now(duration: timedelta) -> datetime:
     """Return the time this long ago, but not before 1970, where Kafka's timestamps begin."""
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     return EPOCH if duration > now - EPOCH else now - duration
 
 

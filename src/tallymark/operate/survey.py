@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any
 
@@ -176,7 +176,7 @@ def _survey(journal: Journal, group: str, state: GroupState, positions: list[Pos
     runs, history = journal.runs(group), journal.history(group, most=HISTORY)
     notes = journal.notes(group, [*BACK, "skip"])
     letters = journal.letter_counts(group).get(DEAD, 0)
-    return Survey(group, Facts(datetime.now(timezone.utc), state, positions, runs, history, notes), letters)
+    return Survey(group, Facts(datetime.now(UTC), state, positions, runs, history, notes), letters)
 
 
 def _with_lags(groups: list[Survey], brokers: Brokers) -> list[Survey]:

@@ -41,7 +41,7 @@ from tallymark.produce.state import ASK_SECONDS, ProducerState, Reasons
 from tallymark.produce.transactions import Transactions
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Literal, TypeVar, get_args
 
 from tallymark.core.batch import BatchToCommit, Letters, most_frequent, records_of, without_refused
@@ -221,7 +221,7 @@ class Committer:
         records = sum(seen.records for seen in batch.reading.seen.values())
         tally = Tally(applied=records - dead, dead=dead)
         if self._budget.is_suspicious(tally):
-            recent = self._recent(datetime.now(timezone.utc))
+            recent = self._recent(datetime.now(UTC))
             self._budget.check_ratio(self.group, recent + tally, most_frequent(batch.letters))
 
     def budgeted(self, entry: Entry) -> Entry:

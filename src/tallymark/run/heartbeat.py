@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from tallymark.core.journal import BEAT_SECONDS, Run
 from tallymark.core.retention import DEFAULT_RETENTION, Retention
@@ -64,7 +64,7 @@ class Heartbeat:
             self._finish(error)
 
     def _finish(self, error: str | None) -> None:
-        self._run = replace(self._run, ended=datetime.now(timezone.utc), error=error)
+        self._run = replace(self._run, ended=datetime.now(UTC), error=error)
         self._write()
 
     def _beat(self) -> None:
@@ -79,7 +79,7 @@ class Heartbeat:
         # Informational entries must not stop the run.
         with suppress(TallymarkError):
             if self._known or self._ledger.has_ledger():
-                run = replace(self._run, seen=datetime.now(timezone.utc))
+                run = replace(self._run, seen=datetime.now(UTC))
                 self._ledger.write_run(self._group, run, new=not self._known)
                 # From now on only update the run: if a user forgets the group, the run must not be recorded again.
                 self._known = True
@@ -88,7 +88,7 @@ class Heartbeat:
         if time.monotonic() - self._pruned < PRUNE_SECONDS:
             return
         with suppress(TallymarkError):
-            self._ledger.prune(self._group, self._retention.cutoffs(datetime.now(timezone.utc)))
+            self._ledger.prune(self._group, self._retention.cutoffs(datetime.now(UTC)))
             self._pruned = time.monotonic()
 
 

@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from itertools import count, islice
 from typing import Protocol
@@ -274,7 +274,7 @@ class Replayer:
         return tally
 
     def _prepared(self, name: str, letters: Sequence[Letter], progress: Progress) -> BatchToCommit:
-        started = datetime.now(timezone.utc)
+        started = datetime.now(UTC)
         records, gone = completed(letters, self._store, self._brokers)
         self._records = {(record.partition, record.offset): record for record in records}
         again, tables = partial(self._reading, records, name), self._job.tables

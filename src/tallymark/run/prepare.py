@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 
@@ -181,7 +181,7 @@ class Preparation:
         skips = {}
         # ``due`` would count a check without partitions, before they are assigned, as a check.
         if cursor and self._job.catch_up and self._skip_interval and self._skip_interval.due(time.monotonic()):
-            now = datetime.now(timezone.utc)
+            now = datetime.now(UTC)
             skips = jumps(self._job.catch_up, cursor, logs, self._brokers.offsets_at, now)
         try:
             return plan(cursor, logs, self._limit, self._job.on_loss, skips)
@@ -225,7 +225,7 @@ class Preparation:
         return self._shaped(half, lag, time.monotonic())
 
     def _read(self, name: str, planned: Plan, progress: Progress, then: Sequence[Span] | None) -> BatchToCommit:
-        started, tables = datetime.now(timezone.utc), self._job.tables
+        started, tables = datetime.now(UTC), self._job.tables
         again = partial(self._reading, planned, name)
         reading = again(then=then)
         self._on_step(Step.READ, progress)

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from tallymark.core.claims import Rebalance
 from tallymark.core.spans import Owner, Partition
@@ -49,7 +49,7 @@ class RebalanceLog:
             return
         self.count += 1
         rebalance = Rebalance(
-            at=datetime.now(timezone.utc),
+            at=datetime.now(UTC),
             run=self._owner.run,
             host=self._owner.host,
             seconds=max(0.0, time.monotonic() - since),

@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TypedDict, get_args
 
 from tallymark.core.budget import Budget
@@ -132,7 +132,7 @@ class Setup:
 
 def new_owner() -> Owner:
     """A new owner with a unique run name."""
-    return Owner(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", socket.gethostname(), datetime.now(timezone.utc))
+    return Owner(f"{os.getpid()}-{uuid.uuid4().hex[:8]}", socket.gethostname(), datetime.now(UTC))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 
@@ -205,7 +205,7 @@ class Filler:
 
     def _prepared(self, skip: Skip, left: int) -> BatchToCommit | None:
         """Read and shape the first chunk; None if nothing can be read now."""
-        name, started = f"{self._job.owner.run}-fill-{next(self._batches)}", datetime.now(timezone.utc)
+        name, started = f"{self._job.owner.run}-fill-{next(self._batches)}", datetime.now(UTC)
         move = self._first_move(skip.span)
         if move.stop == move.start:
             return None

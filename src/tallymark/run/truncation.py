@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from tallymark.core.claims import Claim, PositionChanges, Restart, check_held
 from tallymark.core.spans import Log, Mark, Owner, Partition, Position, Truncation
@@ -60,7 +60,7 @@ def cut_back(
 
     for to in restarts.values():
         log.warning("log truncated group=%s reason=%s", group, to.reason)
-    now = replace(owner, since=datetime.now(timezone.utc))
+    now = replace(owner, since=datetime.now(UTC))
     return ledger.claim(group, now, restarts, decide, claims) if restarts else {}
 
 

@@ -29,7 +29,7 @@ from tallymark.service.listener import Listener, Listening
 from tallymark.service.workers import Order
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tallymark.run.setup import Settings
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
@@ -180,7 +180,7 @@ class Batch:
         self.tried = tried or {}
         """In a replay, the dead letters by partition and offset. A record that dies again keeps its dead letter."""
         self._accounted = False
-        self._started = datetime.now(timezone.utc)
+        self._started = datetime.now(UTC)
 
     def __len__(self) -> int:
         return len(self.records)

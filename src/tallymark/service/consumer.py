@@ -23,7 +23,7 @@ from tallymark.service.progress import PartitionProgress
 from tallymark.service.replaying import Replaying
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
     from tallymark.run.setup import Settings
 

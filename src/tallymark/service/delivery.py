@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from itertools import count
 
@@ -279,7 +279,7 @@ class Consuming:
             return
         positions = {partition: move.stop for partition, move in self._next.items()}
         logs = self.ownership.logs(positions)
-        now = datetime.now(timezone.utc)
+        now = datetime.now(UTC)
         targets = self._retrying(lambda: jumps(ahead, positions, logs, self._brokers.offsets_at, now))
         for partition, jump in targets.items():
             move, to = self._next[partition], min(jump.to, logs[partition].stop)

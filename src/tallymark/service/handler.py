@@ -121,7 +121,7 @@ def _meaning(error: BaseException) -> BaseException:
         # An error of SQLAlchemy itself, such as a missing row, is about the record.
         ends_run = known is error or known.transient or isinstance(error, DBAPIError)
         return known if ends_run else RecordFailed(described(error))
-    except (ConnectionError, TimeoutError, asyncio.TimeoutError, FutureTimeout):
+    except (ConnectionError, TimeoutError, FutureTimeout):
         return Retry(described(error))
     except RecordFailed:
         return error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from tallymark.core.spans import Log, Partition, Position
 
@@ -38,7 +38,7 @@ def progress_of(position: Position, log: Log, current: int | None) -> PartitionP
     lag = log.end - position.next_offset
     age = None
     if position.record_time is not None:
-        age = max(0.0, (datetime.now(timezone.utc) - position.record_time).total_seconds())
+        age = max(0.0, (datetime.now(UTC) - position.record_time).total_seconds())
     return PartitionProgress(
         position.partition,
         committed=position.next_offset,

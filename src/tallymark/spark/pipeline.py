@@ -28,8 +28,9 @@ from tallymark.run.skips import backfill, check_order
 from tallymark.run.until import leaving_on_signals
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
     from pyspark.sql import DataFrame
-    from typing_extensions import Unpack
 
     from tallymark.run.setup import Settings
     from tallymark.spark.reader import SparkReader

@@ -12,7 +12,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Literal, NoReturn, get_args
 
@@ -278,7 +278,7 @@ class Sink:
             )
 
     def _write(self, micro: Microbatch, results: Mapping[str, DataFrame]) -> None:
-        started, progress = datetime.now(timezone.utc), Progress(micro.name, 1, 0)
+        started, progress = datetime.now(UTC), Progress(micro.name, 1, 0)
         changes = self._changes(micro, results)
         self._on_step(Step.STAGED, progress)
         plan = Plan((Move(self._partition, micro.number, 0, 1),))

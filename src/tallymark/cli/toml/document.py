@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import os
 import re
-import sys
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -176,15 +175,14 @@ def _each(value: Any, change: Callable[[Keys, Any], Any], keys: Keys = ()) -> An
 
 
 def _parsed(path: Path) -> tuple[dict[str, Any], str]:
-    toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         text = path.read_text(encoding="utf-8")
-        return toml.loads(text), text
+        return tomllib.loads(text), text
     except OSError as error:
         raise BadInput(f"{path}: the file can't be read: {error.strerror}; check the path") from None
     except UnicodeDecodeError:
         raise BadInput(f"{path}: the file is not UTF-8; save it as UTF-8") from None
-    except toml.TOMLDecodeError as error:
+    except tomllib.TOMLDecodeError as error:
         words, _, place = str(error).rstrip(")").partition(" (at ")
         line = f" {place.split(',')[0]}" if place.startswith("line") else ""
         raise BadInput(f"{path}{line}: this is not TOML: {words[:1].lower()}{words[1:]}") from None

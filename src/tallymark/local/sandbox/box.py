@@ -20,7 +20,7 @@ from tallymark.local.sandbox.server import Server
 from tallymark.local.sandbox.valkey import Redis, Valkey
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 S = TypeVar("S", bound=Server | KafkaCluster)
 

@@ -12,7 +12,7 @@ from tallymark.local.sandbox.kafka import Kafka, random_id
 from tallymark.local.sandbox.secure import SecureKafka, Security
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 SIZES = (1, 3, 5)
 SETTINGS = {

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 from tallymark.errors import SandboxError
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 HOST = "127.0.0.1"
 GUARD = Path(__file__).with_name("guard.py")

@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.cluster import Cluster
@@ -42,7 +42,7 @@ def produce_orders(brokers: str, topic: str, records: int, tell: Tell) -> None:
 
 def _orders(records: int) -> Iterator[bytes]:
     chance = random.Random(records)
-    day = datetime(2026, 1, 31, tzinfo=timezone.utc)
+    day = datetime(2026, 1, 31, tzinfo=UTC)
     for number in range(records):
         if number % 100 == number // 100 % 100:
             yield BROKEN[number // 100 % len(BROKEN)]

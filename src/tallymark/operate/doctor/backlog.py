@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 from tallymark.core.plan import check_identity, readable_from
 from tallymark.core.spans import Log, Partition, Position
@@ -85,7 +85,7 @@ def _expiries(
     shell: Shell,
 ) -> list[tuple[timedelta, Finding]]:
     times = unread_times(brokers, {one.partition: one.next_offset for one in behind}, logs)
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     # If only transaction markers are unread, use the time of the last record read: later records are newer.
     return [expiry(group, one, times.get(one.partition, one.record_time), retention, shell, now) for one in behind]
 

@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import timezone
+from datetime import UTC
 from functools import partial
 
 from sqlalchemy import Column, Integer, MetaData, Table, delete, false, insert, select, text, update
@@ -151,7 +151,7 @@ def _clock(store: SqlStore) -> Iterator[Finding]:
             before = time.time()
             theirs = connection.execute(text(CLOCKS[store.dialect.name])).scalar_one()
             after = time.time()
-        aware = theirs if theirs.tzinfo else theirs.replace(tzinfo=timezone.utc)
+        aware = theirs if theirs.tzinfo else theirs.replace(tzinfo=UTC)
         yield skew("store", before, aware.timestamp(), after)
 
 

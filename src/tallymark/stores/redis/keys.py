@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from tallymark.core.spans import Partition, Span
 
@@ -88,14 +88,14 @@ class RedisKeys:
 
 
 def as_text(time: datetime) -> str:
-    return time.astimezone(timezone.utc).isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return time.astimezone(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def from_text(text: str) -> datetime:
-    return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=timezone.utc)
+    return datetime.fromisoformat(text.removesuffix("Z")).replace(tzinfo=UTC)
 
 
 def score(time: datetime) -> int:
     """Return microseconds since 1970, which the double of a sorted set represents exactly."""
-    since = time - datetime(1970, 1, 1, tzinfo=timezone.utc)
+    since = time - datetime(1970, 1, 1, tzinfo=UTC)
     return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds

@@ -15,7 +15,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from operator import methodcaller
 from typing import Any, TypeVar
@@ -107,7 +107,7 @@ class RedisStore(Store):
         """Create or upgrade the ledger, unless another process has done it first."""
         schema, work = self._keys.schema(), Work()
         work.expect(schema, "version", found or "")
-        work.put(schema, {"version": ledger.VERSION, "applied_at": datetime.now(timezone.utc).isoformat()})
+        work.put(schema, {"version": ledger.VERSION, "applied_at": datetime.now(UTC).isoformat()})
         for group in self._members(self._keys.groups()) if found == 1 else ():
             lines = self.ask(methodcaller("lrange", self._keys.exceptions(group), 0, -1))
             notes.reopen(work, self._keys, group, lines)

@@ -6,7 +6,7 @@ to this schema only add to it, and increase ``VERSION``; a new table or column s
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from textwrap import dedent
 from typing import Any
 
@@ -47,13 +47,13 @@ class UtcTime(TypeDecorator[datetime]):
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         if value is None:
             return None
-        utc = value.astimezone(timezone.utc)
+        utc = value.astimezone(UTC)
         return utc if dialect.name == "postgresql" else utc.replace(tzinfo=None)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:  # noqa: ARG002
         if value is None:
             return None
-        return value.astimezone(timezone.utc) if value.tzinfo else value.replace(tzinfo=timezone.utc)
+        return value.astimezone(UTC) if value.tzinfo else value.replace(tzinfo=UTC)
 
 
 def _name(length: int) -> TypeEngine[str]:
