@@ -200,7 +200,7 @@ def test_who_reads_alone_and_is_fenced_ends_and_loses_nothing(spec: Spec, topics
 def test_who_is_fenced_again_and_again_ends_and_loses_nothing(
     spec: Spec, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tallymark.run.rebalances.MOST_FENCES", 1)
+    monkeypatch.setattr("tallymark.run.rebalance_log.MOST_FENCES", 1)
     quick = replace(spec, settings={**QUICK, "heartbeat.interval.ms": 50})
     topics.send_to(f"{spec.group}-0", 0, ({"number": n} for n in range(100)))
     topics.send_to(f"{spec.group}-0", 1, ({"number": n} for n in range(100, 200)))

@@ -18,7 +18,7 @@ from tallymark.core.spans import Log, Partition, Tally
 from tallymark.errors import CommitRefused, PositionMoved
 from tallymark.kafka.brokers import Brokers, Topic
 from tallymark.kafka.membership import Standalone
-from tallymark.operate.positions import Resetting
+from tallymark.operate.moves import Resetting
 from tallymark.operate.reset import Aim
 from tallymark.operate.survey import ledger
 from tallymark.run.setup import new_owner

@@ -9,7 +9,7 @@ import typer
 from tallymark.cli.output import Rows, say, show, show_json
 from tallymark.cli.reset import only_one, show_result
 from tallymark.cli.target import AsJson, Execute, Target, operator, targeted
-from tallymark.operate.positions import Foreign, Import
+from tallymark.operate.moves import Foreign, Import
 from tallymark.operate.takeover import lag, meaning
 
 COLUMNS = ("GROUP", "TOPIC", "PARTITION", "COMMITTED-THERE", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "MEANING")

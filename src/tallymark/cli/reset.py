@@ -15,7 +15,7 @@ from tallymark.cli.target import AsJson, Execute, Reason, TakeOver, Target, oper
 from tallymark.core.durations import parse_duration
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput
-from tallymark.operate.positions import Resetting, positions_of
+from tallymark.operate.moves import Resetting, positions_of
 from tallymark.operate.reset import Aim, Planned, before_now, parse_moment, parse_scope, within
 from tallymark.operate.takeover import read_offsets, write_offsets
 

@@ -23,7 +23,7 @@ from tallymark.errors import Fenced, PositionRefused, TallymarkError, UnknownTop
 from tallymark.kafka.brokers import Brokers, Topic
 from tallymark.kafka.membership import Assignment, Membership
 from tallymark.run.heartbeat import Heartbeat, error_text
-from tallymark.run.rebalances import Fences, RebalanceLog
+from tallymark.run.rebalance_log import Fences, RebalanceLog
 from tallymark.run.truncation import Validation, cut_back
 from tallymark.run.until import Goals, Retrying
 from tallymark.stores.contract import Store

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tallymark.core.tables import TableSpec, Write
 from tallymark.errors import BadInput
-from tallymark.stores.given import Rows
+from tallymark.stores.handler_rows import Rows
 
 OVER = "this transaction has ended: use it only inside its block"
 ENDS_ITSELF = "the batch commits when the block ends; raise to roll back"

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tallymark.core.tables import Changes, Write, visible
 from tallymark.errors import BadInput, DataRefused
-from tallymark.stores.given import Given, Rows, cast, changes, check_keys
+from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys
 from tallymark.stores.redis.address import Form
 from tallymark.stores.redis.errors import translated
 from tallymark.stores.redis.keys import LEDGER, RedisKeys

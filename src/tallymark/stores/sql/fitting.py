@@ -11,7 +11,7 @@ from sqlalchemy import Column, Connection, Engine, Table
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, DataRefused
-from tallymark.stores.given import Given
+from tallymark.stores.handler_rows import Given
 from tallymark.stores.sql.columns import JSON_MARK, column_type
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.staging import impatient

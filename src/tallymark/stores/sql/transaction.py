@@ -16,7 +16,7 @@ from tallymark.core.halving import Undoing
 from tallymark.core.progress import Step
 from tallymark.core.tables import Write
 from tallymark.errors import DataRefused, TableChanged, TallymarkError, Unreachable
-from tallymark.stores.given import Given, Rows, cast, changes, check_keys
+from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys
 from tallymark.stores.sql import write as bulk
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.errors import translated

@@ -13,7 +13,7 @@ import pytest
 
 from tallymark.core.tables import TableSpec, visible
 from tallymark.errors import BadInput, DataRefused
-from tallymark.stores.given import Given, changes
+from tallymark.stores.handler_rows import Given, changes
 from tallymark.stores.sql.columns import is_json
 
 NAIVE, AWARE = datetime(2026, 1, 31), datetime(2026, 1, 31, tzinfo=UTC)
