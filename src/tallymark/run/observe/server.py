@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from tallymark.core.progress import OnStep
 from tallymark.errors import BadInput
-from tallymark.run import rebalances
+from tallymark.run import rebalance_log
 from tallymark.run.setup import Setup
 
 try:
@@ -56,11 +56,11 @@ class MetricsServer:
             self._gauges.watches = {**self._gauges.watches, setup.group: watch}
             watch.add(run)
         rebalanced = self._instruments.rebalanced(setup.group, run)
-        rebalances.listeners.append(rebalanced)
+        rebalance_log.listeners.append(rebalanced)
         try:
             yield self._instruments.watch(setup.group)
         finally:
-            rebalances.listeners.remove(rebalanced)
+            rebalance_log.listeners.remove(rebalanced)
             with self._lock:
                 over = watch.remove(run)
                 if over:
