@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from functools import lru_cache
+from pathlib import Path
 
 from sqlalchemy import Engine, NullPool, create_engine, text
 from sqlalchemy.engine import make_url
@@ -41,8 +42,13 @@ def execute(url: str, *statements: str) -> None:
             connection.execute(text(statement))
 
 
-@lru_cache(maxsize=64)
 def _engine(url: str, **options: str) -> Engine:
+    # SQLAlchemy resolves a relative path when it makes an engine; tests change the directory.
+    return _engine_at(url, Path.cwd() if url.startswith("sqlite") else None, **options)
+
+
+@lru_cache(maxsize=64)
+def _engine_at(url: str, _directory: Path | None, **options: str) -> Engine:
     """Keeps no connections; a new engine would query the server's version and settings each time.
 
     Does not use TLS: PyMySQL would load all certificate authorities for each connection, which takes 30 ms.
