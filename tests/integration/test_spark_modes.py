@@ -127,7 +127,9 @@ def test_what_needs_a_single_record_refuses_functions_that_merge_them(
 
     deleting = make(brokers, topic, group, url)
     deleting.table("counts", key="id", write="upsert", delete="tombstone")(merged)
-    with pytest.raises(BadInput, match="table counts: delete= needs a function that makes each row of a single record"):
+    with pytest.raises(
+        BadInput, match="table counts: delete= needs a function that makes each row from a single record"
+    ):
         deleting.run("caught-up")
     totals = make(brokers, topic, group, url)
     totals.table("totals", key="id", write="upsert")(merged)

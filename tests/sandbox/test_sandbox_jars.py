@@ -92,7 +92,7 @@ def test_another_lock_has_sets_of_its_own(tmp_path: Path) -> None:
     lock = tmp_path / "jars.lock"
     lock.write_text(f"peers g:a:1 {'0' * 64}\n")
     assert [str(artifact) for artifact in jars.artifacts("peers", lock)] == ["g:a:1"]
-    with pytest.raises(SandboxError, match=r"'kafka': there are peers$"):
+    with pytest.raises(SandboxError, match=r"'kafka' is not a set of jars: choose one of peers$"):
         jars.fetch("kafka", lock=lock)
 
 

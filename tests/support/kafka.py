@@ -44,6 +44,8 @@ class Topics:
         try:
             self._each(self._admin.list_offsets(asked, request_timeout=TIMEOUT))
         except KafkaException:
+            # Only metadata brings a client that saw no leader to ask another time.
+            self._admin.list_topics(topic, TIMEOUT)
             return False
         return True
 
