@@ -111,7 +111,7 @@ def _holdup(brokers: Brokers, topic: str) -> str:
     alive, needed = sum(node.id in up for node in worst.isr), len(worst.replicas) if least is None else least
     if alive < needed:
         limit = "" if least is None else f", and min.insync.replicas is {least}"
-        return f"{where} has {alive} of {len(worst.replicas)} in-sync replicas{limit}; restart the other brokers"
+        return f"{where} has {alive} of {len(worst.replicas)} replicas in sync{limit}; restart the other brokers"
     return f"{where} has no leader; restart its brokers" if worst.leader is None or worst.leader.id < 0 else ""
 
 
