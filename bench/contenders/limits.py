@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     Decode = Callable[[DataFrame], DataFrame]
 
 OURS_ALONE = "includeHeaders"
-"""The option of ours that makes a scan slower, and that is left out where headers are not wanted."""
+"""The option of the pipeline that makes a scan slower; the races without headers leave it out."""
 
 
 @dataclass
