@@ -19,7 +19,7 @@ from bench.harness.tables import drop
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.cluster import Cluster
 from tallymark.local.sandbox import Sandbox
-from tallymark.local.sandbox.kafka import Kafka
+from tallymark.local.sandbox.kafka import KafkaBroker
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_sql, sqlite_file
 from tallymark.stores.sql.ledger.tables import metadata
@@ -44,10 +44,10 @@ class Servers:
         self._stack.close()
 
     @cached_property
-    def kafka(self) -> Kafka:
+    def kafka(self) -> KafkaBroker:
         """A broker that is compiled for throughput, and not for a quick start."""
         say("starting Kafka")
-        return self._stack.enter_context(Kafka(self.box.directory / "broker", fast=False, temporary=True))
+        return self._stack.enter_context(KafkaBroker(self.box.directory / "broker", fast=False, temporary=True))
 
     @property
     def brokers(self) -> str:

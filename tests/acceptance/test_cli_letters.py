@@ -17,7 +17,7 @@ from tallymark.core.journal import DISCARDED
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Partition, Span, Tally
 from tallymark.kafka.brokers import Brokers
-from tallymark.operate.letters import Outcome, Replay
+from tallymark.operate.letters import LetterReplay, Outcome
 from tallymark.stores.opening import open_store
 from tests.support.command import in_process
 from tests.support.commits import SINCE, moving, owner, take
@@ -255,8 +255,8 @@ def test_letters_that_come_after_the_choice_are_left_alone(
         in_process("dead-letters", "discard", discarded, "--execute", "--store", store)
         return run(*work)
 
-    run = Replay.run
-    monkeypatch.setattr(Replay, "run", beside)
+    run = LetterReplay.run
+    monkeypatch.setattr(LetterReplay, "run", beside)
     said = json.loads(in_process("dead-letters", "replay", file, "--execute", "--json").stdout)
     assert [said[name] for name in ("chosen", "applied", "dead", "settled", "left")] == [4, 0, 3, 1, 0]
 

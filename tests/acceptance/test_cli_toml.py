@@ -243,7 +243,7 @@ def test_letters_go_to_the_cluster_of_the_file_unless_another_is_named(
             raise BadInput("seen")
 
     monkeypatch.setenv("TALLYMARK_BROKERS", "127.0.0.1:1")
-    monkeypatch.setattr("tallymark.cli.dead_letters.Replay", PartitionCounts)
+    monkeypatch.setattr("tallymark.cli.dead_letters.LetterReplay", PartitionCounts)
     for more in ((), ("--brokers", "127.0.0.1:2")):
         said(in_process("dead-letters", "replay", shop("x"), "--to-topic", "y", "--execute", *more))
     assert seen == [None, "127.0.0.1:2"], "None is the cluster of the file"

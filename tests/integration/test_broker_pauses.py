@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import tallymark as tm
 from tallymark.core.claims import Claim
 from tallymark.core.spans import Partition
-from tallymark.local.sandbox import Kafka
+from tallymark.local.sandbox import KafkaBroker
 from tallymark.run.ownership import Ownership
 from tests.support import databases, truth
 from tests.support.background import Background, wait_for
@@ -36,27 +36,27 @@ FENCED_SECONDS = 3.5
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
-    with Kafka(tmp_path_factory.mktemp("pauses") / "kafka", temporary=True) as running:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
+    with KafkaBroker(tmp_path_factory.mktemp("pauses") / "kafka", temporary=True) as running:
         yield running
 
 
 @pytest.fixture
-def topic(broker: Kafka, group: str) -> str:
+def topic(broker: KafkaBroker, group: str) -> str:
     admin = AdminClient({"bootstrap.servers": broker.brokers})
     admin.create_topics([NewTopic(group, PARTITIONS, 1)])[group].result(30)
     wait_for(lambda: len(admin.list_topics(group).topics[group].partitions) == PARTITIONS)
     return group
 
 
-def pause(broker: Kafka, seconds: float = FENCED_SECONDS) -> None:
+def pause(broker: KafkaBroker, seconds: float = FENCED_SECONDS) -> None:
     assert broker.pid is not None
     os.kill(broker.pid, signal.SIGSTOP)
     time.sleep(seconds)
     os.kill(broker.pid, signal.SIGCONT)
 
 
-def restart(broker: Kafka) -> None:
+def restart(broker: KafkaBroker) -> None:
     broker.kill()
     broker.start()
 
@@ -70,7 +70,7 @@ def rows(store: str, table: str) -> Counter[int]:
 
 @pytest.mark.faults
 def test_services_and_loops_go_on_behind_a_broker_that_pauses_and_restarts(
-    broker: Kafka, topic: str, group: str, tmp_path: Path
+    broker: KafkaBroker, topic: str, group: str, tmp_path: Path
 ) -> None:
     served, looped = (f"sqlite:///{tmp_path / name}.db" for name in ("served", "looped"))
     databases.execute(served, "CREATE TABLE numbers (id INTEGER)")
@@ -100,7 +100,7 @@ def test_services_and_loops_go_on_behind_a_broker_that_pauses_and_restarts(
 
 
 @contextmanager
-def silenced(broker: Kafka, seconds: float = 2.5) -> Iterator[None]:
+def silenced(broker: KafkaBroker, seconds: float = 2.5) -> Iterator[None]:
     """The broker does not answer for a while; requests time out sooner."""
     assert broker.pid is not None
     os.kill(broker.pid, signal.SIGSTOP)
@@ -117,7 +117,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tallymark.kafka.brokers.TIMEOUT", 0.5)
 
 
-def abort(broker: Kafka, topic: str) -> None:
+def abort(broker: KafkaBroker, topic: str) -> None:
     """A transaction that leaves its markers in the log, and no readable record."""
     producer = Producer({"bootstrap.servers": broker.brokers, "transactional.id": topic, "log_level": 0})
     producer.init_transactions(30)
@@ -128,7 +128,7 @@ def abort(broker: Kafka, topic: str) -> None:
 
 
 def test_markers_are_passed_over_though_the_brokers_are_silent_meanwhile(
-    broker: Kafka, topic: str, group: str, tmp_path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch
+    broker: KafkaBroker, topic: str, group: str, tmp_path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     abort(broker, topic)
     asking, silences = Ownership.ask_identity, ExitStack()
@@ -150,7 +150,7 @@ def test_markers_are_passed_over_though_the_brokers_are_silent_meanwhile(
 
 
 def test_a_pipeline_waits_for_brokers_before_it_starts_spark(
-    broker: Kafka, topic: str, group: str, tmp_path: Path, hasty: None
+    broker: KafkaBroker, topic: str, group: str, tmp_path: Path, hasty: None
 ) -> None:
     source, store = tm.Kafka(broker.brokers, topic), f"sqlite:///{tmp_path / 'store.db'}"
     pipeline = tm.Pipeline(group=group, source=source, store=store, patience=20)
@@ -160,7 +160,7 @@ def test_a_pipeline_waits_for_brokers_before_it_starts_spark(
 
 @pytest.mark.parametrize("kind", ["loop", "service"])
 def test_a_claim_that_waits_for_brokers_ends_when_it_is_told_to(
-    broker: Kafka, topic: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    broker: KafkaBroker, topic: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     store, waiting, claim, pid = f"sqlite:///{tmp_path / 'store.db'}", threading.Event(), Ownership._claim, broker.pid
     assert pid is not None

@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import tallymark as tm
 from tallymark.errors import CommitUnknown, ProducerStopped, StillWaiting
-from tallymark.local.sandbox import Kafka, KafkaCluster
+from tallymark.local.sandbox import KafkaBroker, KafkaCluster
 from tests.support.background import Background, wait_for
 from tests.support.kafka import TIMEOUT, Topics
 
@@ -21,9 +21,9 @@ PARTITIONS, KEYS = 4, 50
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
     """A broker that tests may kill."""
-    with Kafka(tmp_path_factory.mktemp("broker") / "kafka", temporary=True) as running:
+    with KafkaBroker(tmp_path_factory.mktemp("broker") / "kafka", temporary=True) as running:
         yield running
 
 
@@ -37,7 +37,7 @@ def check_complete_and_in_order(topics: Topics, topic: str, records: int) -> Non
 
 
 @pytest.mark.parametrize("records", [20_000, pytest.param(200_000, marks=pytest.mark.faults)])
-def test_a_broker_that_is_killed_in_the_middle_costs_and_repeats_nothing(broker: Kafka, records: int) -> None:
+def test_a_broker_that_is_killed_in_the_middle_costs_and_repeats_nothing(broker: KafkaBroker, records: int) -> None:
     topics = Topics(broker.brokers)
     topic, sending = topics.create(PARTITIONS), threading.Event()
 
@@ -60,7 +60,7 @@ def test_a_broker_that_is_killed_in_the_middle_costs_and_repeats_nothing(broker:
 
 
 @pytest.mark.faults
-def test_what_waits_for_a_broker_is_delivered_when_it_is_back(broker: Kafka) -> None:
+def test_what_waits_for_a_broker_is_delivered_when_it_is_back(broker: KafkaBroker) -> None:
     topics = Topics(broker.brokers)
     topic = topics.create(PARTITIONS)
     with tm.Producer(broker.brokers) as producer:
@@ -77,7 +77,7 @@ def test_what_waits_for_a_broker_is_delivered_when_it_is_back(broker: Kafka) -> 
 
 
 @pytest.mark.faults
-def test_a_commit_that_no_broker_answers_ends_the_producer_and_the_next_one_goes_on(broker: Kafka) -> None:
+def test_a_commit_that_no_broker_answers_ends_the_producer_and_the_next_one_goes_on(broker: KafkaBroker) -> None:
     topics = Topics(broker.brokers)
     topic = topics.create(1)
 

@@ -22,7 +22,7 @@ from tallymark.core.spans import Log, Partition, Tally, Truncation
 from tallymark.errors import Fenced, LogTruncated
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.membership import Standalone
-from tallymark.local.sandbox import Kafka, KafkaCluster
+from tallymark.local.sandbox import KafkaBroker, KafkaCluster
 from tallymark.run.setup import new_owner
 from tallymark.run.truncation import cut_back
 from tallymark.stores.opening import open_store
@@ -270,7 +270,7 @@ def test_an_election_that_loses_nothing_is_no_truncation_also_if_only_markers_fo
 ) -> None:
     store = f"sqlite:///{tmp_path / 'seen.db'}"
     make_table(store)
-    with Kafka(tmp_path / "kafka", temporary=True) as node:
+    with KafkaBroker(tmp_path / "kafka", temporary=True) as node:
         topics = Topics(node.brokers)
         topic = topics.create(1)
         topics.send(topic, numbers(10))
@@ -302,7 +302,7 @@ def test_aborted_records_neither_hold_up_the_question_for_a_truncation_nor_are_r
             delivered.extend(found := consume(self, *arguments))
             return found
 
-    with Kafka(tmp_path / "kafka", temporary=True) as node:
+    with KafkaBroker(tmp_path / "kafka", temporary=True) as node:
         topics = Topics(node.brokers)
         partition = Partition(topics.create(1), 0)
         topics.send(partition.topic, numbers(10))

@@ -14,24 +14,24 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from tallymark.errors import SandboxError
-from tallymark.local.sandbox import Kafka, MariaDB, Sandbox, Valkey
+from tallymark.local.sandbox import KafkaBroker, MariaDB, Sandbox, Valkey
 
 from .processes import is_alive
 
 
-def new_topic(kafka: Kafka) -> str:
+def new_topic(kafka: KafkaBroker) -> str:
     topic = f"topic-{uuid.uuid4().hex[:8]}"
     client = AdminClient({"bootstrap.servers": kafka.brokers})
     client.create_topics([NewTopic(topic, 1)])[topic].result(15)
     return topic
 
 
-def cluster_id(kafka: Kafka) -> str | None:
+def cluster_id(kafka: KafkaBroker) -> str | None:
     client = AdminClient({"bootstrap.servers": kafka.brokers})
     return client.list_topics(timeout=15).cluster_id
 
 
-def produce(kafka: Kafka, topic: str, value: bytes, **settings: str) -> None:
+def produce(kafka: KafkaBroker, topic: str, value: bytes, **settings: str) -> None:
     producer = Producer({"bootstrap.servers": kafka.brokers, **settings})
     if transactional := "transactional.id" in settings:
         producer.init_transactions(15)
@@ -42,7 +42,7 @@ def produce(kafka: Kafka, topic: str, value: bytes, **settings: str) -> None:
     assert producer.flush(15) == 0
 
 
-def consume(kafka: Kafka, topic: str, count: int) -> list[bytes | None]:
+def consume(kafka: KafkaBroker, topic: str, count: int) -> list[bytes | None]:
     consumer = Consumer({"bootstrap.servers": kafka.brokers, "group.id": "unused", "enable.auto.commit": False})
     consumer.assign([TopicPartition(topic, 0, 0)])
     try:
@@ -97,7 +97,7 @@ def test_kafka_does_not_make_topics_up(box: Sandbox) -> None:
 
 @pytest.mark.faults
 def test_a_killed_broker_comes_back_with_its_address_identity_and_records(tmp_path: Path) -> None:
-    with Kafka(tmp_path / "kafka") as kafka:
+    with KafkaBroker(tmp_path / "kafka") as kafka:
         topic, brokers, cluster, pid = new_topic(kafka), kafka.brokers, cluster_id(kafka), kafka.pid
         produce(kafka, topic, b"kept")
         kafka.kill()
@@ -111,14 +111,14 @@ def test_a_killed_broker_comes_back_with_its_address_identity_and_records(tmp_pa
 
 @pytest.mark.faults
 def test_every_sandbox_is_another_cluster_and_takes_settings(box: Sandbox, tmp_path: Path) -> None:
-    with Kafka(tmp_path / "kafka", settings={"auto.create.topics.enable": "true"}) as other:
+    with KafkaBroker(tmp_path / "kafka", settings={"auto.create.topics.enable": "true"}) as other:
         assert cluster_id(other) != cluster_id(box.kafka())
         produce(other, "made-up", b"record")
         assert consume(other, "made-up", 1) == [b"record"]
 
 
 def test_a_server_that_cannot_start_quotes_its_log(tmp_path: Path) -> None:
-    kafka = Kafka(tmp_path / "kafka", settings={"num.io.threads": "zero"}, fast=False)
+    kafka = KafkaBroker(tmp_path / "kafka", settings={"num.io.threads": "zero"}, fast=False)
     with pytest.raises(SandboxError, match=r"(?s)kafka ended while it started.*zero.*num\.io\.threads"):
         kafka.start()
     assert not kafka.running

@@ -11,7 +11,7 @@ import pytest
 from tallymark.core.spans import Log, Partition, Position, Tally
 from tallymark.errors import AccessDenied
 from tallymark.kafka.cluster import Cluster, Sasl, Tls
-from tallymark.kafka.lag import Retention
+from tallymark.kafka.lag import TopicRetention
 from tallymark.operate import findings as verdict
 from tallymark.operate.doctor import client, databases, redis, topics
 from tallymark.operate.doctor.backlog import expiry, lost, shortened
@@ -244,7 +244,7 @@ def test_a_position_that_cannot_be_read_from_fails(log: Log, words: str | None) 
     ],
 )
 def test_time_left_for_unread_records(age: timedelta, retention: timedelta, expected: str, words: str) -> None:
-    left, found = expiry("shop", POSITION, NOW - age, Retention(retention, None), SHELL, NOW)
+    left, found = expiry("shop", POSITION, NOW - age, TopicRetention(retention, None), SHELL, NOW)
     assert (left, found.verdict) == (retention - age, expected)
     assert words in found.found
     if expected == "warn":
@@ -252,18 +252,20 @@ def test_time_left_for_unread_records(age: timedelta, retention: timedelta, expe
 
 
 def test_retention_as_the_topic_has_it() -> None:
-    assert Retention.of({"retention.ms": "1000", "retention.bytes": "-1"}) == Retention(timedelta(seconds=1), None)
-    assert Retention.of({"retention.ms": "-1", "retention.bytes": "5"}) == Retention(None, 5)
-    assert Retention.of({"retention.ms": str(2**63 - 1)}) == Retention(None, None)
-    assert Retention.of({"retention.ms": "1000", "cleanup.policy": "compact"}) == Retention(None, None)
-    assert Retention.of({}) is None
-    _, never = expiry("shop", POSITION, NOW, Retention(None, 5), SHELL, NOW)
+    assert TopicRetention.of({"retention.ms": "1000", "retention.bytes": "-1"}) == TopicRetention(
+        timedelta(seconds=1), None
+    )
+    assert TopicRetention.of({"retention.ms": "-1", "retention.bytes": "5"}) == TopicRetention(None, 5)
+    assert TopicRetention.of({"retention.ms": str(2**63 - 1)}) == TopicRetention(None, None)
+    assert TopicRetention.of({"retention.ms": "1000", "cleanup.policy": "compact"}) == TopicRetention(None, None)
+    assert TopicRetention.of({}) is None
+    _, never = expiry("shop", POSITION, NOW, TopicRetention(None, 5), SHELL, NOW)
     assert (never.verdict, never.found) == ("ok", "orders[0]: never; retention.bytes=5 may apply first")
 
 
 def test_of_partitions_that_are_well_only_the_first_to_expire_is_shown() -> None:
     ages = [HOUR, 3 * HOUR, 2 * HOUR, 167 * HOUR]
-    found = shortened([expiry("g", POSITION, NOW - age, Retention(168 * HOUR, None), SHELL, NOW) for age in ages])
+    found = shortened([expiry("g", POSITION, NOW - age, TopicRetention(168 * HOUR, None), SHELL, NOW) for age in ages])
     assert [one.verdict for one in found] == ["warn", "ok"]
     assert found[1].found == "orders[0]: in 6.9 days, the first of 3 partitions"
 

@@ -121,7 +121,7 @@ def test_each_driver_hears_it_in_its_own_words(pem: Path, caplog: pytest.LogCapt
     }  # fmt: skip
     assert query(f"mysql://host/db?{asked}") == {"ssl_ca": ca, "ssl_cert": cert, "ssl_key": key}
     address = Address.parse(f"redis://host?{asked}")
-    assert address.tls == tls.Tls("redis://host", ca, cert, key)
+    assert address.tls == tls.StoreTls("redis://host", ca, cert, key)
     assert not caplog.records
 
 
@@ -135,7 +135,7 @@ def test_the_systems_authorities_are_a_file_too(pem: Path, monkeypatch: pytest.M
 
 def test_rediss_is_verified_and_redis_is_not_encrypted(pem: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", f"{pem}/ca.pem")
-    assert Address.parse("rediss://host").tls == tls.Tls("rediss://host", f"{pem}/ca.pem")
+    assert Address.parse("rediss://host").tls == tls.StoreTls("rediss://host", f"{pem}/ca.pem")
     assert Address.parse("redis://host").tls is None
 
 

@@ -11,7 +11,7 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
 
 from tallymark.core.times import LAST_MILLIS, timestamp
 from tallymark.errors import BadInput, TallymarkError
-from tallymark.kafka.lag import Retention
+from tallymark.kafka.lag import TopicRetention
 from tallymark.produce.delivery import Delivery, Interceptors, Reports
 from tallymark.produce.settings import epoch_millis
 from tallymark.service.batch import Records
@@ -82,4 +82,4 @@ def test_a_producer_refuses_microseconds_at_once(timestamp: int) -> None:
 
 def test_the_last_of_all_times_expires_late() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
-    assert Retention(timedelta(days=7), None).left(LAST, now) == LAST - now + timedelta(days=7)
+    assert TopicRetention(timedelta(days=7), None).left(LAST, now) == LAST - now + timedelta(days=7)

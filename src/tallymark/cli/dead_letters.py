@@ -29,7 +29,7 @@ from tallymark.cli.values import member, pretty, printable
 from tallymark.core.journal import DEAD, LETTER_STATES, Letter, LetterQuery
 from tallymark.errors import BadInput
 from tallymark.operate.health import moment
-from tallymark.operate.letters import Kind, Outcome, Replay, check_named, discard, kinds
+from tallymark.operate.letters import Kind, LetterReplay, Outcome, check_named, discard, kinds
 from tallymark.operate.reset import moment_or_ago
 from tallymark.run.setup import Setup
 from tallymark.spark.pipeline import Pipeline
@@ -168,7 +168,7 @@ def replay(
         target = target.at(Path(ids.pop(0)))
     query = _query(topic, partition, error, table, since, until, ids)
     found, cluster = target.loaded, target.named_cluster
-    replaying = Replay(found, _setups(target), query, overwrite=overwrite, allow=ALLOW)
+    replaying = LetterReplay(found, _setups(target), query, overwrite=overwrite, allow=ALLOW)
     if not execute or not replaying.letters:
         refused = replaying.refusal(to_topic, cluster) if replaying.letters else None
         _show_preview(replaying.letters, to_topic, refused, as_json)

@@ -22,14 +22,14 @@ FOR_EVER = 100 * 366 * 86_400_000
 
 
 @dataclass(frozen=True)
-class Retention:
+class TopicRetention:
     """The retention of a topic. ``age`` is None if records are not deleted by age."""
 
     age: timedelta | None
     bytes: int | None
 
     @classmethod
-    def of(cls, config: Mapping[str, str | None]) -> Retention | None:
+    def of(cls, config: Mapping[str, str | None]) -> TopicRetention | None:
         """Return the retention of a topic's configuration; None if the brokers do not return it."""
         age, size = config.get("retention.ms"), config.get("retention.bytes")
         if age is None:
@@ -141,7 +141,7 @@ def _lag(
     position: Position,
     log: Log | None,
     times: Mapping[Partition, datetime | None],
-    retentions: Mapping[str, Retention],
+    retentions: Mapping[str, TopicRetention],
     now: datetime,
 ) -> Lag:
     if log is None:
@@ -154,7 +154,7 @@ def _lag(
     return Lag(log, records, age, unread, retention.left(unread, now) if retention else None)
 
 
-def _retentions(brokers: Brokers, topics: Iterable[str]) -> dict[str, Retention]:
+def _retentions(brokers: Brokers, topics: Iterable[str]) -> dict[str, TopicRetention]:
     wanted = [ConfigResource(ConfigResource.Type.TOPIC, topic) for topic in sorted(topics)]
     if not wanted:
         return {}
@@ -164,5 +164,5 @@ def _retentions(brokers: Brokers, topics: Iterable[str]) -> dict[str, Retention]
         # A client that may read a topic may lack the ACL to describe its configuration.
         return {}
     configs = {topic.name: {entry.name: entry.value for entry in entries.values()} for topic, entries in found.items()}
-    known = {topic: Retention.of(config) for topic, config in configs.items()}
+    known = {topic: TopicRetention.of(config) for topic, config in configs.items()}
     return {topic: retention for topic, retention in known.items() if retention is not None}

@@ -82,7 +82,7 @@ class Outcome:
     left: int
 
 
-class Replay:
+class LetterReplay:
     """A replay of the chosen letters of a file, into its tables or to ``topic``.
 
     Letters that die after the choice are not part of it.

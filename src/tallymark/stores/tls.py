@@ -38,7 +38,7 @@ _UNWELCOME = (
 
 
 @dataclass(frozen=True)
-class Tls:
+class StoreTls:
     """Certificates that authenticate the server and the client. All files exist and were readable."""
 
     store: str
@@ -59,7 +59,7 @@ class Tls:
         raise BadInput(f"{self.store}: the key in {self.key} is encrypted; set tls_key= to an unencrypted key")
 
 
-def take_tls(url: URL, *, implied: bool = False) -> tuple[URL, Tls | None]:
+def take_tls(url: URL, *, implied: bool = False) -> tuple[URL, StoreTls | None]:
     """Split the URL into the URL without its ``tls`` options and the parsed options."""
     mode, ca, cert, key = (option(url, name) for name in OPTIONS)
     if not (implied or mode or ca or cert or key):
@@ -75,7 +75,7 @@ def take_tls(url: URL, *, implied: bool = False) -> tuple[URL, Tls | None]:
         )
     if key and not cert:
         raise BadInput(f"{name}: tls_key= requires tls_cert=, the certificate of the key")
-    tls = Tls(
+    tls = StoreTls(
         name,
         _file(name, "tls_ca", ca) if ca else _system(name),
         _file(name, "tls_cert", cert) if cert else None,
@@ -140,7 +140,7 @@ def _system(store: str) -> str:
     return found
 
 
-def _try_out(tls: Tls) -> None:
+def _try_out(tls: StoreTls) -> None:
     try:
         tls.context()
     except OSError as error:

@@ -2,7 +2,7 @@
 
 from tallymark.local.sandbox.box import Sandbox
 from tallymark.local.sandbox.cluster import KafkaCluster
-from tallymark.local.sandbox.kafka import Kafka
+from tallymark.local.sandbox.kafka import KafkaBroker
 from tallymark.local.sandbox.mariadb import MariaDB
 from tallymark.local.sandbox.mysql import MySQL
 from tallymark.local.sandbox.postgresql import PostgreSQL
@@ -11,7 +11,7 @@ from tallymark.local.sandbox.server import Server
 from tallymark.local.sandbox.valkey import Redis, Valkey
 
 __all__ = [
-    "Kafka",
+    "KafkaBroker",
     "KafkaCluster",
     "MariaDB",
     "MySQL",

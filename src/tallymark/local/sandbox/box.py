@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast, overload
 
 from tallymark.local.sandbox.cluster import KafkaCluster
-from tallymark.local.sandbox.kafka import Kafka
+from tallymark.local.sandbox.kafka import KafkaBroker
 from tallymark.local.sandbox.mariadb import MariaDB
 from tallymark.local.sandbox.mysql import MySQL
 from tallymark.local.sandbox.postgresql import PostgreSQL
@@ -42,15 +42,15 @@ class Sandbox:
         self._lock = threading.Lock()
 
     @overload
-    def kafka(self) -> Kafka: ...
+    def kafka(self) -> KafkaBroker: ...
 
     @overload
-    def kafka(self, *, secure: bool, brokers: int) -> Kafka | KafkaCluster: ...
+    def kafka(self, *, secure: bool, brokers: int) -> KafkaBroker | KafkaCluster: ...
 
-    def kafka(self, *, secure: bool = False, brokers: int = 1) -> Kafka | KafkaCluster:
+    def kafka(self, *, secure: bool = False, brokers: int = 1) -> KafkaBroker | KafkaCluster:
         """Start a single broker without security by default. A sandbox has one Kafka: later calls return the first."""
         if brokers == 1:
-            return self._started("kafka", SecureKafka if secure else Kafka)
+            return self._started("kafka", SecureKafka if secure else KafkaBroker)
         return self._started("kafka", partial(KafkaCluster, brokers=brokers, secure=secure))
 
     def postgresql(self) -> PostgreSQL:

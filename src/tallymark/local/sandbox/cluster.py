@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tallymark.errors import BadInput
-from tallymark.local.sandbox.kafka import Kafka, random_id
+from tallymark.local.sandbox.kafka import KafkaBroker, random_id
 from tallymark.local.sandbox.secure import SecureKafka, Security
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ class KafkaCluster:
         places = {node: directory.absolute().with_name(f"{directory.name}-{node}") for node in range(1, brokers + 1)}
         # In the directory of a node, so that it is removed with the node.
         self.security = Security(places[1] / "security") if secure else None
-        kind: Callable[..., Kafka] = partial(SecureKafka, security=self.security) if self.security else Kafka
+        kind: Callable[..., KafkaBroker] = (
+            partial(SecureKafka, security=self.security) if self.security else KafkaBroker
+        )
         theirs = {"settings": {**SETTINGS, **(settings or {})}, "fast": fast, "temporary": temporary}
         self.nodes = [kind(place, node=node, **theirs) for node, place in places.items()]
         self.log = self.nodes[0].log

@@ -56,7 +56,7 @@ LOGGING = (
 )
 
 
-class Kafka(Server):
+class KafkaBroker(Server):
     """``settings`` override broker properties. ``fast`` starts faster, at the cost of throughput once warm."""
 
     name = "kafka"
@@ -130,7 +130,7 @@ class Kafka(Server):
         }
 
 
-class _Trainee(Kafka):
+class _Trainee(KafkaBroker):
     """A broker that runs once to create the archive of the classes that a start loads."""
 
     stop_seconds = 60.0  # it writes the archive when it stops

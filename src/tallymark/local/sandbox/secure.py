@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from tallymark.errors import SandboxError
 from tallymark.local.cache import replace_file
 from tallymark.local.sandbox.certificates import BROKER, CLIENT, make_certificates
-from tallymark.local.sandbox.kafka import Kafka
+from tallymark.local.sandbox.kafka import KafkaBroker
 from tallymark.local.sandbox.server import HOST, free_port
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class Security:
         return self.password_file(user).read_text()
 
 
-class SecureKafka(Kafka):
+class SecureKafka(KafkaBroker):
     """Kafka with SASL_SSL at ``brokers`` and mutual TLS at ``mtls_brokers``.
 
     The user admin has all permissions, the user limited has none.

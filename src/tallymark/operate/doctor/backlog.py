@@ -10,7 +10,7 @@ from tallymark.core.plan import check_identity, readable_from
 from tallymark.core.spans import Log, Partition, Position
 from tallymark.errors import PositionRefused
 from tallymark.kafka.brokers import Brokers
-from tallymark.kafka.lag import Retention, unread_times
+from tallymark.kafka.lag import TopicRetention, unread_times
 from tallymark.operate.doctor.topics import Shell
 from tallymark.operate.findings import Finding, judge
 
@@ -30,7 +30,7 @@ def lost(group: str, position: Position, log: Log) -> Finding | None:
 
 
 def expiry(
-    group: str, position: Position, unread: datetime | None, retention: Retention, shell: Shell, now: datetime
+    group: str, position: Position, unread: datetime | None, retention: TopicRetention, shell: Shell, now: datetime
 ) -> tuple[timedelta, Finding]:
     """Return the minimum time until the next unread record expires, with its finding."""
     where, about, topic = str(position.partition), f"group {group}", position.partition.topic
@@ -55,7 +55,7 @@ def shortened(found: Sequence[tuple[timedelta, Finding]]) -> list[Finding]:
 
 
 def backlog(
-    brokers: Brokers, group: str, positions: Sequence[Position], retention: Retention | None, shell: Shell
+    brokers: Brokers, group: str, positions: Sequence[Position], retention: TopicRetention | None, shell: Shell
 ) -> Iterator[Finding]:
     """Yield the findings about a group's positions in one topic."""
     topic, behind = positions[0].partition.topic, []
@@ -81,7 +81,7 @@ def _expiries(
     group: str,
     behind: Sequence[Position],
     logs: Mapping[Partition, Log],
-    retention: Retention,
+    retention: TopicRetention,
     shell: Shell,
 ) -> list[tuple[timedelta, Finding]]:
     times = unread_times(brokers, {one.partition: one.next_offset for one in behind}, logs)

@@ -15,7 +15,7 @@ from tallymark.core.spans import Position
 from tallymark.errors import UnknownTopic, Unreachable
 from tallymark.kafka.brokers import Brokers, connect
 from tallymark.kafka.cluster import Cluster
-from tallymark.kafka.lag import Retention
+from tallymark.kafka.lag import TopicRetention
 from tallymark.operate.doctor import topics as rules
 from tallymark.operate.doctor.backlog import backlog
 from tallymark.operate.doctor.topics import IN_SYNC, Replicas, Shell
@@ -71,7 +71,7 @@ class Examination:
         found.append(rules.in_sync(name, partitions, int(config.get(IN_SYNC) or 1)))
         found += checked(about, "newest record", lambda: self._newest(name, partitions, config))
         for group, held in positions.items():
-            question = partial(backlog, self.brokers, group, held, Retention.of(config), self.shell)
+            question = partial(backlog, self.brokers, group, held, TopicRetention.of(config), self.shell)
             found += checked(f"group {group}", f"unread records of {name}", question)
         return found
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from sqlalchemy.engine import make_url
 
 from tallymark.errors import BadInput
-from tallymark.stores.tls import OPTIONS, Tls, take_tls
+from tallymark.stores.tls import OPTIONS, StoreTls, take_tls
 from tallymark.stores.url import (
     CONNECT_SECONDS,
     CONNECT_TIMEOUT,
@@ -33,7 +33,7 @@ class Address:
     tag: str
     rows: Form
     options: dict[str, Any] = field(repr=False)
-    tls: Tls | None = None
+    tls: StoreTls | None = None
     connect_timeout: int = CONNECT_SECONDS
     read_timeout: int = READ_SECONDS
 
@@ -111,7 +111,7 @@ def _verified(redis: Any, address: Address) -> Any:
     return Verified
 
 
-def _tls_options(tls: Tls) -> dict[str, Any]:
+def _tls_options(tls: StoreTls) -> dict[str, Any]:
     """Return the same settings as redis-py options, in case it connects without ``Verified``."""
     return {
         "ssl_cert_reqs": "required",

@@ -43,7 +43,7 @@ from tallymark.errors import DataRefused
 from tallymark.stores.sql.columns import is_text, most_characters, python_rows
 from tallymark.stores.sql.errors import READ_ONLY as READ_ONLY_SERVER
 from tallymark.stores.sql.errors import judged
-from tallymark.stores.tls import Tls, check_file, take_tls, warn
+from tallymark.stores.tls import StoreTls, check_file, take_tls, warn
 from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT, in_seconds, shown, with_password
 
 IDLE_SECONDS = 1.0
@@ -79,7 +79,7 @@ class Dialect(ABC):
     def engine_options(self) -> dict[str, Any]:
         return {"isolation_level": "READ COMMITTED"}
 
-    def tls_mode(self, tls: Tls) -> dict[str, str]:
+    def tls_mode(self, tls: StoreTls) -> dict[str, str]:
         """Return the driver's options for what TLS verifies."""
         raise NotImplementedError
 

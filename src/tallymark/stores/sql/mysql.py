@@ -25,7 +25,7 @@ from tallymark.errors import BadInput, DataRefused, TableMismatch
 from tallymark.stores.sql.columns import hexed, is_binary, is_text, python_rows
 from tallymark.stores.sql.dialect import READ_SECONDS, Dialect, check_lengths, not_in_key, parameters
 from tallymark.stores.sql.keys import Unique, unique_indexes
-from tallymark.stores.tls import Tls
+from tallymark.stores.tls import StoreTls
 from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT, in_seconds, shown
 
 INCOMING = "tallymark_incoming"
@@ -183,7 +183,7 @@ class Mysql(Dialect):
         # Positional parameters, because rows go to the driver as tuples.
         return super().engine_options() | {"paramstyle": "format"}
 
-    def tls_mode(self, tls: Tls) -> dict[str, str]:
+    def tls_mode(self, tls: StoreTls) -> dict[str, str]:
         # Given a CA file, PyMySQL verifies certificate and host name. With its explicit verify options, SQLAlchemy and
         # PyMySQL would drop the CA file.
         return {} if tls.checks_host else {"ssl_check_hostname": "false"}

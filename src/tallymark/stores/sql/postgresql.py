@@ -21,7 +21,7 @@ from tallymark.stores.sql import pgcopy
 from tallymark.stores.sql.columns import hexed, is_binary
 from tallymark.stores.sql.dialect import READ_SECONDS, Dialect, check_lengths, deletable, resolved, within
 from tallymark.stores.sql.ledger.read import by_driver
-from tallymark.stores.tls import Tls
+from tallymark.stores.tls import StoreTls
 from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT
 
 # Detect a server that is gone without closing the connection within a minute.
@@ -65,7 +65,7 @@ class Postgresql(Dialect):
         event.listen(engine, "begin", _on_begin)
         return engine
 
-    def tls_mode(self, tls: Tls) -> dict[str, str]:
+    def tls_mode(self, tls: StoreTls) -> dict[str, str]:
         return {"sslmode": "verify-full" if tls.checks_host else "verify-ca"}
 
     def unproven(self, options: Mapping[str, Any]) -> str | None:
