@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from tallymark.core.spans import Partition
 from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, Refusal, TableSpec, finish
 from tallymark.errors import BadInput, BatchTooLarge, DataRefused
+from tallymark.stores.arrow import JSON_MARK
 from tallymark.stores.contract import RowsRefused
 from tallymark.stores.redis import script
 from tallymark.stores.redis.store import RedisStore
-from tallymark.stores.sql.columns import JSON_MARK
 from tests.support.commits import take, work
 from tests.support.redis import client, dump, key
 

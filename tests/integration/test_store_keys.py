@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 
 from tallymark.core.tables import Changes, TableSpec
 from tallymark.errors import DataRefused, TableMismatch
-from tallymark.stores.sql.columns import JSON_MARK
+from tallymark.stores.arrow import JSON_MARK
 from tallymark.stores.sql.store import SqlStore
 from tests.support.databases import query
 from tests.support.stores import IGNORE, PLAIN, UPSERT, opened, plain, prepare, put, write

@@ -10,7 +10,7 @@ from sqlalchemy import inspect
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, TableMismatch
-from tallymark.stores.sql.columns import JSON_MARK
+from tallymark.stores.arrow import JSON_MARK
 from tallymark.stores.sql.store import SqlStore
 from tallymark.stores.sql.tables import evolve_table, existing_table
 from tests.support.databases import query

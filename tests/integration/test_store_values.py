@@ -19,8 +19,8 @@ from sqlalchemy.engine import make_url
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import DataRefused, TallymarkError
+from tallymark.stores.arrow import JSON_MARK
 from tallymark.stores.sql import mysql
-from tallymark.stores.sql.columns import JSON_MARK
 from tallymark.stores.sql.store import SqlStore
 from tests.support.databases import KINDS, query
 from tests.support.stores import PLAIN, ROWS, UPSERT, opened, prepare, put, read, write

@@ -13,8 +13,8 @@ import pytest
 
 from tallymark.core.tables import TableSpec, visible
 from tallymark.errors import BadInput, DataRefused
+from tallymark.stores.arrow import is_json
 from tallymark.stores.handler_rows import Given, changes
-from tallymark.stores.sql.columns import is_json
 
 NAIVE, AWARE = datetime(2026, 1, 31), datetime(2026, 1, 31, tzinfo=UTC)
 

@@ -28,7 +28,7 @@ from tallymark.core.tables import DELETED, HIDDEN, OFFSET, PARTITION, TIMESTAMP,
 from tallymark.errors import BadInput, TallymarkError
 from tallymark.kafka.source import is_pattern
 from tallymark.spark.decode import column, first_line, quoted
-from tallymark.stores.sql.columns import JSON_MARK
+from tallymark.stores.arrow import JSON_MARK
 
 COLUMNS = {"topic": TOPIC, "partition": PARTITION, "offset": OFFSET, "timestamp": TIMESTAMP, DELETED: DELETED}
 

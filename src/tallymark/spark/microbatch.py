@@ -19,7 +19,7 @@ from tallymark.spark.decode import column, first_line
 from tallymark.spark.errors import explained
 from tallymark.spark.executors import stage
 from tallymark.spark.functions import NESTED, TableFunction, arrow_schema, as_columns, call
-from tallymark.stores.sql.columns import JSON_MARK
+from tallymark.stores.arrow import JSON_MARK
 from tallymark.stores.sql.staging import Stages
 
 QUERY = "sql.streaming.queryId"

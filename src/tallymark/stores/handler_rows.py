@@ -27,7 +27,7 @@ from tallymark.core.tables import (
     visible,
 )
 from tallymark.errors import BadInput, DataRefused, TableMismatch
-from tallymark.stores.sql.columns import JSON_MARK, is_json
+from tallymark.stores.arrow import JSON_MARK, is_json
 
 Rows: TypeAlias = Mapping[str, Any] | Iterable[Mapping[str, Any]] | pa.Table | pa.RecordBatch
 

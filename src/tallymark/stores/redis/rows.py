@@ -25,10 +25,10 @@ from tallymark.core.tables import (
     visible,
 )
 from tallymark.errors import BadInput
+from tallymark.stores.arrow import OFF_CALENDAR, off_calendar
 from tallymark.stores.redis.address import Form
 from tallymark.stores.redis.keys import LEDGER, escaped
 from tallymark.stores.redis.script import Block, Cell
-from tallymark.stores.sql.columns import OFF_CALENDAR, off_calendar
 
 _NOT_IN_JSON = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
 

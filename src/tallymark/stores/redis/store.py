@@ -44,6 +44,7 @@ from tallymark.errors import (
     DataRefused,
     Unreachable,
 )
+from tallymark.stores.arrow import is_json
 from tallymark.stores.contract import RowsRefused, Store
 from tallymark.stores.redis import ledger, letters, notes, rows
 from tallymark.stores.redis.address import Address
@@ -53,7 +54,6 @@ from tallymark.stores.redis.prune import removals
 from tallymark.stores.redis.script import Work
 from tallymark.stores.redis.server import RedisServer
 from tallymark.stores.redis.transaction import RedisTransaction
-from tallymark.stores.sql.columns import is_json
 
 T = TypeVar("T")
 PAUSES = (0.0, *(0.002 * 2**n for n in range(10)))

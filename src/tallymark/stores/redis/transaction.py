@@ -13,13 +13,13 @@ import pyarrow as pa
 
 from tallymark.core.tables import Changes, Write, visible
 from tallymark.errors import BadInput, DataRefused
+from tallymark.stores.arrow import is_json
 from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys
 from tallymark.stores.redis.address import Form
 from tallymark.stores.redis.errors import translated
 from tallymark.stores.redis.keys import LEDGER, RedisKeys
 from tallymark.stores.redis.rows import blocks, check_table, refused_rows
 from tallymark.stores.redis.script import Block, Work
-from tallymark.stores.sql.columns import is_json
 from tallymark.stores.transaction import Transaction, spec_for
 
 Value = str | bytes | int | float

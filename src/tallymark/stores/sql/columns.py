@@ -33,12 +33,7 @@ from sqlalchemy.dialects import mysql, postgresql
 from sqlalchemy.types import NullType, TypeEngine, _Binary
 
 from tallymark.errors import BadInput
-
-JSON_MARK = b"tallymark:json"
-"""Field metadata of a string column that holds JSON: an array, struct or map on the Spark side."""
-FIRST_SECOND, END_SECOND = -62_135_596_800, 253_402_300_800
-"""Bounds of the years 1 to 9999, in seconds since 1970."""
-OFF_CALENDAR = "a time beyond the years 1 to 9999"
+from tallymark.stores.arrow import OFF_CALENDAR, is_json, off_calendar
 
 _SIMPLE: list[tuple[Any, Any]] = [
     (pa.types.is_boolean, Boolean()),
@@ -121,10 +116,6 @@ def is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-def is_json(field: pa.Field) -> bool:
-    return bool(field.metadata and JSON_MARK in field.metadata)
-
-
 def columns_for(schema: pa.Schema, key: tuple[str, ...], collation: str = "utf8mb4_bin") -> list[Column[Any]]:
     """Return the columns of a new table, with the key as primary key. Only MySQL uses the collation of keys."""
     return [
@@ -143,13 +134,6 @@ def python_rows(rows: pa.Table, dialect: str) -> Iterator[tuple[Any, ...]]:
     """Yield rows as tuples of values that the driver binds, converted column by column."""
     columns = [_bindable(column, dialect).to_pylist() for column in rows.columns]
     return zip(*columns, strict=True)
-
-
-def off_calendar(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Mark the times outside the years 1 to 9999: Arrow formats them wrongly, as it has 16 bits for a year."""
-    ticks, units = column.cast(pa.int64()), {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}[column.type.unit]
-    first, end = max(FIRST_SECOND * units, -(2**63)), min(END_SECOND * units, 2**63 - 1)
-    return pc.fill_null(pc.or_(pc.less(ticks, first), pc.greater_equal(ticks, end)), False)
 
 
 def hexed(column: pa.ChunkedArray, prefix: str = "") -> pa.ChunkedArray:

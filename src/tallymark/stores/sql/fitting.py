@@ -11,8 +11,9 @@ from sqlalchemy import Column, Connection, Engine, Table
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, DataRefused
+from tallymark.stores.arrow import JSON_MARK
 from tallymark.stores.handler_rows import Given
-from tallymark.stores.sql.columns import JSON_MARK, column_type
+from tallymark.stores.sql.columns import column_type
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.staging import impatient
 from tallymark.stores.sql.tables import (

@@ -19,7 +19,8 @@ from sqlalchemy.dialects import mysql, postgresql
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import DataRefused, TableMismatch
-from tallymark.stores.sql.columns import family, is_json, is_text, is_uuid, plain
+from tallymark.stores.arrow import is_json
+from tallymark.stores.sql.columns import family, is_text, is_uuid, plain
 
 DEFERRABLE = "is deferrable"
 _POSTGRESQL_INDEXES = """

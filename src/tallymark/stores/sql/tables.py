@@ -16,7 +16,8 @@ from sqlalchemy.schema import CreateColumn
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import TableMismatch
-from tallymark.stores.sql.columns import column_type, columns_for, family, is_json, plain
+from tallymark.stores.arrow import is_json
+from tallymark.stores.sql.columns import column_type, columns_for, family, plain
 from tallymark.stores.sql.keys import check_key, exact_collation
 
 T = TypeVar("T")
