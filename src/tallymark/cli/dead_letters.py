@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,28 +56,49 @@ ToTopic = Annotated[
 ]
 COLUMNS = ("ID", "GROUP", "TOPIC", "PARTITION", "OFFSET", "TIME:died_at", "TABLE", "STATE", "ERROR")
 FILES = (".py", ".toml")
+FILTERS: dict[str, Any] = {
+    "topic": TopicOption,
+    "partition": PartitionOption,
+    "error": ErrorText,
+    "table": Table,
+    "since": Since,
+    "until": Until,
+}
 
 app = typer.Typer(help="List, show, replay or discard records that could not be applied.")
 
 
+def filtered(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that choose among open dead letters; its second argument is the query they make."""
+    target, _, *own = inspect.signature(command, eval_str=True).parameters.values()
+
+    @functools.wraps(command)
+    def wrapper(target: Target, **given: Any) -> None:
+        filters = {name: given.pop(name) for name in FILTERS}
+        times = {name: moment_or_ago(filters[name], f"--{name}") for name in ("since", "until")}
+        command(target, LetterQuery(**filters | times), **given)
+
+    options = [target.replace(name=name, annotation=kind, default=None) for name, kind in FILTERS.items()]
+    wrapper.__signature__ = inspect.Signature([target, *options, *own])  # type: ignore[attr-defined]
+    return wrapper
+
+
 @app.command("list", epilog="Example: tallymark dead-letters list orders-to-shop --since 2h --store sqlite:///shop.db")
 @targeted(brokers=False)
+@filtered
 def list_(
     target: Target,
-    topic: TopicOption = None,
-    partition: PartitionOption = None,
-    error: ErrorText = None,
-    table: Table = None,
-    since: Since = None,
-    until: Until = None,
+    query: LetterQuery,
     state: State = DEAD,
     limit: Limit = 100,
     summary: Summary = False,
     as_json: AsJson = False,
 ) -> None:
     """List dead letters, the oldest first: the open ones, unless --state says otherwise."""
-    query = _query(topic, partition, error, table, since, until, state=state)
-    found = _letters(target, replace(query, most=None if summary else limit + 1))
+    if state not in (*LETTER_STATES, "all"):
+        raise BadInput(f"--state {state} is not known; write {', '.join(LETTER_STATES)} or all")
+    states = None if state == "all" else (state,)
+    found = _letters(target, replace(query, states=states, most=None if summary else limit + 1))
     if summary:
         _show_kinds(kinds(found), as_json=as_json)
     elif as_json:
@@ -108,16 +131,12 @@ def show_(target: Target, letter: Id, as_json: AsJson = False) -> None:
     "discard", epilog="Example: tallymark dead-letters discard 17 18 --reason test-data --execute --file orders.py"
 )
 @targeted("option", brokers=False)
+@filtered
 def discard_(
     target: Target,
+    query: LetterQuery,
     ids: Ids = None,
     all_: All = False,
-    topic: TopicOption = None,
-    partition: PartitionOption = None,
-    error: ErrorText = None,
-    table: Table = None,
-    since: Since = None,
-    until: Until = None,
     reason: Reason = None,
     execute: Execute = False,
     as_json: AsJson = False,
@@ -128,9 +147,8 @@ def discard_(
     """
     if bool(ids) == all_:
         raise BadInput("name the dead letters, or write --all, with or without filters")
-    query = _query(topic, partition, error, table, since, until, ids)
     with target.ledger() as store:
-        found = store.journal().letters(_of_group(target, query))
+        found = store.journal().letters(replace(_of_group(target, query), ids=ids or None))
         check_named(store, ids or (), found)
         if execute:
             discard(store, found, f"{operator()}: {reason}" if reason else operator())
@@ -143,15 +161,11 @@ def discard_(
 
 @app.command("replay", epilog="Example: tallymark dead-letters replay orders.py --error schema --execute")
 @targeted("option", store=False)
+@filtered
 def replay(
     target: Target,
+    query: LetterQuery,
     arguments: FileAndIds = None,
-    topic: TopicOption = None,
-    partition: PartitionOption = None,
-    error: ErrorText = None,
-    table: Table = None,
-    since: Since = None,
-    until: Until = None,
     overwrite: Overwrite = False,
     to_topic: ToTopic = None,
     execute: Execute = False,
@@ -166,7 +180,7 @@ def replay(
     ids = list(arguments or ())
     if ids and ids[0].endswith(FILES):
         target = target.at(Path(ids.pop(0)))
-    query = _query(topic, partition, error, table, since, until, ids)
+    query = replace(query, ids=ids or None)
     found, cluster = target.loaded, target.named_cluster
     replaying = LetterReplay(found, _setups(target), query, overwrite=overwrite, allow=ALLOW)
     if not execute or not replaying.letters:
@@ -181,23 +195,6 @@ def replay(
             starting = "starting Spark" if isinstance(found, Pipeline) else "starting"
             outcome = replaying.run(RunBar("dead letters", bars, starting))
     _show_outcome(outcome, to_topic, time.monotonic() - began, as_json)
-
-
-def _query(
-    topic: str | None,
-    partition: int | None,
-    error: str | None,
-    table: str | None,
-    since: str | None,
-    until: str | None,
-    ids: Sequence[str] | None = None,
-    state: str = DEAD,
-) -> LetterQuery:
-    if state not in (*LETTER_STATES, "all"):
-        raise BadInput(f"--state {state} is not known; write {', '.join(LETTER_STATES)} or all")
-    states = None if state == "all" else (state,)
-    times = moment_or_ago(since, "--since"), moment_or_ago(until, "--until")
-    return LetterQuery(None, topic, partition, states, error, table, *times, list(ids) if ids else None)
 
 
 def _of_group(target: Target, query: LetterQuery) -> LetterQuery:
