@@ -17,8 +17,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import tallymark as tm
-from tallymark.core.claims import Claim
-from tallymark.core.spans import Partition
+from tallymark.errors import BadInput
+from tallymark.kafka.membership import Alone, Assignment
 from tallymark.local.sandbox import KafkaBroker
 from tallymark.run.ownership import Ownership
 from tests.support import databases, truth
@@ -150,27 +150,37 @@ def test_markers_are_passed_over_though_the_brokers_are_silent_meanwhile(
 
 
 def test_a_pipeline_waits_for_brokers_before_it_starts_spark(
-    broker: KafkaBroker, topic: str, group: str, tmp_path: Path, hasty: None
+    broker: KafkaBroker, topic: str, group: str, tmp_path: Path, hasty: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, store = tm.Kafka(broker.brokers, topic), f"sqlite:///{tmp_path / 'store.db'}"
     pipeline = tm.Pipeline(group=group, source=source, store=store, patience=20)
-    with pipeline.setup.destination() as destination, silenced(broker):
-        assert pipeline._brokers(destination).find([topic])
+    pipeline.table("orders")(lambda records: records)
+
+    def start(_: object) -> None:
+        raise BadInput("Spark starts now")
+
+    monkeypatch.setattr("tallymark.spark.session.session", start)
+    with silenced(broker), pytest.raises(BadInput, match="Spark starts now"):
+        pipeline.run()
 
 
 @pytest.mark.parametrize("kind", ["loop", "service"])
 def test_a_claim_that_waits_for_brokers_ends_when_it_is_told_to(
     broker: KafkaBroker, topic: str, group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    store, waiting, claim, pid = f"sqlite:///{tmp_path / 'store.db'}", threading.Event(), Ownership._claim, broker.pid
+    store, waiting, pid = f"sqlite:///{tmp_path / 'store.db'}", threading.Event(), broker.pid
+    assigned = Alone.assignment
     assert pid is not None
 
-    def silently(ownership: Ownership, partitions: frozenset[Partition]) -> dict[Partition, Claim]:
+    def silently(membership: Alone) -> Assignment:
+        """The brokers stop answering when the partitions are known that the run claims next."""
+        now = assigned(membership)
+        assert now.ours
         os.kill(pid, signal.SIGSTOP)
         waiting.set()
-        return claim(ownership, partitions)
+        return now
 
-    monkeypatch.setattr(Ownership, "_claim", silently)
+    monkeypatch.setattr(Alone, "assignment", silently)
     with ExitStack() as stack:
         running: Running | Service
         if kind == "loop":

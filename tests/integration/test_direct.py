@@ -6,13 +6,14 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from tallymark import Kafka
 from tallymark.core.spans import Partition, Span
 from tallymark.errors import BatchTooLarge, Unreachable
-from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.brokers import Brokers, connect
 from tallymark.kafka.fetch import Direct
 from tests.support.kafka import Topics
 
@@ -101,16 +102,22 @@ def test_a_reading_is_given_up_at_once(direct: Direct, brokers: str, topic: str)
 
 
 def test_partitions_that_are_not_ours_any_more_are_read_anew(
-    direct: Direct, brokers: str, topics: Topics, topic: str
+    direct: Direct, brokers: str, topics: Topics, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clients: list[Any] = []
+
+    def counted(*given: Any) -> Any:
+        clients.append(connect(*given))
+        return clients[-1]
+
+    monkeypatch.setattr("tallymark.kafka.fetch.connect", counted)
     one = Partition(topic, 0)
     stop = ends(brokers, topic)[one]
     read(direct, Span(one, 0, 4))
     direct.release([one, Partition(topic, 1)])
-    # A new client, without the records that the old one had fetched.
-    before = direct._fetcher._client
+    assert len(clients) == 1
     assert read(direct, Span(one, 4, stop)) == expected(topics, topic, Span(one, 4, stop))
-    assert direct._fetcher._client is not before
+    assert len(clients) == 2, "a new client has no records that the old one had fetched"
 
 
 def test_what_is_more_than_the_memory_takes_is_given_up(direct: Direct, brokers: str, topic: str) -> None:

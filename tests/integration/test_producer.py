@@ -15,6 +15,7 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from hypothesis import strategies as st
 
 import tallymark as tm
 from tallymark.errors import (
+    AccessDenied,
     BadInput,
     BufferFull,
     CommitRefused,
@@ -36,7 +38,9 @@ from tallymark.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from tallymark.kafka.brokers import Brokers, connect
 from tallymark.kafka.cluster import Cluster
+from tallymark.produce.pump import Pump
 from tallymark.produce.settings import Outgoing, java_partition
 from tallymark.produce.state import Reasons
 from tests.support.background import Background, wait_for
@@ -46,6 +50,7 @@ from tests.support.kafka import TIMEOUT, Topics
 NOWHERE = "127.0.0.1:1"
 LARGE = os.urandom(5000)
 Heard = list[tuple[tm.Metadata | None, tm.TallymarkError | None]]
+Intercept = Callable[[Callable[[Any, dict[str, Any]], Any]], None]
 
 
 @pytest.fixture(scope="module")
@@ -380,18 +385,38 @@ def test_no_sentence_names_none(code: int) -> None:
     assert not isinstance(said, (tm.Fenced, UnknownTopic))
 
 
-def test_a_complaint_is_forgotten_once_something_was_delivered(topics: Topics, brokers: str) -> None:
-    topic = topics.create(1)
+@pytest.fixture
+def intercept(monkeypatch: pytest.MonkeyPatch) -> Intercept:
+    """``intercept(wrap)``: the next producer uses ``wrap(client, settings)`` instead of its client."""
+
+    def replace_client(wrap: Callable[[Any, dict[str, Any]], Any]) -> None:
+        def wrapped(make: Any, settings: dict[str, Any]) -> Any:
+            return wrap(connect(make, settings), settings)
+
+        monkeypatch.setattr("tallymark.produce.producer.connect", wrapped)
+
+    return replace_client
+
+
+def test_a_complaint_is_forgotten_once_something_was_delivered(
+    topics: Topics, brokers: str, intercept: Intercept
+) -> None:
+    topic, complain = topics.create(1), list[Callable[[KafkaError], None]]()
+
+    def listening(client: Any, settings: dict[str, Any]) -> Any:
+        complain.append(settings["error_cb"])
+        return client
+
+    intercept(listening)
     with tm.Producer(brokers, settings={"linger.ms": 200}) as producer:
-        complaints = producer._reasons.complaints
-        complaints._refused = tm.TallymarkError("no entry")
+        complain[0](KafkaError(KafkaError._AUTHENTICATION, "SASL: no entry"))
         producer.flush()  # nothing waits
         first = producer.send(topic, "a")
-        with pytest.raises(tm.TallymarkError, match="no entry"):
+        with pytest.raises(AccessDenied, match="no entry"):
             first.result(TIMEOUT)
         wait_for(first.done)
-        producer.send(topic, "b").result(TIMEOUT)
-        complaints.check()
+        for value in ("b", "c"):
+            producer.send(topic, value).result(TIMEOUT)
 
 
 @pytest.fixture
@@ -423,15 +448,19 @@ def test_who_finds_no_room_hears_of_the_first_holdup_and_of_its_own_topic_first(
 ) -> None:
     asked: list[str] = []
 
-    def holdup(_brokers: object, topic: str) -> str:
+    def ask(_brokers: Brokers, _question: object, topic: str) -> dict[str, Any]:
+        """Topic b has no leader; nothing is known about settings."""
+        if topic in asked[-1:]:
+            raise tm.TallymarkError("not authorized")
         asked.append(topic)
-        return f"{topic} has no leader" if topic == "b" else ""
+        leader = None if topic == "b" else SimpleNamespace(id=1)
+        return {topic: SimpleNamespace(partitions=[SimpleNamespace(id=0, leader=leader, isr=[], replicas=[])])}
 
-    monkeypatch.setattr("tallymark.produce.state._holdup", holdup)
+    monkeypatch.setattr(Brokers, "ask", ask)
     producer = tm.Producer(NOWHERE, settings={"queue.buffering.max.messages": 3}, buffer_seconds=0.1)
     for topic in ("a", "b", "c"):
         producer.send(topic, "value", on_delivery=lambda *_: None)
-    with pytest.raises(BufferFull, match="b has no leader"):
+    with pytest.raises(BufferFull, match="topic b partition 0 has no leader"):
         producer.send("z", "value")
     assert asked == ["z", "a", "b"]
     producer.close(0)
@@ -457,17 +486,17 @@ class Interrupted:
 
 @pytest.mark.parametrize("closed_first", [True, False])
 def test_a_record_sent_while_another_thread_closes_is_delivered_or_refused(
-    topics: Topics, brokers: str, closed_first: bool
+    topics: Topics, brokers: str, closed_first: bool, intercept: Intercept
 ) -> None:
     topic = topics.create(1)
     heard: Heard = []
-    own = tm.Producer(brokers, settings={"linger.ms": 60_000})
 
     def close() -> None:
         Background(own.close).start().result()
 
     before, after = (close, lambda: None) if closed_first else (lambda: None, close)
-    own._client = Interrupted(own._client, before, after)
+    intercept(lambda client, _: Interrupted(client, before, after))
+    own = tm.Producer(brokers, settings={"linger.ms": 60_000})
     if closed_first:
         with pytest.raises(ProducerStopped, match="closed"):
             own.send(topic, "late", on_delivery=lambda *report: heard.append(report))
@@ -481,23 +510,31 @@ def test_a_record_sent_while_another_thread_closes_is_delivered_or_refused(
 def test_ctrl_c_while_closing_drops_nothing_unheard(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def interrupted(_seconds: float) -> None:
+    def interrupted(*_: object) -> None:
+        monkeypatch.undo()
         raise KeyboardInterrupt
 
     own = tm.Producer(NOWHERE)
     sent = own.send("orders", "value")
-    monkeypatch.setattr(own, "_empty", interrupted)
+    monkeypatch.setattr(Pump, "wait_until", interrupted)
     with pytest.raises(KeyboardInterrupt):
         own.close()
     assert "1 record was not delivered" in caplog.text
     assert re.search("closed: KeyboardInterrupt .*it may be in the log", str(sent.exception()))
 
 
-def test_a_second_close_waits_for_the_first(impatient: None) -> None:
+def test_a_second_close_waits_for_the_first(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    closing, wait = threading.Event(), Pump.wait_until
+
+    def waiting(*given: Any) -> bool:
+        closing.set()
+        return wait(*given)
+
+    monkeypatch.setattr(Pump, "wait_until", waiting)
     own = tm.Producer(NOWHERE)
     own.send("orders", "value", on_delivery=lambda *_: None)
     with Background(lambda: own.close(0.5)):
-        wait_for(lambda: bool(own._state.closed))
+        assert closing.wait(TIMEOUT)
         own.close()
         assert own.statistics().failed == 1
 
@@ -607,7 +644,7 @@ def test_a_transaction_with_a_record_that_failed_is_aborted(topics: Topics, brok
 
 @pytest.mark.parametrize("what", ["commit", "abort"])
 def test_a_transaction_that_nobody_confirms_is_not_called_aborted_and_ends_the_producer(
-    topics: Topics, brokers: str, what: str, impatient: None, monkeypatch: pytest.MonkeyPatch
+    topics: Topics, brokers: str, what: str, impatient: None, intercept: Intercept
 ) -> None:
     tries: list[float] = []
 
@@ -621,19 +658,21 @@ def test_a_transaction_that_nobody_confirms_is_not_called_aborted_and_ends_the_p
             if what == "abort":
                 raise ZeroDivisionError
 
-    topic = topics.create(1)
-    producer = tm.Producer(brokers, transactional_id=f"tx-{uuid.uuid4().hex}")
-    with producer.transaction():
+    def deaf(client: Any, _: object) -> Interrupted:
+        made = Interrupted(client, lambda: None, lambda: None)
+        setattr(made, f"{what}_transaction", unanswered)
+        return made
+
+    topic, name = topics.create(1), f"tx-{uuid.uuid4().hex}"
+    # The first transaction of an id takes the brokers longer.
+    with tm.Producer(brokers, transactional_id=name) as first, first.transaction():
         pass
-    # The first transaction takes the brokers longer.
-    monkeypatch.setattr(producer._transactions, "_seconds", 0.5)
-    deaf = Interrupted(producer._client, lambda: None, lambda: None)
-    monkeypatch.setattr(deaf, f"{what}_transaction", unanswered, raising=False)
-    monkeypatch.setattr(producer._transactions, "_client", deaf)
+    intercept(deaf)
+    producer = tm.Producer(brokers, transactional_id=name, buffer_seconds=2)
     unsure = pytest.raises(CommitUnknown, match="may or may not be visible: check the topic")
     with unsure if what == "commit" else pytest.raises(ZeroDivisionError):
         send()
-    assert 2 <= len(tries) <= 11
+    assert 2 <= len(tries) <= 41
     with pytest.raises(ProducerStopped, match=f"the {what} of the transaction of tx-"):
         send()
     producer.close()

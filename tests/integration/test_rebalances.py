@@ -19,19 +19,18 @@ from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError
 
 import tallymark as tm
-from tallymark.core.claims import PositionChanges
+from tallymark.core.claims import PositionChanges, Rebalance
 from tallymark.core.spans import Owner, Partition
 from tallymark.errors import BadInput, Fenced, UnknownTopic, Unreachable
-from tallymark.kafka.brokers import Brokers
+from tallymark.kafka.brokers import Brokers, connect
 from tallymark.kafka.fetch import Fetcher
 from tallymark.kafka.member import Member
 from tallymark.kafka.membership import Assignment, Group, Standalone
-from tallymark.run.ownership import Ownership
 from tallymark.service.batch import Batch
 from tallymark.service.consumer import Consumer
 from tallymark.stores.opening import open_store
 from tests.support import databases, truth
-from tests.support.background import wait_for
+from tests.support.background import holds_for, wait_for
 from tests.support.kafka import Topics
 from tests.support.storm import seen
 from tests.support.storm_member import COUNTERS, QUICK, Spec, Working, start
@@ -114,9 +113,23 @@ def first_offsets(spec: Spec, topic: str) -> list[int]:
     return [first for name, _, first in sorted(found) if name == topic]
 
 
+def epochs(spec: Spec) -> dict[int, int]:
+    """How often each partition was claimed, as the ledger has it."""
+    return dict(truth.ledger(spec.store, "positions", "partition_id", "epoch"))
+
+
+def rebalances(spec: Spec, *members: Working) -> list[Rebalance]:
+    """The rebalances that these members, or all, have recorded."""
+    store, runs = open_store(spec.store), {run_of(member) for member in members}
+    try:
+        return [one for one in store.rebalances(spec.group) if not runs or one.run in runs]
+    finally:
+        store.close()
+
+
 def run_of(member: Working) -> str:
-    running = member.consumer._run
-    return running.owner.run if running else ""
+    owner = member.consumer.owner
+    return owner.run if owner else ""
 
 
 def claim_for_another(spec: Spec, partition: int) -> None:
@@ -228,10 +241,22 @@ def go_on(consumer: Consumer, most: int, fences: list[Fenced], before: Callable[
             fences.append(error)
 
 
-def claiming_all(member: Working) -> Ownership:
-    """Its ownership, once it knows its four claims; the ledger has them a moment earlier."""
-    wait_for(lambda: member.consumer._run is not None and len(member.consumer._run.ownership.claims) == 4)
-    return member.consumer._run.ownership  # type: ignore[union-attr]
+def held(member: Working) -> set[int]:
+    """The partitions that the member reads."""
+    return {one.partition.number for one in member.consumer.positions()}
+
+
+def reassign(monkeypatch: pytest.MonkeyPatch, change: Callable[[dict[Partition, int]], None]) -> None:
+    """From now on the group has assigned other partitions than it had, or with another number."""
+    given = Member.assignment
+
+    def changed(self: Member) -> Assignment:
+        now = given(self)
+        ours = dict(now.ours)
+        change(ours)
+        return replace(now, ours=ours)
+
+    monkeypatch.setattr(Member, "assignment", changed)
 
 
 def test_partitions_that_left_with_a_fenced_claim_are_forgotten(
@@ -239,17 +264,16 @@ def test_partitions_that_left_with_a_fenced_claim_are_forgotten(
 ) -> None:
     """In one reconciliation, some are revoked, some are new, and one that stays was claimed by another."""
     member = join(spec)
-    ownership = claiming_all(member)
-    before, held = ownership._membership.assignment, sorted(ownership.claims)
-    ours = dict(before().ours)
-    # The group revokes 0 and assigns it again with a new number; 1 is claimed by another.
+    wait_for(lambda: shares(spec) == [4] and held(member) == {0, 1, 2, 3})
+
+    def change(ours: dict[Partition, int]) -> None:
+        # The group revokes 0 and assigns it again with a new number; it revokes 3.
+        ours[Partition(f"{spec.group}-0", 0)] = 99
+        del ours[Partition(f"{spec.group}-0", 3)]
+
     claim_for_another(spec, 1)
-    changed = {**ours, held[0]: 99}
-    del changed[held[3]]
-    now = replace(before(), ours=changed)
-    monkeypatch.setattr(ownership._membership, "assignment", lambda: now)
-    wait_for(lambda: len(ownership.claims) == 3)
-    wait_for(lambda: set(member.consumer._run._next) == set(ownership.claims))  # type: ignore[union-attr]
+    reassign(monkeypatch, change)
+    wait_for(lambda: held(member) == {0, 1, 2} and set(owners(spec).values()) == {run_of(member)})
     send(topics, spec, 0, 40)
     wait_for(lambda: numbers(spec).total() == 30)
     assert member.alive
@@ -260,14 +284,10 @@ def test_what_was_taken_and_given_back_between_two_looks_is_claimed_anew(
 ) -> None:
     """Another member may have had it in between."""
     member = join(spec)
-    ownership = claiming_all(member)
-    now, (first, *_) = ownership._membership.assignment(), sorted(ownership.claims)
-    epochs = {one: claim.epoch for one, claim in ownership.claims.items()}
-    given_back = replace(now, ours={**now.ours, first: 99})
-    monkeypatch.setattr(ownership._membership, "assignment", lambda: given_back)
-    wait_for(
-        lambda: {one: claim.epoch for one, claim in ownership.claims.items()} == {**epochs, first: epochs[first] + 1}
-    )
+    wait_for(lambda: shares(spec) == [4] and held(member) == {0, 1, 2, 3})
+    before = epochs(spec)
+    reassign(monkeypatch, lambda ours: ours.update({Partition(f"{spec.group}-0", 0): 99}))
+    wait_for(lambda: epochs(spec) == {**before, 0: before[0] + 1})
 
 
 # Slow handlers and moves
@@ -277,18 +297,18 @@ def test_a_handler_that_takes_three_times_the_poll_interval_is_not_thrown_out(
     join: Join, spec: Spec, topics: Topics
 ) -> None:
     fast = {**QUICK, "session.timeout.ms": 1_000, "max.poll.interval.ms": 1_000}
-    held: list[Any] = []
+    slow: list[Batch] = []
 
     def inside(batch: Batch) -> None:
-        if not held:
-            held.append(member.consumer._run.ownership.rebalances)  # type: ignore[union-attr]
+        if not slow:
+            slow.append(batch)
             time.sleep(3.0)
 
-    member = join(replace(spec, settings=fast), inside)
+    join(replace(spec, settings=fast), inside)
     wait_for(lambda: shares(spec) == [4])
     send(topics, spec, 0, 40)
     wait_for(lambda: numbers(spec) == once(0, 40))
-    assert member.consumer._run.ownership.rebalances == held[0] == 1  # type: ignore[union-attr]
+    assert [one.kind for one in rebalances(spec)] == ["assigned"]
     assert len(Brokers(spec.brokers).members(spec.group)) == 1
 
 
@@ -310,9 +330,9 @@ def test_a_batch_in_flight_commits_before_its_partitions_move_or_not_at_all(
     assert entered.wait(10)
     second = join(replace(patient, name="second"))
     if drain > 1:
-        wait_for(lambda: len(Brokers(spec.brokers).members(spec.group)) == 2)
-        time.sleep(1.0)
-        assert shares(spec) == [4], "nothing has moved while the batch is in flight"
+        # The group has decided which partitions move, and waits for the first member.
+        wait_for(lambda: sorted(len(one.partitions) for one in Brokers(spec.brokers).members(spec.group)) == [0, 2])
+        holds_for(1.0, lambda: shares(spec) == [4], "nothing moves while the batch is in flight")
     else:
         wait_for(lambda: shares(spec) == [2, 2])
     go.set()
@@ -368,7 +388,7 @@ def test_a_static_member_that_was_killed_goes_on_without_a_rebalance(
     wait_for(lambda: shares(spec) == [4])
     process = start(named)
     wait_for(lambda: shares(spec) == [2, 2])
-    before, mine = other.consumer._run.ownership.rebalances, owners(spec)  # type: ignore[union-attr]
+    before, mine = rebalances(spec, other), owners(spec)
     process.kill()
     process.join()
     send(topics, spec, 0, 40)
@@ -377,7 +397,7 @@ def test_a_static_member_that_was_killed_goes_on_without_a_rebalance(
         wait_for(lambda: numbers(spec) == once(0, 40))
         kept = {at for at, owner in mine.items() if owner == run_of(other)}
         assert {at for at, owner in owners(spec).items() if owner == run_of(other)} == kept
-        assert other.consumer._run.ownership.rebalances == before  # type: ignore[union-attr]
+        assert rebalances(spec, other) == before
     finally:
         again.kill()
         again.join()
@@ -519,13 +539,16 @@ def test_who_joins_a_group_that_runs_does_not_move_its_positions(
     assert not databases.query(spec.store, "SELECT * FROM tallymark_exceptions")
 
 
-def test_an_error_that_comes_among_records_takes_none_of_them_with_it(spec: Spec, topics: Topics) -> None:
+def test_an_error_that_comes_among_records_takes_none_of_them_with_it(
+    spec: Spec, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As when one of several topics is deleted: records that were fetched together with the error are fetched again."""
     send(topics, spec, 0, 40)
     first, second = Partition(f"{spec.group}-0", 0), Partition(f"{spec.group}-0", 1)
-    fetcher = Fetcher(tm.Kafka(spec.brokers, first.topic), Brokers(spec.brokers))
-    fetcher.add({first: 0, second: 0})
-    fetcher._client = Interrupted(fetcher._client, second)  # type: ignore[assignment]
+    with monkeypatch.context() as once_only:
+        once_only.setattr("tallymark.kafka.fetch.connect", lambda *given: Interrupted(connect(*given), second))
+        fetcher = Fetcher(tm.Kafka(spec.brokers, first.topic), Brokers(spec.brokers))
+        fetcher.add({first: 0, second: 0})
     with pytest.raises(Unreachable, match="does not know topic"):
         fetch_until(fetcher, first, 10)
     assert [message.offset() for message in fetch_until(fetcher, first, 10)] == list(range(10))

@@ -8,10 +8,11 @@ from typing import Any
 
 import confluent_kafka
 import pytest
+from redis.client import Pipeline
 
 import tallymark as tm
 from tallymark.core.claims import Advance, Entry, FirstClaim, PositionChanges, Restart
-from tallymark.core.journal import Letter, LetterQuery
+from tallymark.core.journal import LetterQuery
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Log, Partition, Tally
 from tallymark.errors import RecordsLost
@@ -21,7 +22,6 @@ from tallymark.run.letters import OpenLetters, completed
 from tallymark.run.setup import new_owner
 from tallymark.run.skips import OpenSkips
 from tallymark.stores.opening import open_store
-from tallymark.stores.redis import letters as redis_letters
 from tests.support.kafka import Topics
 from tests.support.standing import journal, make_table, numbers, seen, stand, standing
 
@@ -76,18 +76,18 @@ def test_the_work_for_dead_letters_grows_with_their_number(
     topics.send(partition.topic, numbers(count))
     dead_letters(store_url, group, partition, brokers, count)
     questions, read, asked = list[object](), list[object](), Brokers(brokers)
-    ask, letter, store = Brokers.topics, redis_letters._letter, open_store(store_url)
+    ask, read_hash, store = Brokers.topics, Pipeline.hgetall, open_store(store_url)
 
     def counted(self: Brokers, *arguments: Any, **named: Any) -> dict[str, Topic]:
         questions.append(arguments)
         return ask(self, *arguments, **named)
 
-    def counted_letter(*given: Any) -> Letter:
-        read.append(given)
-        return letter(*given)
+    def counted_hash(self: Pipeline, name: Any) -> Any:
+        read.append(name)
+        return read_hash(self, name)
 
     monkeypatch.setattr(Brokers, "topics", counted)
-    monkeypatch.setattr(redis_letters, "_letter", counted_letter)
+    monkeypatch.setattr(Pipeline, "hgetall", counted_hash)
     left = OpenLetters(group, store, [partition.topic], LetterQuery())
     for _ in range(4):
         taken = left.take(count // 4)

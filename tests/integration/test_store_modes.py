@@ -14,6 +14,7 @@ import pytest
 
 from tallymark.core.tables import OFFSET, PARTITION, TOPIC, Changes, TableSpec
 from tallymark.errors import DataRefused, Unreachable
+from tallymark.stores.contract import RowsRefused
 from tallymark.stores.sql import mysql
 from tallymark.stores.sql.store import SqlStore
 from tests.support.databases import KINDS
@@ -102,10 +103,12 @@ def test_a_deferred_constraint_fails_before_the_commit(database: Callable[[str],
     store = opened(database("postgresql"))
     prepare(store, "CREATE TABLE things (id BIGINT UNIQUE DEFERRABLE INITIALLY DEFERRED, name TEXT)")
     store.create_tables([ROWS], {"things": PLAIN})
-    with store._trial() as connection:
-        store.dialect.put(connection, store._tables["things"], ROWS, plain((1, "a"), (1, "b")))
-        with pytest.raises(Exception, match="duplicate key"):
-            store.dialect.check_constraints(connection)
+    rows = plain((1, "a"), (2, "b"), (1, "c")).add_column(0, TOPIC, [["t"] * 3])
+    puts = rows.add_column(1, PARTITION, [[0] * 3]).add_column(2, OFFSET, [range(3)])
+    with pytest.raises(RowsRefused) as caught:
+        store.apply([Changes(ROWS, puts, puts.slice(0, 0))], None)
+    (refusal,) = caught.value.refusals
+    assert (refusal.offset, "duplicate key" in refusal.error) == (2, True)
     store.close()
 
 

@@ -24,6 +24,14 @@ def wait_for(condition: Callable[[], bool], seconds: float = TIMEOUT, what: str 
         time.sleep(0.02)
 
 
+def holds_for(seconds: float, condition: Callable[[], bool], what: str = "it") -> None:
+    """Fail as soon as the condition does not hold within these seconds: for what must not happen."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        assert condition(), f"{what}, but it did not hold"
+        time.sleep(0.02)
+
+
 class Background(Generic[T]):
     """Work in a background thread, started by ``start`` or a ``with`` block, and stopped at the end of the block.
 
