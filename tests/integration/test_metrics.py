@@ -20,6 +20,7 @@ from tallymark.errors import BadInput, Fenced, Unreachable
 from tallymark.run.observe import gauges, serving
 from tallymark.run.setup import Setup
 from tallymark.stores.opening import open_sql, open_store
+from tallymark.stores.sql.store import SqlStore
 from tests.support.background import Background, wait_for
 from tests.support.crash import Run, make_loop
 from tests.support.kafka import Topics
@@ -202,7 +203,7 @@ def test_nothing_that_goes_wrong_ends_the_measuring(
         asked.append(1)
         raise OverflowError("date value out of range")
 
-    monkeypatch.setattr(gauges.Watch, "_ask", fail)
+    monkeypatch.setattr(SqlStore, "has_ledger", fail)
     watch = gauges.Watch(setup)
     watch.add("run")
     wait_for(lambda: len(asked) > 2)

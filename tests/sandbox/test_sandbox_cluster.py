@@ -11,7 +11,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
 
 from tallymark.errors import BadInput, SandboxError
 from tallymark.local.sandbox import KafkaCluster
-from tallymark.local.sandbox.keeper import _seen
+from tallymark.local.sandbox.keeper import seen
 from tallymark.local.sandbox.state import Service
 from tests.support.background import wait_for
 
@@ -35,8 +35,7 @@ def in_sync(admin: AdminClient) -> list[int]:
 
 
 def states(cluster: KafkaCluster) -> list[tuple[str, str]]:
-    seen = _seen(Service("kafka", "running", "now"), cluster)
-    return [(node.name, node.state) for node in seen.nodes]
+    return [(node.name, node.state) for node in seen(Service("kafka", "running", "now"), cluster).nodes]
 
 
 def lives_through_the_death_of_a_node(cluster: KafkaCluster, settings: dict[str, Any]) -> None:

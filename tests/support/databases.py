@@ -20,13 +20,13 @@ DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+pymysql", "sqlite
 def create(server_url: str) -> str:
     """A new database on this server; returns its URL."""
     name = f"tm_{uuid.uuid4().hex[:12]}"
-    _administer(server_url, f"CREATE DATABASE {name}")
+    administer(server_url, f"CREATE DATABASE {name}")
     return make_url(server_url).set(database=name).render_as_string(hide_password=False)
 
 
 def drop(url: str) -> None:
     force = " WITH (FORCE)" if url.startswith("postgresql") else ""
-    _administer(url, f"DROP DATABASE {make_url(url).database}{force}")
+    administer(url, f"DROP DATABASE {make_url(url).database}{force}")
 
 
 def query(url: str, sql: str) -> list[tuple[object, ...]]:
@@ -70,7 +70,7 @@ def tables(url: str) -> set[str]:
     return {str(name) for (name,) in query(url, source[url.split(":")[0].split("+")[0]])}
 
 
-def _administer(url: str, statement: str) -> None:
+def administer(url: str, statement: str) -> None:
     parsed = make_url(url)
     home = {"postgresql": "postgres", "mysql": "mysql"}[parsed.get_backend_name()]
     server = parsed.set(database=home).render_as_string(hide_password=False)

@@ -72,9 +72,9 @@ class SecurePostgreSQL(PostgreSQL):
             f"--ssl-ca-file={self.files.ca}",
         ]
 
-    def _make_cluster(self) -> None:
-        super()._make_cluster()
-        (self._data / "pg_hba.conf").write_text(HBA)
+    def make_cluster(self) -> None:
+        super().make_cluster()
+        (self.data / "pg_hba.conf").write_text(HBA)
 
 
 class SecureMariaDB(MariaDB):
@@ -187,7 +187,7 @@ def _make_users(postgresql: str, mariadb: str) -> None:
         *(f"CREATE ROLE {name} LOGIN PASSWORD '{PASSWORD}'" for name in (USER, WITH_CERTIFICATE)),
         f"GRANT {USER} TO {WITH_CERTIFICATE}",
     )
-    databases._administer(postgresql, f"CREATE DATABASE shop OWNER {USER}")
+    databases.administer(postgresql, f"CREATE DATABASE shop OWNER {USER}")
     databases.execute(
         mariadb,
         "CREATE DATABASE shop",

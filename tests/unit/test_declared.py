@@ -64,7 +64,7 @@ def test_a_short_file_has_the_defaults_of_a_pipeline(load: Load) -> None:
     )
     assert (pipeline.setup.source.topic_names, pipeline.setup.source.value) == (("orders",), Json("id BIGINT"))
     assert (pipeline.limits, pipeline.setup.membership, pipeline.setup.budget) == (Limits(), Group(), Budget())
-    ((spec, _),) = pipeline._tables.values()
+    (spec,) = pipeline.specs
     assert (spec.name, spec.write, spec.key) == ("orders", "append", ())
 
 
@@ -127,7 +127,7 @@ def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:
     assert (setup.starts.kind, setup.starts.prefer_saved, pipeline.road) == ("latest", False, "driver")
     assert (setup.source.topic_names, setup.source.value) == (("^a-.*", "b"), Bytes())
     assert (setup.source.settings, setup.source.cluster.protocol) == ({"session.timeout.ms": 10000}, "SASL_SSL")
-    ((spec, _),) = pipeline._tables.values()
+    (spec,) = pipeline.specs
     assert (spec.name, spec.key, spec.version, spec.deletes) == ("the orders", ("a", "b"), "v", "value IS NULL")
     assert (spec.provenance, spec.create, spec.evolve, spec.per_batch) == (True, False, True, True)
     assert pipeline.limits == Limits(records=10, seconds=1)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from concurrent.futures import Future
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import OFFSET_INVALID, KafkaError
+from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
 import tallymark
 from tallymark.core.spans import Partition
@@ -18,7 +21,7 @@ from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.cluster import Cluster
 from tallymark.kafka.diagnosis import BUSY, HANDOVER, KAFKA, MOVED, SILENT, UNAUTHENTICATED, Complaints, judged
 from tallymark.spark.errors import AWAY, SPARK
-from tallymark.spark.errors import _explain as explain_spark
+from tests.support.spark_errors import explain as explain_spark
 
 CLIENT = Cluster("127.0.0.1:1", tls=False)
 KNOWN = {name: getattr(KafkaError, name) for name in dir(KafkaError) if name.lstrip("_").isupper()}
@@ -104,21 +107,30 @@ def test_nothing_asks_by_the_call_that_aborts_the_process() -> None:
 def test_every_mark_of_spark_s_table_becomes_the_error_that_it_says(
     mark: str, verdict: Verdict, table: str | None
 ) -> None:
-    ours = explain_spark(Exception(f"Job aborted due to stage failure: {mark}: words"), "b:1", table)
+    ours = explain_spark(f"Job aborted due to stage failure: {mark}: words", table)
     assert type(ours) is verdict.error
     assert ours.transient == (verdict is AWAY)
 
 
 def test_what_kafka_s_java_client_tries_again_may_pass_on_spark_too() -> None:
     for name in ("NotLeaderOrFollower", "FencedLeaderEpoch", "UnknownLeaderEpoch", "LeaderNotAvailable", "Network"):
-        error = Exception(f"Job aborted: org.apache.kafka.common.errors.{name}Exception: words")
-        assert explain_spark(error, "b:1", None).transient, name
+        words = f"Job aborted: org.apache.kafka.common.errors.{name}Exception: words"
+        assert explain_spark(words).transient, name
 
 
 def test_an_answer_without_an_offset_may_pass_and_is_never_the_end_of_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    brokers, partition = Brokers("127.0.0.1:1"), Partition("orders", 0)
     answer: Future[Any] = Future()
     answer.set_result(SimpleNamespace(offset=OFFSET_INVALID))
-    monkeypatch.setattr(brokers, "_refresh", lambda _: None)
+
+    class Leaderless(AdminClient):
+        """A client that answers as if the leader was lost during the request."""
+
+        def list_offsets(self, request: Mapping[Any, Any], **_: Any) -> dict[Any, Future[Any]]:
+            return dict.fromkeys(request, answer)
+
+        def list_topics(self, *_: Any, **__: Any) -> Any:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    monkeypatch.setattr("tallymark.kafka.brokers.AdminClient", Leaderless)
     with pytest.raises(Unreachable, match=r"orders\[0\]"):
-        brokers._offset({("orders", 0): answer}, partition)
+        Brokers("127.0.0.1:1").offsets_at([Partition("orders", 0)], datetime.now(UTC))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.errors import BadInput, DataRefused
-from tallymark.stores.redis.transaction import _HOLDS, _resolved
+from tallymark.stores.redis.transaction import HOLDS, resolved
 
 State = dict[str, Any]
 numbers = st.integers(-5, 5) | st.just(10**15 - 1)
@@ -41,7 +41,7 @@ def added(old: Any, n: int) -> int:
 
 def execute(state: State, command: str, key: str, *rest: Any) -> None:
     """A model of Redis, with its failures."""
-    assert command in ("DEL", "SET") or holds(state, key) in ("none", _HOLDS[command]), "a command failed in the middle"
+    assert command in ("DEL", "SET") or holds(state, key) in ("none", HOLDS[command]), "a command failed in the middle"
     if command == "SET":
         state[key] = rest[0]
     elif command == "INCRBY":
@@ -58,7 +58,7 @@ def execute(state: State, command: str, key: str, *rest: Any) -> None:
 
 def passes(state: State, command: str, key: str, *rest: Any) -> bool:
     """The checks of the script before it writes."""
-    if command != "DEL" and holds(state, key) not in ("none", _HOLDS[command]):
+    if command != "DEL" and holds(state, key) not in ("none", HOLDS[command]):
         return False
     if command == "INCRBY":
         return isinstance(state.get(key, 0), int)
@@ -71,7 +71,7 @@ def test_what_passes_the_check_never_fails_and_does_what_was_asked_for(
     state: State, wanted: list[tuple[Any, ...]]
 ) -> None:
     try:
-        sent = _resolved(wanted)
+        sent = resolved(wanted)
     except (BadInput, DataRefused):
         return
     if not all(passes(state, *command) for command in sent):

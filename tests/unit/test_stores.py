@@ -189,7 +189,7 @@ def test_a_password_is_not_in_the_refusal_of_its_url(url: str) -> None:
 def test_check_tells_types_as_the_database_has_them(url: str, types: list[str]) -> None:
     schema = pa.schema({"id": pa.int64(), "name": pa.string(), "price": pa.decimal128(10, 2)})
     with closing(open_store(url)) as store:
-        found = trial._types(store, TableSpec("orders", ("id",), "upsert"), schema)
+        found = trial.column_types(store, TableSpec("orders", ("id",), "upsert"), schema)
     assert list(found) == ["id", "name", "price"]
     assert list(found.values()) == types
 

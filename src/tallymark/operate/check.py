@@ -149,13 +149,13 @@ def _sampled(
     change = next((change for change in batch.changes if change.spec == spec), None) if batch else None
     rows = change.puts if change else schema.empty_table()
     shown = visible(rows).slice(0, most)
-    types = _types(store, spec, schema)
+    types = column_types(store, spec, schema)
     added = {name: types[name] for name in missing}
     deletes = change.deletes.num_rows if change else 0
     return Sampled(spec, schema, columns is not None, missing, shown, deletes, added)
 
 
-def _types(store: Store, spec: TableSpec, schema: pa.Schema) -> dict[str, str]:
+def column_types(store: Store, spec: TableSpec, schema: pa.Schema) -> dict[str, str]:
     """Return the database type of each column. Redis has no column types, so its types are those of Arrow."""
     if not isinstance(store, SqlStore):
         return {field.name: str(field.type) for field in schema}

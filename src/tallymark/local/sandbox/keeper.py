@@ -73,7 +73,7 @@ class Keeper:
                 self.obeyed[name] = number
         for name, service in self.services.items():
             if service.state == "running":
-                self.services[name] = _seen(service, self.box.servers[name])
+                self.services[name] = seen(service, self.box.servers[name])
         self._write()
 
     def _start(self, name: str, options: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ class Keeper:
         else:
             log.info("server started name=%s url=%s pid=%s", name, server.url, server.pid)
             service = Service(name, "running", _now(), server.url, server.pid, str(server.log))
-            self.services[name] = _seen(service, server)
+            self.services[name] = seen(service, server)
 
     def _obey(self, name: str, word: str) -> None:
         """Stop or start a service or a node. Its data and its address stay the same."""
@@ -129,7 +129,7 @@ class Keeper:
             self._written = now
 
 
-def _seen(service: Service, server: Server | KafkaCluster) -> Service:
+def seen(service: Service, server: Server | KafkaCluster) -> Service:
     """Return the service with its present state."""
     nodes = _nodes(server)
     if server.running:

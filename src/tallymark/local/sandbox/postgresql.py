@@ -39,30 +39,31 @@ class PostgreSQL(Server):
         if is_root():
             # The server refuses to run as root. The user nobody owns no files that could be at risk.
             self.user, self.group = "nobody", "nogroup"
-        if not (self._data / "PG_VERSION").exists():
-            self._make_cluster()
+        if not (self.data / "PG_VERSION").exists():
+            self.make_cluster()
 
     def command(self) -> list[str | Path]:
         options = [f"--{name}={value}" for name, value in SETTINGS.items()]
-        return [self._bin / "postgres", "-D", self._data, f"--port={self.port}", *options]
+        return [self._bin / "postgres", "-D", self.data, f"--port={self.port}", *options]
 
     @property
-    def _data(self) -> Path:
+    def data(self) -> Path:
         return self.directory / "data"
 
-    def _make_cluster(self) -> None:
-        shutil.rmtree(self._data, ignore_errors=True)
-        self._data.mkdir(mode=0o700)
+    def make_cluster(self) -> None:
+        """Create the data directory."""
+        shutil.rmtree(self.data, ignore_errors=True)
+        self.data.mkdir(mode=0o700)
         if self.user:
-            shutil.chown(self._data, self.user, self.group)
+            shutil.chown(self.data, self.user, self.group)
         options = ("--no-sync", "-A", "trust", "-U", "postgres", "--locale-provider=builtin", "--locale=C.UTF-8")
         try:
-            run(self._bin / "initdb", *options, "-D", self._data, user=self.user, group=self.group, cwd=Path("/"))
+            run(self._bin / "initdb", *options, "-D", self.data, user=self.user, group=self.group, cwd=Path("/"))
         except (SandboxError, PermissionError) as error:
             if not self.user:
                 raise
             raise SandboxError(
-                f"PostgreSQL refuses root and runs as {self.user}, which could not create its data in {self._data}:"
+                f"PostgreSQL refuses root and runs as {self.user}, which could not create its data in {self.data}:"
                 f" choose a directory under /var/tmp that {self.user} can access ({error})"
             ) from error
 

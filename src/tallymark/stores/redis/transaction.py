@@ -26,10 +26,11 @@ Value = str | bytes | int | float
 MOST_AT_ONCE = 1_000
 """The number of values in one command; Lua passes at most 8,000 arguments."""
 MOST_DIGITS = 15
-_HOLDS = {
+HOLDS = {
     "SET": "string", "INCRBY": "string", "HSET": "hash", "HDEL": "hash", "HINCRBY": "hash",
     "RPUSH": "list", "SADD": "set", "SREM": "set", "ZADD": "zset", "ZREM": "zset",
 }  # fmt: skip
+"""The type of the key that a command writes. DEL accepts every type."""
 
 
 class RedisTransaction(Transaction):
@@ -178,7 +179,7 @@ class RedisTransaction(Transaction):
             if key in rows:
                 raise DataRefused(f"key {key} is written as a row and by a command in one block: use one of them")
         work.blocks += self._blocks
-        work.commands += _resolved(self._commands)
+        work.commands += resolved(self._commands)
         return bool(self._blocks or self._commands)
 
     def _collect(self, command: str, key: str, arguments: Iterable[Any]) -> None:
@@ -203,7 +204,7 @@ class RedisTransaction(Transaction):
         return f"{{{self._keys.tag}}}:{_encodable(key)}"
 
 
-def _resolved(commands: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def resolved(commands: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     """Rewrite the commands so that none can fail because of an earlier command: a script is not rolled back.
 
     The script checks the stored values before its first write. Therefore a key must have one type throughout the block,
@@ -212,9 +213,9 @@ def _resolved(commands: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     kinds: dict[str, str] = {}
     sums: dict[str, dict[str, int]] = {}
     texts: dict[str, set[str]] = {}
-    resolved: list[tuple[Any, ...]] = []
+    rewritten: list[tuple[Any, ...]] = []
     for command, key, *rest in commands:
-        kind = _HOLDS.get(command)
+        kind = HOLDS.get(command)
         if kind and kinds.setdefault(key, kind) != kind:
             raise DataRefused(f"key {key} is a {kinds[key]} and a {kind} in one block: use two keys")
         adding, not_numbers = sums.setdefault(key, {}), texts.setdefault(key, set())
@@ -222,18 +223,18 @@ def _resolved(commands: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
             for field, value in _set_by(command, rest, [*adding, *not_numbers]):
                 adding.pop(field, None)
                 (not_numbers.discard if isinstance(value, int) else not_numbers.add)(field)
-            resolved.append((command, key, *rest))
+            rewritten.append((command, key, *rest))
             continue
         field = rest[0] if command == "HINCRBY" else ""
         if field in not_numbers:
             raise DataRefused(f"key {key} was set to a string in this block: {command} needs a number")
         if field in adding:
-            *same, n = resolved[adding[field]]
-            resolved[adding[field]] = (*same, _count(key, n + rest[-1]))
+            *same, n = rewritten[adding[field]]
+            rewritten[adding[field]] = (*same, _count(key, n + rest[-1]))
         else:
-            adding[field] = len(resolved)
-            resolved.append((command, key, *rest))
-    return resolved
+            adding[field] = len(rewritten)
+            rewritten.append((command, key, *rest))
+    return rewritten
 
 
 def _set_by(command: str, rest: Sequence[Any], fields: Sequence[str]) -> Iterable[tuple[str, Any]]:
