@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +12,14 @@ import pytest
 
 from tallymark.core.plan import Limits, Move, Plan, plan
 from tallymark.core.progress import ignore
-from tallymark.core.spans import Log, Mark, Owner, Partition
+from tallymark.core.records import Reading
+from tallymark.core.spans import Log, Mark, Owner, Partition, Span
 from tallymark.core.start import Start
 from tallymark.errors import BatchTooLarge
 from tallymark.run.prepare import CAREFUL, Cursor, Preparation
 from tallymark.run.setup import Job
 
 ONE, OTHER = Partition("orders", 0), Partition("orders", 1)
-NOBODY: Any = None
 EXPECTED = Plan((Move(ONE, 400, 0, 100),))
 
 
@@ -26,22 +27,57 @@ def log(partition: Partition, start: int, stop: int) -> Log:
     return Log(partition, "id", "cluster", start, stop, stop)
 
 
-@pytest.fixture
-def made() -> Preparation:
-    owner = Owner("run", "host", datetime.now(UTC))
-    job = Job("group", ["orders"], [], owner, Start.parse("earliest"), Limits(records=100))
-    return Preparation(job, NOBODY, NOBODY, NOBODY, Cursor(), None, threading.Event(), ignore)
+class Prepares:
+    """A preparation over logs that can be changed; a reader that keeps what it was asked for."""
+
+    def __init__(self, cursor: Mapping[Partition, int], *logs: Log, most: int = 100) -> None:
+        self.cursor, self.logs, self.most = Cursor(), logs, most
+        self.asked: list[tuple[int, Sequence[Span] | None]] = []
+        self.go_to(cursor)
+        owner = Owner("run", "host", datetime.now(UTC))
+        job = Job("group", ["orders"], [], owner, Start.parse("earliest"), Limits(records=100), on_loss="record")
+        brokers: Any = SimpleNamespace(logs=lambda _: {one.partition: one for one in self.logs})
+        ownership: Any = SimpleNamespace(
+            held_topics=dict,
+            tolerant=False,
+            check_identity=lambda: None,
+            validation=SimpleNamespace(elected=lambda *_: ()),
+        )
+        self.preparation = Preparation(job, brokers, self, ownership, self.cursor, None, threading.Event(), ignore)
+
+    def go_to(self, cursor: Mapping[Partition, int]) -> None:
+        self.cursor.marks = {partition: Mark(offset) for partition, offset in cursor.items()}
+
+    def next(self) -> Plan:
+        prepared = self.preparation.prepare()
+        assert prepared is not None
+        self.preparation.learn(prepared.batch, seconds=0.001)
+        return prepared.batch.plan
+
+    def read(self, spans: Sequence[Span], _batch: str, _without: Any, then: Sequence[Span] | None) -> Reading:
+        self.asked.append((sum(len(span) for span in spans), then))
+        if self.asked[-1][0] > self.most:
+            raise BatchTooLarge("too large")
+        return Reading({}, {}, [])
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the reader is not asked to {name}")
 
 
-def chosen(made: Preparation, cursor: dict[Partition, int], *logs: Log) -> Plan:
+def chosen(cursor: Mapping[Partition, int], *logs: Log) -> Plan:
     """The read that follows the announcement of a batch from 400 to 500."""
-    made._expected, there = EXPECTED, {one.partition: one for one in logs}
-    return made._expected_or(plan(cursor, there, 100, "record"), cursor, there)
+    prepares = Prepares({ONE: 300}, log(ONE, 0, 900))
+    prepares.next()
+    assert prepares.asked == [(100, EXPECTED.spans)]
+    prepares.logs = logs
+    prepares.go_to(cursor)
+    return prepares.next()
 
 
-def test_the_expected_batch_is_read_also_if_others_lag_by_now(made: Preparation) -> None:
-    assert chosen(made, {ONE: 400}, log(ONE, 0, 900)) is EXPECTED
-    assert chosen(made, {ONE: 400, OTHER: 0}, log(ONE, 0, 900), log(OTHER, 0, 900)) is EXPECTED
+def test_the_expected_batch_is_read_also_if_others_lag_by_now() -> None:
+    assert chosen({ONE: 400}, log(ONE, 0, 900)) == EXPECTED
+    cursor, logs = {ONE: 400, OTHER: 0}, (log(ONE, 0, 900), log(OTHER, 0, 900))
+    assert chosen(cursor, *logs) == EXPECTED != plan(cursor, dict(zip(cursor, logs, strict=True)), 100, "record")
 
 
 @pytest.mark.parametrize(
@@ -52,31 +88,23 @@ def test_the_expected_batch_is_read_also_if_others_lag_by_now(made: Preparation)
         ({ONE: 400}, log(ONE, 420, 900)),  # records are lost
     ],
 )
-def test_it_is_not_read_where_it_does_not_fit(made: Preparation, cursor: dict[Partition, int], there: Log) -> None:
-    assert chosen(made, cursor, there) == plan(cursor, {ONE: there}, 100, "record") != EXPECTED
+def test_it_is_not_read_where_it_does_not_fit(cursor: dict[Partition, int], there: Log) -> None:
+    assert chosen(cursor, there) == plan(cursor, {ONE: there}, 100, "record") != EXPECTED
 
 
-def test_a_batch_is_expected_only_if_there_is_half_of_one(made: Preparation) -> None:
-    cursor, first = {ONE: 0}, Plan((Move(ONE, 0, 0, 100),))
-    assert made._following(first, cursor, {ONE: log(ONE, 0, 150)}) == Plan()
-    assert made._following(first, cursor, {ONE: log(ONE, 0, 151)}) == Plan((Move(ONE, 100, 0, 51),))
+@pytest.mark.parametrize(("stop", "then"), [(150, ()), (151, (Span(ONE, 100, 151),))])
+def test_a_batch_is_expected_only_if_there_is_half_of_one(stop: int, then: tuple[Span, ...]) -> None:
+    prepares = Prepares({ONE: 0}, log(ONE, 0, stop))
+    assert prepares.next() == Plan((Move(ONE, 0, 0, 100),))
+    ((_, announced),) = prepares.asked
+    assert tuple(announced or ()) == then
 
 
-def test_after_one_that_was_too_large_some_batches_stay_small(
-    made: Preparation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def read(name: str, planned: Plan, *_: Any) -> Any:
-        if planned.offsets > 60:
-            raise BatchTooLarge("too large")
-        return SimpleNamespace(plan=planned, reading=SimpleNamespace(staged={}, size=0))
-
-    monkeypatch.setattr(made, "_read", read)
-    limits = []
+def test_after_one_that_was_too_large_some_batches_stay_small() -> None:
+    prepares = Prepares({ONE: 0}, log(ONE, 0, 900), most=60)
     for _ in range(CAREFUL + 2):
-        found = made._shaped(Plan((Move(ONE, 0, 0, made._limit),)), 0, 0.0)
-        made.learn(found, seconds=0.001)
-        limits.append(made._limit)
-    assert limits == [*[50] * (CAREFUL - 1), 100, *[50] * 2]
+        prepares.next()
+    assert [offsets for offsets, _ in prepares.asked] == [100, *[50] * CAREFUL, 100, 50, 50]
 
 
 def test_what_was_claimed_again_stays_where_its_position_says() -> None:

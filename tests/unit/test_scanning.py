@@ -25,7 +25,12 @@ class Kept:
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.fails = False
-        self.scanning = Scanning(self, lambda spans: split(spans, 2) if spans else [])
+        self.begun: list[Sequence[Span]] = []
+        self.scanning = Scanning(self, self.split)
+
+    def split(self, spans: Sequence[Span]) -> Sequence[Sequence[Span]]:
+        self.begun.append(spans)
+        return split(spans, 2) if spans else []
 
     def __call__(self, spans: Sequence[Span]) -> pa.Table:
         (span,) = spans
@@ -67,7 +72,7 @@ def test_other_spans_are_scanned_and_what_was_ahead_is_not_begun_any_more() -> N
     found: list[pa.Table] = []
     second = threading.Thread(target=lambda: found.extend(other))
     second.start()
-    wait_for(lambda: not kept.scanning._ahead[0])
+    wait_for(lambda: kept.begun[-1] == ())
     kept.may_go_on.set()
     worker.join(10)
     second.join(10)
