@@ -14,7 +14,8 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from tallymark.stores.opening import open_sql
-from tests.support.command import REPOSITORY, wait_until
+from tests.support.background import wait_for
+from tests.support.command import DEADLINE, REPOSITORY
 from tests.support.databases import query
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -59,7 +60,7 @@ def test_a_race_reports_its_laps_and_leaves_nothing_behind(
     assert query(store, TABLES["sqlite"]) == before
     with closing(open_sql(store)) as opened:
         assert opened.journal().groups() == {}
-    wait_until(lambda: not topics(brokers), "the topic is gone")
+    wait_for(lambda: not topics(brokers), DEADLINE, "the topic is gone")
 
 
 @pytest.mark.faults
@@ -67,13 +68,13 @@ def test_a_race_that_is_ended_leaves_nothing_behind(brokers: str, database: Call
     """The store had no ledger before, and has none afterwards."""
     store = database("postgresql")
     process = throughput("--brokers", brokers, "--store", store, "--records", "3000", "--only", "limit: bulk")
-    wait_until(lambda: bool(query(store, TABLES["postgresql"])) or process.poll() is not None, "it has a table")
+    wait_for(lambda: bool(query(store, TABLES["postgresql"])) or process.poll() is not None, DEADLINE, "it has a table")
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=240)
     assert process.returncode != 0, errors
     assert "Traceback" not in errors
     assert query(store, TABLES["postgresql"]) == []
-    wait_until(lambda: not topics(brokers), "the topic is gone")
+    wait_for(lambda: not topics(brokers), DEADLINE, "the topic is gone")
 
 
 def test_an_unknown_contender_is_an_error_and_a_new_file_is_removed(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +15,8 @@ from sqlalchemy.engine import make_url
 
 from tallymark.local.sandbox import SecureKafka
 from tests.support import databases
-from tests.support.command import in_process
+from tests.support.background import Background, wait_for
+from tests.support.command import DEADLINE, in_process
 from tests.support.secure import as_client, secure_kafka
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -95,8 +95,9 @@ def test_no_password_is_shown_anywhere(
     running = subprocess.Popen(
         [sys.executable, file], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    listed = _process_list_while(running)
-    printed = "".join(running.communicate())
+    with Background(running.communicate) as talking:
+        listed = _process_list_while(talking)
+    printed = "".join(talking.result())
     assert running.returncode == 0, printed
     assert "road=executors" in printed, "the URL of the database went to the executors, too"
     assert "Parsed Logical Plan" in printed
@@ -125,15 +126,17 @@ def test_no_password_is_shown_anywhere(
         assert canary not in kafka.log.read_text()
 
 
-def _process_list_while(running: subprocess.Popen[str]) -> str:
-    """The command lines of all processes, collected until Spark has started."""
+def _process_list_while(running: Background[tuple[str, str]]) -> str:
+    """The command lines of all processes, collected until this one has ended."""
     listed: set[str] = set()
-    deadline = time.monotonic() + 8
-    while running.poll() is None and time.monotonic() < deadline:
+
+    def collected() -> bool:
         for process in Path("/proc").glob("[0-9]*/cmdline"):
             with suppress(OSError):
                 listed.add(process.read_text(errors="replace"))
-        time.sleep(0.1)
+        return not running.alive
+
+    wait_for(collected, DEADLINE)
     assert any("org.apache.spark.deploy.SparkSubmit" in one for one in listed)
     return "".join(listed)
 

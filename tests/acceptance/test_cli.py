@@ -14,14 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import REPOSITORY, in_process, started, tallymark, wait_until
+from tests.support.background import wait_for
+from tests.support.command import DEADLINE, REPOSITORY, in_process, started, tallymark
 from tests.support.databases import query
 from tests.support.kafka import Topics
 
 pytestmark = pytest.mark.xdist_group("processes")
 
 PIPELINE = """
-import time
+import threading
 import tallymark as tm
 
 pipeline = tm.Pipeline(
@@ -35,7 +36,7 @@ pipeline = tm.Pipeline(
 @pipeline.table("orders")
 def orders(records):
     if {blocks_from} is not None and not records.where("offset >= {blocks_from}").isEmpty():
-        time.sleep(600)
+        threading.Event().wait()
     return records.selectExpr({column!r})
 """
 
@@ -114,7 +115,7 @@ def test_ctrl_c_leaves_cleanly_and_does_not_wait_for_a_read_that_hangs(
     topics.send_to(topic, 0, [{"id": n} for n in range(50)])
     # A function that only picks columns is not called per batch: this one computes, and blocks in the second batch.
     run = started("run", pipeline_file(topic=topic, limit=10, blocks_from=10, column="value.id + 0 AS id"))
-    wait_until(lambda: _rows(tmp_path) == 10, "the first batch is there")
+    wait_for(lambda: _rows(tmp_path) == 10, DEADLINE, "the first batch is there")
     assert query(_store(tmp_path), "SELECT owner FROM tallymark_status")[0][0] is not None
 
     run.send_signal(signal.SIGINT)
@@ -134,7 +135,7 @@ def test_a_second_ctrl_c_leaves_at_once_and_nothing_is_half_done(
     topic = topics.create(1)
     topics.send_to(topic, 0, [{"id": n} for n in range(10)])
     run = started("-v", "run", pipeline_file(topic=topic))
-    wait_until(lambda: _rows(tmp_path) == 10, "the first batch is there")
+    wait_for(lambda: _rows(tmp_path) == 10, DEADLINE, "the first batch is there")
     blocker = sqlite3.connect(tmp_path / "shop.db", isolation_level=None)
     blocker.execute("BEGIN IMMEDIATE")
     topics.send_to(topic, 0, [{"id": n} for n in range(10)])
@@ -156,14 +157,14 @@ def test_ctrl_c_while_spark_starts_is_one_line_and_leaves_no_java(
     topics: Topics, pipeline_file: Callable[..., Path]
 ) -> None:
     run = started("run", pipeline_file(topic=topics.create(1)))
-    wait_until(lambda: any("SparkSubmit" in words for words in _of_session(run.pid)), "Java has been started")
+    wait_for(lambda: any("SparkSubmit" in words for words in _of_session(run.pid)), DEADLINE, "Java has been started")
 
     os.killpg(run.pid, signal.SIGINT)
 
     _, err = run.communicate(timeout=60)
     assert (run.returncode, err) == (130, "interrupted\n")
     # A Java process that had already started ends by itself.
-    wait_until(lambda: _of_session(run.pid) == [], "Java has ended")
+    wait_for(lambda: _of_session(run.pid) == [], DEADLINE, "Java has ended")
 
 
 def _of_session(leader: int) -> list[str]:
@@ -185,7 +186,7 @@ def test_where_java_ends_the_run_ends_with_a_sentence_and_the_next_one_goes_on(
     topics.send_to(topic, 0, [{"id": n} for n in range(10)])
     file = pipeline_file(topic=topic, column="value.id + 1 AS id")
     run = started("run", file)
-    wait_until(lambda: _rows(tmp_path) == 10, "the first batch is there")
+    wait_for(lambda: _rows(tmp_path) == 10, DEADLINE, "the first batch is there")
 
     children = Path(f"/proc/{run.pid}/task/{run.pid}/children").read_text().split()
     (java,) = [int(child) for child in children if Path(f"/proc/{child}/comm").read_text() == "java\n"]

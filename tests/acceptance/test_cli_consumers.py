@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command import in_process, started, wait_until
+from tests.support.background import wait_for
+from tests.support.command import DEADLINE, in_process, started
 from tests.support.databases import execute, query
 from tests.support.kafka import Topics
 
@@ -51,9 +52,9 @@ def test_two_services_share_a_group_and_leave_at_once(
             held = [one["partitions"] for one in json.loads(said.stdout or "{}").get("members") or []]
             return sorted(map(len, held)) == [1, 1]
 
-        wait_until(shared, "both have a partition")
+        wait_for(shared, DEADLINE, "both have a partition")
         topics.send(topic, ({"id": n} for n in range(100)), partitions=2)
-        wait_until(lambda: len(query(store, "SELECT id FROM seen")) == 100, "all is there")
+        wait_for(lambda: len(query(store, "SELECT id FROM seen")) == 100, DEADLINE, "all is there")
         shown = in_process("members", group, "--file", file)
         assert shown.returncode == 0
         assert f"{topic}[0]" in shown.stdout
@@ -61,7 +62,8 @@ def test_two_services_share_a_group_and_leave_at_once(
         running[0].send_signal(signal.SIGTERM)
         assert running[0].wait(20) == 0
         # Well within the session timeout: it has left, and did not time out.
-        wait_until(lambda: len(query(store, "SELECT owner FROM tallymark_positions WHERE owner IS NOT NULL")) == 2, "")
+        owned = "SELECT owner FROM tallymark_positions WHERE owner IS NOT NULL"
+        wait_for(lambda: len(query(store, owned)) == 2, DEADLINE, "the other one has both partitions")
     finally:
         for process in running:
             process.send_signal(signal.SIGINT)

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests.support.command import in_process, started, wait_until
+from tests.support.background import wait_for
+from tests.support.command import DEADLINE, in_process, started
 from tests.support.kafka import Topics
 from tests.support.metrics import Scrape
 
@@ -38,7 +39,7 @@ def test_an_app_serves_all_its_listeners_on_one_port_and_logs_json(
         said = json.loads(running.stderr.readline())
         assert said["message"] == f"serving metrics url={said['url']}"
         for name in (f"{group}-a", f"{group}-b"):
-            wait_until(partial(_has_read, said["url"], name), f"{name} has read all")
+            wait_for(partial(_has_read, said["url"], name), DEADLINE, f"{name} has read all")
     finally:
         running.send_signal(signal.SIGINT)
         _, rest = running.communicate(timeout=60)

@@ -23,7 +23,8 @@ from tallymark.kafka.brokers import Brokers
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tests.support import databases
-from tests.support.command import in_process, started, wait_until
+from tests.support.background import wait_for
+from tests.support.command import DEADLINE, in_process, started
 from tests.support.commits import take
 from tests.support.kafka import Topics
 from tests.support.standing import stand
@@ -229,9 +230,9 @@ def test_watched_on_a_wide_terminal_numbers_change(
         terminal.shows(f"{group} is stopped", "OWNER", "EXPIRES")
         assert cell(terminal, topic, "CURRENT-OFFSET") == "7"
         topics.send(topic, range(1234), partitions=1)
-        wait_until(lambda: cell(terminal, topic, "LAG") == "1234", "the lag is seen")
+        wait_for(lambda: cell(terminal, topic, "LAG") == "1234", DEADLINE, "the lag is seen")
         read(brokers, group, topic, url)
-        wait_until(lambda: cell(terminal, topic, "CURRENT-OFFSET") == "1241", "the commit is seen")
+        wait_for(lambda: cell(terminal, topic, "CURRENT-OFFSET") == "1241", DEADLINE, "the commit is seen")
         assert cell(terminal, topic, "LAG") == "0"
         terminal.press(CTRL_C)
         assert terminal.ended() == 0
@@ -255,7 +256,9 @@ def test_watched_on_a_narrow_terminal_columns_go_and_no_number_is_cut(group: str
         databases.execute(url, "ALTER TABLE tallymark_runs RENAME TO away")
         terminal.shows("not up to date", "orders")
         databases.execute(url, "ALTER TABLE away RENAME TO tallymark_runs")
-        wait_until(lambda: not any("not up to date" in line for line in terminal.screen), "it is up to date again")
+        wait_for(
+            lambda: not any("not up to date" in line for line in terminal.screen), DEADLINE, "it is up to date again"
+        )
         terminal.process.send_signal(signal.SIGTERM)
         assert terminal.ended() == 0
     assert terminal.output.rindex(SHOW_CURSOR) > terminal.output.rindex(HIDE_CURSOR)
@@ -295,7 +298,7 @@ def test_a_store_that_does_not_answer_keeps_nobody_from_leaving(group: str, data
     ):
         terminal.shows(f"{group} is unknown")
         locking.execute("LOCK TABLE tallymark_positions IN ACCESS EXCLUSIVE MODE")
-        wait_until(lambda: bool(locking.execute(WAITING).fetchone()), "somebody waits for the lock")
+        wait_for(lambda: bool(locking.execute(WAITING).fetchone()), DEADLINE, "somebody waits for the lock")
         terminal.press(CTRL_C)
         began = time.monotonic()
         assert terminal.ended() == 0

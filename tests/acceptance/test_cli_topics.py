@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tallymark.kafka.brokers import Brokers
-from tests.support.command import BINARY, in_process, started, wait_until
+from tests.support.background import wait_for
+from tests.support.command import BINARY, DEADLINE, in_process, started
 from tests.support.kafka import Topics
 
 
@@ -188,7 +189,7 @@ def test_ctrl_c_stops_reading_and_what_was_read_is_acknowledged(topics: Topics, 
     running.stdin.write("one\ntwo\n")
     running.stdin.flush()
     asked = Brokers(brokers)
-    wait_until(lambda: sum(log.end for log in asked.logs(asked.topics([name])).values()) == 2, "both are there")
+    wait_for(lambda: sum(log.end for log in asked.logs(asked.topics([name])).values()) == 2, DEADLINE, "both are there")
     running.send_signal(signal.SIGINT)
     said, complaint = running.communicate(timeout=30)
     assert (running.returncode, complaint) == (130, "interrupted\n")

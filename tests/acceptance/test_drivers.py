@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.background import Background
-from tests.support.command import started, wait_until
+from tests.support.background import Background, wait_for
+from tests.support.command import DEADLINE, started
 from tests.support.databases import query
 from tests.support.kafka import Topics
 
@@ -59,17 +59,17 @@ def test_drivers_join_and_die_and_every_record_is_there_once(
 
     def join() -> None:
         drivers.append(started("run", file))
-        wait_until(lambda: owners() == len(drivers), f"{len(drivers)} drivers share the partitions")
+        wait_for(lambda: owners() == len(drivers), DEADLINE, f"{len(drivers)} drivers share the partitions")
 
     sender = Background(send, over.set).start()
     try:
         for _ in range(3):
             join()
         os.killpg(drivers[0].pid, signal.SIGKILL)
-        wait_until(lambda: owners() == 2, "the others have taken over")
+        wait_for(lambda: owners() == 2, DEADLINE, "the others have taken over")
         sender.stop()
         applied = "SELECT coalesce(sum(applied), 0) FROM tallymark_positions"
-        wait_until(lambda: query(store, applied) == [(sent[0],)], "all is applied")
+        wait_for(lambda: query(store, applied) == [(sent[0],)], DEADLINE, "all is applied")
     finally:
         over.set()
         for driver in drivers:

@@ -22,7 +22,8 @@ from tallymark.operate.doctor.topics import DEVELOPMENT
 from tallymark.operate.findings import Finding
 from tallymark.stores.opening import open_store
 from tallymark.stores.sql.ledger.tables import VERSION
-from tests.support.command import wait_until
+from tests.support.background import wait_for
+from tests.support.command import DEADLINE
 from tests.support.commits import owner
 from tests.support.databases import execute, tables
 from tests.support.kafka import Topics
@@ -99,7 +100,7 @@ def test_a_probe_measures_the_brokers_clocks_and_removes_its_topic(brokers: str)
     assert clock.verdict == "ok"
     assert clock.found != "not measured; use --probe"
     cluster = Brokers(brokers)
-    wait_until(lambda: cluster.resolve(["^tallymark-doctor-.*"]) == [], "its topic is gone")
+    wait_for(lambda: cluster.resolve(["^tallymark-doctor-.*"]) == [], DEADLINE, "its topic is gone")
 
 
 def test_unclean_elections_small_records_and_compaction_of_a_topic_are_found(brokers: str, topics: Topics) -> None:
@@ -238,7 +239,7 @@ def test_three_brokers_are_fine_and_one_that_is_killed_is_missed(tmp_path: Path)
         assert bad(found) == []
         assert {one.about for one in found if one.check == "clock skew"} == {f"broker {n}" for n in (1, 2, 3)}
         cluster.nodes[2].kill()
-        wait_until(lambda: in_sync(patient).verdict != "ok", "somebody misses the broker")
+        wait_for(lambda: in_sync(patient).verdict != "ok", DEADLINE, "somebody misses the broker")
         missed = in_sync(patient)
         assert (missed.verdict, missed.found) == ("warn", "3 of 3 partitions: under-replicated")
         assert "restart brokers 3" in missed.advice

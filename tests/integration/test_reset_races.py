@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -63,7 +61,6 @@ def at_once(*jobs: Callable[[], Any]) -> list[BaseException | None]:
 
     def run(job: Callable[[], Any]) -> BaseException | None:
         start.wait()
-        time.sleep(random.random() * 0.1)
         try:
             job()
         except CommitRefused as refused:

@@ -16,11 +16,11 @@ T = TypeVar("T")
 TIMEOUT = 60.0
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = TIMEOUT, what: str = "it") -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = TIMEOUT, what: str = "it happens") -> None:
     """Return as soon as the condition holds; fail if it does not within these seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"{what} did not happen"
+        assert time.monotonic() < deadline, f"waited in vain until {what}"
         time.sleep(0.02)
 
 

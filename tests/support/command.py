@@ -7,8 +7,7 @@ import logging
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
@@ -55,13 +54,6 @@ def started(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]
         text=True,
         start_new_session=True,
     )
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, f"waited in vain until {what}"
-        time.sleep(0.1)
 
 
 @contextmanager

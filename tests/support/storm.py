@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from sqlalchemy.exc import SQLAlchemyError
 
 from tests.support import databases, redis, truth
+from tests.support.background import wait_for
 from tests.support.kafka import Topics
 from tests.support.storm_member import COUNTERS, Spec, start
 
@@ -130,10 +132,7 @@ class Storm:
         """The first members work before the storm begins."""
         for act in joins:
             self._do(act)
-        deadline = time.monotonic() + DRAIN_SECONDS
-        while len(self._owners()) < len(joins):
-            assert time.monotonic() < deadline, "the first members do not begin"
-            time.sleep(0.1)
+        wait_for(lambda: len(self._owners()) >= len(joins), DRAIN_SECONDS, "the first members begin")
 
     def _play(self, acts: Sequence[Act]) -> None:
         began = time.monotonic()
@@ -193,6 +192,9 @@ class Storm:
             number = next(numbers)
             yield f"undecodable {number}" if chance.random() < 0.01 else {"number": number}
 
+    def _has_moved(self, reached: Mapping[tuple[str, int], int]) -> bool:
+        return self._reached() != reached
+
     def _drain(self) -> None:
         """Continue the zombies, let new members process the rest, and stop all."""
         for member in self.members.values():
@@ -200,13 +202,10 @@ class Storm:
                 os.kill(member.pid, signal.SIGCONT)
         fresh = [f"fresh{n}" for n in range(2)]
         self.members |= {name: start(replace(self.spec, name=name, logs=self.logs)) for name in fresh}
-        ends, before, deadline = self._ends(), dict[tuple[str, int], int](), 0.0
+        ends = self._ends()
         while (reached := self._reached()) != ends:
-            if reached != before:
-                before, deadline = reached, time.monotonic() + DRAIN_SECONDS
             behind = {at: (reached.get(at), end) for at, end in ends.items() if reached.get(at) != end}
-            assert time.monotonic() < deadline, f"these do not come to their ends: {behind}"
-            time.sleep(0.2)
+            wait_for(partial(self._has_moved, reached), DRAIN_SECONDS, f"these come nearer to their ends: {behind}")
         for member in self.members.values():
             if member.is_alive():
                 os.kill(member.pid, signal.SIGTERM)

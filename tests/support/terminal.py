@@ -13,7 +13,8 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-from tests.support.command import BINARY, DEADLINE, wait_until
+from tests.support.background import wait_for
+from tests.support.command import BINARY, DEADLINE
 
 CTRL_C = b"\x03"
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
@@ -48,7 +49,9 @@ class Terminal:
         return [line.rstrip() for line in CONTROL.sub("", pages[-1]).splitlines()] if pages else []
 
     def shows(self, *words: str) -> None:
-        wait_until(lambda: all(any(word in line for line in self.screen) for word in words), f"it shows {words}")
+        wait_for(
+            lambda: all(any(word in line for line in self.screen) for word in words), DEADLINE, f"it shows {words}"
+        )
 
     def press(self, key: bytes) -> None:
         os.write(self._ours, key)

@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 
 from bench.harness.watching import Sample, Stopwatch, over_time, slope
 from tallymark.core.progress import Progress, Step
 
-PLANNING, COMMIT = 0.1, 1.0
+PLANNING, COMMIT = 0.5, 60.0
+
+
+class Clock:
+    """Stands still, except during a commit."""
+
+    def __init__(self) -> None:
+        self.now, self.asked = 100.0, threading.Event()
+
+    def monotonic(self) -> float:
+        self.asked.set()
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr("bench.harness.watching.time", made)
+    return made
 
 
 class Pretended:
     """A loop that commits a batch while it prepares the next: one record, and then as many as it is told."""
 
-    def __init__(self, records: int) -> None:
+    def __init__(self, records: int, clock: Clock) -> None:
+        self.clock = clock
         self.watch = Stopwatch(self.produce)
         self.produced: list[int] = []
         self._records = records
@@ -30,25 +48,25 @@ class Pretended:
         self.watch.step(Step.PLANNED, Progress("first", 1, 0))
         committing = threading.Thread(target=self._commit)
         committing.start()
-        self.watch.step(Step.PLANNED, Progress("second", self._records, 0, since=time.monotonic() - PLANNING))
+        self.watch.step(Step.PLANNED, Progress("second", self._records, 0, since=self.clock.now - PLANNING))
         committing.join()
         self.watch.step(Step.DONE, Progress("second", self._records, 0))
 
     def _commit(self) -> None:
-        time.sleep(COMMIT)
+        assert self.clock.asked.wait(10), "the second batch is not planned"
+        self.clock.now += COMMIT
         self.watch.step(Step.DONE, Progress("first", 1, 0))
 
 
-def test_a_batch_is_timed_with_its_planning_and_without_the_batch_before() -> None:
-    pretended = Pretended(records=10)
-    seconds = pretended.watch.batch(10)
-    assert PLANNING <= seconds < COMMIT
+def test_a_batch_is_timed_with_its_planning_and_without_the_batch_before(clock: Clock) -> None:
+    pretended = Pretended(10, clock)
+    assert pretended.watch.batch(10) == pytest.approx(PLANNING)
     assert pretended.produced == [1, 10]
 
 
-def test_a_batch_of_another_size_is_not_measured() -> None:
+def test_a_batch_of_another_size_is_not_measured(clock: Clock) -> None:
     with pytest.raises(RuntimeError, match=r"10 records .* has 7"):
-        Pretended(records=7).watch.batch(10)
+        Pretended(7, clock).watch.batch(10)
 
 
 def test_the_slope_is_that_of_a_thousand_batches_after_the_first_fifth() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
+import threading
 import weakref
 
 import pytest
@@ -23,7 +23,7 @@ def dropped(reached: list[bool]) -> None:
         _reference = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGINT))
         del thing
         reached.append(True)
-        time.sleep(60)
+        threading.Event().wait(60)
 
 
 @pytest.mark.timeout(10)

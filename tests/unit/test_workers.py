@@ -134,11 +134,15 @@ def test_records_of_one_key_are_handled_one_after_the_other() -> None:
 
 
 def test_a_record_that_has_to_be_tried_again_ends_what_is_saved_of_its_partition() -> None:
+    overtaken = threading.Event()
+
     def handle(record: Record, db: Notes) -> None:
         if record.partition == 0 and record.offset == 5:
-            time.sleep(0.02)
+            assert overtaken.wait(10)
             db.put(record)
             raise Retry("later")
+        if record.partition == 0 and record.offset > 5:
+            overtaken.set()
         db.put(record)
 
     batch, db = work(handle, records(2, 20), 4, "none")
