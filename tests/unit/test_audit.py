@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.core.claims import Note
@@ -502,7 +502,9 @@ def as_made(spec: TableSpec, rows: Sequence[Made]) -> list[tuple[int, ...]]:
     return [(row.offset, row.key, final[not spec.version or row.version is None] if row.deletes else 1) for row in rows]
 
 
-@given(keyed_records(), st.sampled_from([UPSERT, IGNORE, VERSION]), st.lists(st.integers(0, 10)), st.integers(1, 10))
+@pytest.mark.parametrize("spec", [UPSERT, IGNORE, VERSION], ids=["upsert", "ignore", "version"])
+@settings(max_examples=20)
+@given(rows=keyed_records(), cuts=st.lists(st.integers(0, 10)), at_once=st.integers(1, 10))
 def test_a_table_that_is_as_the_rule_says_raises_no_alarm_and_a_row_that_came_back_does(
     rows: list[Made], spec: TableSpec, cuts: list[int], at_once: int
 ) -> None:
@@ -518,6 +520,14 @@ def test_a_table_that_is_as_the_rule_says_raises_no_alarm_and_a_row_that_came_ba
         deleted = any(one[2] == 0 and one[1] == row.key and one[0] > row.offset for one in made)
         if deleted and not row.deletes and row.key not in table.rows:
             assert compared(spec, [*there, row.offset], made, versions=versions, at_once=at_once).wrong, row
+
+
+@pytest.mark.parametrize("at_once", [1000, 1])
+def test_a_deletion_with_a_version_does_not_hide_a_row_from_a_final_one(at_once: int) -> None:
+    made, versions = [(0, 7, 1), (8, 7, -1), (9, 7, 0)], {0: 1, 8: 1, 9: None}
+    assert compared(VERSION, [], made, versions=versions, at_once=at_once).bad == []
+    wrong = compared(VERSION, [0], made, versions=versions, at_once=at_once)
+    assert wrong.bad == [Difference(ZERO, 0, "foreign", 1, 0)]
 
 
 @pytest.mark.parametrize("at_once", [1000, 1])

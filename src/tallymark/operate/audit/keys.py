@@ -84,7 +84,8 @@ class KeyedRows:
         self._passed = pa.concat_tables([self._passed, before.filter(pc.greater(before["there"], 0))])
         # The deletion itself matters only if no record follows it.
         since = (numbers > deletion) | ((numbers == deletion) & is_last)
-        rows, starts, ends = _runs(rows.filter(pa.array(since)), HERE, "present")
+        # A record with a row outranks a deletion: a final deletion that follows has to find it.
+        rows, starts, ends = _runs(rows.filter(pa.array(since)), HERE, "present", "there")
         alone = pc.and_(rows["alone"], pc.and_(starts, ends))
         self._kept = _with(rows, alone=alone).filter(ends)
 
@@ -186,9 +187,9 @@ def _differences(records: pa.Table, kind: str, wanted: Any) -> Iterator[Differen
         yield Difference(Partition(row["topic"], row["partition"]), row["offset"], kind, row["there"], number)
 
 
-def _runs(rows: pa.Table, columns: Sequence[str], then: str) -> tuple[pa.Table, pa.Array, pa.Array]:
+def _runs(rows: pa.Table, columns: Sequence[str], *then: str) -> tuple[pa.Table, pa.Array, pa.Array]:
     """Sort by these columns, and return masks of the first and the last row of each run of equal values."""
-    rows = rows.sort_by([(name, "ascending") for name in [*columns, then]]).combine_chunks()
+    rows = rows.sort_by([(name, "ascending") for name in [*columns, *then]]).combine_chunks()
     changes = pa.repeat(False, max(0, rows.num_rows - 1))
     for name in columns:
         column = rows[name].combine_chunks()
