@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pyarrow as pa
@@ -29,20 +27,6 @@ def ids(decoder: JsonDecoder, values: list[bytes | None]) -> list[int | str | No
     decoded = decoder(values)
     rows = decoded.values.to_pylist()
     return [decoded.errors.get(at, row and row["id"]) for at, row in enumerate(rows)]
-
-
-@pytest.mark.parametrize(
-    ("schema", "values"),
-    [(corpus.SCALARS, corpus.SCALAR_VALUES), (corpus.NESTED, corpus.NESTED_VALUES)],
-    ids=["scalars", "nested"],
-)
-def test_in_bulk_a_value_is_what_it_is_alone(monkeypatch: pytest.MonkeyPatch, schema: str, values: list[bytes]) -> None:
-    monkeypatch.setattr("tallymark.formats.json.FEW", 1)
-    decoder = JsonDecoder(Json(schema))
-    for value in values:
-        alone, among = decoder([value]), decoder([value, value])
-        assert repr(among.values.to_pylist()) == repr(alone.values.to_pylist() * 2), value[:100]
-        assert among.errors == ({0: alone.errors[0], 1: alone.errors[0]} if alone.errors else {})
 
 
 @given(st.lists(st.sampled_from([None, *corpus.NESTED_VALUES[:80]]), max_size=20))
@@ -184,11 +168,6 @@ def test_the_type_is_known_before_the_first_value() -> None:
         JsonDecoder(Json("id NUMBER"))
 
 
-def test_spark_is_not_needed() -> None:
-    code = "import sys, tallymark.formats.json; sys.exit('pyspark' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-
-
 @pytest.mark.parametrize(
     "deep", [b"[" * 201 + b"]" * 201, b'{"a":' * 201 + b"1" + b"}" * 201], ids=["arrays", "objects"]
 )
@@ -222,16 +201,6 @@ def test_many_numbers_are_not_taken_for_a_long_one() -> None:
     found = JsonDecoder(Json("id BIGINT"))([numbers] * 250)
     assert not found.errors
     assert not found.slow
-
-
-LONG_NAMES = {"letters": b"a" * 50_001, "quotes": b'\\"' * 50_001, "backslashes": b"\\\\" * 50_001}
-
-
-@pytest.mark.parametrize("name", LONG_NAMES.values(), ids=LONG_NAMES)
-def test_a_name_that_is_too_long_is_found_among_many(name: bytes) -> None:
-    good, long = b'{"id": 1, "' + name[:50_000] + b'": "\\\\"}', b'{"id": 2, "z": {"' + name + b'": 1}}'
-    found = JsonDecoder(Json("id BIGINT"))([*[good] * 250, long, *[good] * 250])
-    assert list(found.errors) == [250]
 
 
 @pytest.mark.parametrize("odd", [b"\xff", b"\xed\xa0\x80", b"\xc0\x80", b"\xf5\x80\x80\x80"])

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,8 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tallymark.errors import BadInput
-from tallymark.local.jars import fetch
-from tallymark.local.java import java_home
 from tallymark.produce.settings import REFRESH_SECONDS, Choice, java_partition, murmur2
 
 TESTS = Path(__file__).parent.parent
@@ -30,22 +26,6 @@ def described(key: bytes) -> list[int | str]:
 def test_hashes_and_partitions_are_those_that_the_java_client_has_computed() -> None:
     assert len(VECTORS) > 180
     assert [described(bytes.fromhex(str(vector[0]))) for vector in VECTORS] == VECTORS
-
-
-@pytest.mark.skipif(not (java_home() / "bin" / "javac").exists(), reason="needs a JDK that compiles")
-def test_the_vectors_are_what_the_java_client_computes() -> None:
-    keys = "".join(f"{vector[0]}\n" for vector in VECTORS)
-    classpath = os.pathsep.join(map(str, fetch("kafka")))
-
-    done = subprocess.run(
-        [java_home() / "bin" / "java", "-cp", classpath, TESTS / "support" / "Murmur2.java"],
-        input=keys,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert [[int(word) for word in line.split()] for line in done.stdout.splitlines()] == [v[1:] for v in VECTORS]
 
 
 @given(st.binary(max_size=64), st.integers(1, 10_000))

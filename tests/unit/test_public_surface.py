@@ -1,9 +1,6 @@
-"""The public names are exactly these, and importing them does not load Spark."""
+"""The public names are exactly these."""
 
 from __future__ import annotations
-
-import subprocess
-import sys
 
 import tallymark
 from tallymark import errors
@@ -52,20 +49,6 @@ def test_the_public_names_are_these() -> None:
         "Unreachable",
     ]
     assert all(hasattr(tallymark, name) for name in tallymark.__all__)
-
-
-def test_importing_tallymark_and_writing_a_pipeline_or_an_app_wakes_no_spark() -> None:
-    script = """
-import sys
-import tallymark as tm
-app = tm.App(brokers="localhost:9", store="sqlite:///x.db")
-app.listen("t", group="g", value=tm.Json("id INT"))(lambda record, db: None)
-pipeline = tm.Pipeline(group="g", source=tm.Kafka("localhost:9", "t", value=tm.Json("id INT")), store="sqlite:///x.db")
-pipeline.table("t")(lambda records: records)
-print(sorted(name for name in sys.modules if name.split(".")[0] in ("pyspark", "py4j", "psycopg", "pymysql", "pandas")))
-"""
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert said == "[]\n"
 
 
 def test_the_tree_of_errors_in_the_docstring_is_the_real_one() -> None:

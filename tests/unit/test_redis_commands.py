@@ -65,7 +65,7 @@ def passes(state: State, command: str, key: str, *rest: Any) -> bool:
     return command != "HINCRBY" or isinstance(state.get(key, {}).get(rest[0], 0), int)
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(state=states, wanted=blocks)
 def test_what_passes_the_check_never_fails_and_does_what_was_asked_for(
     state: State, wanted: list[tuple[Any, ...]]

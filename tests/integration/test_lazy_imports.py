@@ -54,3 +54,22 @@ print(App.__module__, Unreachable.__module__)
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "set()\ntallymark.service.app tallymark.errors\n"
+
+
+def test_importing_tallymark_and_writing_a_pipeline_or_an_app_wakes_no_spark() -> None:
+    script = """
+import sys
+import tallymark as tm
+app = tm.App(brokers="localhost:9", store="sqlite:///x.db")
+app.listen("t", group="g", value=tm.Json("id INT"))(lambda record, db: None)
+pipeline = tm.Pipeline(group="g", source=tm.Kafka("localhost:9", "t", value=tm.Json("id INT")), store="sqlite:///x.db")
+pipeline.table("t")(lambda records: records)
+print(sorted(name for name in sys.modules if name.split(".")[0] in ("pyspark", "py4j", "psycopg", "pymysql", "pandas")))
+"""
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert said == "[]\n"
+
+
+def test_json_is_decoded_without_spark() -> None:
+    code = "import sys, tallymark.formats.json; sys.exit('pyspark' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
