@@ -503,7 +503,7 @@ def as_made(spec: TableSpec, rows: Sequence[Made]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("spec", [UPSERT, IGNORE, VERSION], ids=["upsert", "ignore", "version"])
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(rows=keyed_records(), cuts=st.lists(st.integers(0, 10)), at_once=st.integers(1, 10))
 def test_a_table_that_is_as_the_rule_says_raises_no_alarm_and_a_row_that_came_back_does(
     rows: list[Made], spec: TableSpec, cuts: list[int], at_once: int
