@@ -10,9 +10,10 @@ from datetime import timedelta
 
 import pytest
 
-from tallymark.core.claims import Advance, Fill, FirstClaim, PositionChanges, Replay, Restart
+from tallymark.core.claims import Advance, Fill, FirstClaim, PositionChanges, Rebalance, Replay, Restart
 from tallymark.core.journal import DEAD, DISCARDED, REPLAYED, VOID, LetterQuery, Run, owners_alive
 from tallymark.core.records import DeadLetter
+from tallymark.core.retention import Cutoffs
 from tallymark.core.spans import Partition, Position, Span, Tally
 from tallymark.errors import CommitRefused, Fenced, PositionMoved
 from tallymark.stores.contract import Store
@@ -116,6 +117,30 @@ def test_the_last_commit_is_never_pruned(store: Store, group: str) -> None:
     commit(store, group)
     store.prune(group, {"batches": SINCE + timedelta(days=10_000)})
     assert len(store.journal().history(group)) == 1
+
+
+def test_pruning_that_is_not_executed_counts_and_removes_nothing(store: Store, group: str) -> None:
+    commit(store, group)
+    for number in range(2):
+        entry = dataclasses.replace(moving(group).entry, advances=[], batch=f"later-{number}")
+        store.apply((), dataclasses.replace(entry, now=SINCE + timedelta(hours=1 + number)))
+    replaying(group, store, *(one.id for one in store.journal().letters(LetterQuery(group))))
+    for name in ("old", "older", "last"):
+        store.write_run(group, Run(name, "here", SINCE, SINCE, SINCE), new=True)
+    store.record_rebalances(group, [Rebalance(SINCE, "old", "here", 1.0, (ZERO,), (), "assigned")])
+
+    def there() -> tuple[int, ...]:
+        letters = store.journal().letters(LetterQuery(group, states=None))
+        kept = store.journal().history(group), store.journal().runs(group), store.rebalances(group), letters
+        return tuple(map(len, kept))
+
+    before, cutoff = there(), SINCE + timedelta(days=10_000)
+    cutoffs: Cutoffs = dict.fromkeys(("batches", "runs", "rebalances", "settled_letters"), cutoff)
+    counted = store.prune(group, cutoffs, execute=False)
+    assert there() == before
+    assert store.prune(group, cutoffs) == counted
+    assert tuple(old - new for old, new in zip(before, there(), strict=True)) == tuple(counted.values())
+    assert all(counted.values())
 
 
 def test_a_replay_does_not_make_up_for_what_dies_later(store: Store, group: str) -> None:
