@@ -43,7 +43,8 @@ class Prepares:
             check_identity=lambda: None,
             validation=SimpleNamespace(elected=lambda *_: ()),
         )
-        self.preparation = Preparation(job, brokers, self, ownership, self.cursor, None, threading.Event(), ignore)
+        reader: Any = SimpleNamespace(read=self.read)
+        self.preparation = Preparation(job, brokers, reader, ownership, self.cursor, None, threading.Event(), ignore)
 
     def go_to(self, cursor: Mapping[Partition, int]) -> None:
         self.cursor.marks = {partition: Mark(offset) for partition, offset in cursor.items()}
@@ -59,9 +60,6 @@ class Prepares:
         if self.asked[-1][0] > self.most:
             raise BatchTooLarge("too large")
         return Reading({}, {}, [])
-
-    def __getattr__(self, name: str) -> Any:
-        raise AssertionError(f"the reader is not asked to {name}")
 
 
 def chosen(cursor: Mapping[Partition, int], *logs: Log) -> Plan:
