@@ -6,6 +6,7 @@ import dataclasses
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -163,6 +164,7 @@ def test_history_and_letters_read_as_they_were_written(store: Store, group: str)
     commit(store, group)
     (line,) = store.journal().history(group)
     assert (line.tally, line.spans) == (Tally(applied=8, dead=2), [Span(ZERO, 0, 10)])
+    assert store.journal().history(group, since=line.committed) == [line]
     assert store.journal().history(group, since=line.committed + timedelta(seconds=1)) == []
     first, second = store.journal().letters(LetterQuery(group))
     assert (first.record, first.state, first.group) == (letter(3), DEAD, group)
@@ -185,6 +187,19 @@ def test_letters_are_chosen_by_what_is_known_of_them(store: Store, group: str) -
     ):
         chosen = store.journal().letters(dataclasses.replace(query, group=group))
         assert [one.record.offset for one in chosen] == found, query
+
+
+def test_letters_are_chosen_from_a_time_on_and_before_another(store: Store, group: str) -> None:
+    commit(store, group)
+    died = store.journal().letters(LetterQuery(group))[0].recorded_at
+    moment = timedelta(microseconds=1)
+    for query, found in (
+        (LetterQuery(group, since=died), 2),
+        (LetterQuery(group, since=died + moment), 0),
+        (LetterQuery(group, until=died), 0),
+        (LetterQuery(group, until=died + moment), 2),
+    ):
+        assert len(store.journal().letters(query)) == found, query
 
 
 def test_a_letter_is_settled_once(store: Store, group: str) -> None:
@@ -213,6 +228,16 @@ def test_a_replayed_letter_is_applied_and_one_that_dies_again_stays(store: Store
     assert [line.note.span for line in store.journal().notes(group, ["replay"])] == [Span(ZERO, 3, 4)]
     with pytest.raises(PositionMoved, match="is already replayed"):
         replaying(group, store, first)
+
+
+def test_a_letter_that_was_applied_meanwhile_does_not_get_the_error_of_another_replay(store: Store, group: str) -> None:
+    commit(store, group)
+    first, _ = (one.id for one in store.journal().letters(LetterQuery(group)))
+    replaying(group, store, first)
+    with suppress(CommitRefused):
+        replaying(group, store, first, error="still no number")
+    (applied,) = store.journal().letters(LetterQuery(group, states=[REPLAYED]))
+    assert (applied.id, applied.record.error) == (first, "no number")
 
 
 def test_of_two_replays_of_a_letter_one_wins(store: Store, url: str, group: str) -> None:
@@ -345,8 +370,10 @@ def test_a_group_is_forgotten_whole_and_alone(store: Store, group: str) -> None:
     for each in (group, f"{group}-other"):
         commit(store, each)
         store.write_run(each, Run("first", "here", SINCE, SINCE), new=True)
+        store.record_rebalances(each, [Rebalance(SINCE, "first", "here", 1.0, (ZERO,), (), "assigned")])
         store.journal().move(each, [ZERO], sent_to(15), OPERATOR, SINCE)
     seen: list[int] = []
+    ids = [one.id for one in store.journal().letters(LetterQuery(group))]
     store.journal().delete(group, lambda positions, runs: seen.append(len(positions) + len(runs)))
     assert seen == [3]
     assert store.positions(group) == {}
@@ -358,6 +385,8 @@ def test_a_group_is_forgotten_whole_and_alone(store: Store, group: str) -> None:
         [],
         [],
     )
+    assert journal.letters(LetterQuery(group, states=None, ids=ids)) == []
+    assert (len(store.rebalances(group)), len(store.rebalances(f"{group}-other"))) == (0, 1)
     assert list(journal.groups()) == [f"{group}-other"]
     store.write_run(group, Run("first", "here", SINCE, SINCE))
     assert journal.runs(group) == []

@@ -9,15 +9,16 @@ import dataclasses
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
-from tallymark.core.claims import Advance, Claim, Note, PositionChanges, Restart
+from tallymark.core.claims import Advance, Claim, FirstClaim, Note, PositionChanges, Restart
 from tallymark.core.progress import Step
 from tallymark.core.spans import GroupState, Partition, Position, Span, Tally
-from tallymark.errors import BadInput, CommitRefused, Fenced, PositionMoved
+from tallymark.errors import BadInput, CommitRefused, Fenced, PositionMoved, Unreachable
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tests.support import truth
@@ -179,6 +180,40 @@ def test_an_owner_that_was_fenced_claims_no_new_partition(store: Store, url: str
     with pytest.raises(Fenced, match=r"orders\[0\] was claimed by run b on host-of-b"):
         take(store, group, "a", [ONE], held=held)
     assert everything(url) == before
+
+
+@SEVERAL_WRITERS
+def test_an_owner_that_is_fenced_while_it_claims_gets_no_new_partition(store: Store, url: str, group: str) -> None:
+    held, rival = take(store, group, "a", [ZERO]), ready(url)
+
+    def decide(_: object) -> PositionChanges:
+        if position(store, group).owner == owner("a"):
+            take(rival, group, "b", [ZERO])
+        return PositionChanges({ONE: FirstClaim(0, "topic-id", "cluster-id")})
+
+    with pytest.raises(Fenced):
+        store.claim(group, owner("a"), [ONE], decide, held)
+    rival.close()
+    assert [(one.partition, one.owner) for one in store.positions(group)[group]] == [(ZERO, owner("b"))]
+
+
+@SEVERAL_WRITERS
+def test_a_restart_is_decided_by_the_position_that_it_moves(store: Store, url: str, group: str) -> None:
+    """Another run claims the partition after the decision: the claim fails, or decides again."""
+    take(store, group, "a", [ZERO], at=10)
+    rival, epochs = ready(url), list[int]()
+
+    def decide(saved: Sequence[Position]) -> PositionChanges:
+        epochs.append(saved[0].epoch)
+        if len(epochs) == 1:
+            take(rival, group, "rival", [ZERO])
+        return PositionChanges({}, {ZERO: Restart(5, "because")})
+
+    with suppress(Unreachable):
+        store.claim(group, owner("late"), [ZERO], decide, {})
+    rival.close()
+    now = position(store, group)
+    assert (now.owner, now.next_offset, epochs) in [(owner("rival"), 10, [1]), (owner("late"), 5, [1, 2])]
 
 
 def test_claims_of_several_threads_never_share_an_epoch(store: Store, url: str, group: str) -> None:
@@ -382,6 +417,16 @@ def test_a_restart_is_on_the_record_and_its_tally_adds_up(
     assert notes_of(store, group) == note
     apply(store, work(group, "b", {ZERO: moved}, to, to + 3), {ZERO: moved})
     assert position(store, group).balanced
+
+
+def test_a_restart_forgets_the_leader_of_the_records_that_it_leaves(store: Store, group: str) -> None:
+    held = take(store, group, "a", [ZERO], at=10)
+    step = Advance(ZERO, 10, 14, held[ZERO].epoch, Tally(applied=4), SINCE, leader_epoch=7)
+    store.apply((), moving(group, step).entry)
+    assert position(store, group).leader_epoch == 7
+    moved = restarted(store, group, 12).position
+    assert moved.leader_epoch != 7
+    assert position(store, group) == moved
 
 
 # Running and paused

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from tallymark.core.tables import Changes, TableSpec
+from tallymark.core.tables import OFFSET, PARTITION, TOPIC, Changes, TableSpec
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tallymark.stores.sql import mysql
@@ -114,6 +114,34 @@ def test_an_upsert_overwrites_all_other_columns(store: Store, url: str) -> None:
     write(store, spec, pa.table([[1, 2, 3], ["a", "a", "a"], ["new", None, "new"]], schema=schema))
     found = rows(url, "pairs", "a", "b", "x")
     assert set(found) == {(1, "A", "old"), (1, "a", "new"), (2, "a", None), (3, "a", "new")}
+
+
+@pytest.mark.parametrize(("lower", "higher"), [(9, 10), (-10, -9), (-1, 1), (2**53, 2**53 + 1)])
+def test_a_version_is_compared_as_a_number_and_an_equal_one_overwrites(
+    lower: int, higher: int, store: Store, url: str
+) -> None:
+    spec = TableSpec("t", key=("a", "b"), write="upsert", version="v")
+
+    def row(version: int, x: int) -> pa.Table:
+        return pa.table([[1], ["k"], [version], [x]], schema=SCHEMA)
+
+    for version, x, there in ((lower, 1, 1), (higher, 2, 2), (lower, 3, 2), (higher, 4, 4)):
+        write(store, spec, row(version, x))
+        assert set(rows(url, "t", "v", "x")) == {(higher if x > 1 else lower, there)}
+    write(store, spec, row(lower, 5).slice(0, 0), row(lower, 5))
+    assert set(rows(url, "t", "x")) == {(4,)}
+    write(store, spec, row(higher, 6).slice(0, 0), row(higher, 6))
+    assert set(rows(url, "t", "x")) == set()
+
+
+def test_several_rows_of_a_record_are_all_appended(store: Store, url: str) -> None:
+    origin = pa.table({TOPIC: ["t", "t", "t"], PARTITION: [0, 0, 0], OFFSET: [5, 5, 6]})
+    puts = plain((1, "a"), (1, "a"), (2, "b"))
+    write(store, ROWS, puts.slice(0, 0))
+    for name in origin.column_names:
+        puts = puts.append_column(name, origin[name])
+    store.apply([Changes(ROWS, puts, puts.slice(0, 0))], None)
+    assert rows(url, "things", "id", "name") == {(1, "a"): 2, (2, "b"): 1}
 
 
 @pytest.mark.parametrize("spec", [UPSERT, IGNORE], ids=lambda spec: spec.write)

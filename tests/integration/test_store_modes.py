@@ -65,6 +65,15 @@ def test_no_other_error_is_taken_for_a_key_that_is_there(spec: TableSpec, store:
     assert read(store, spec, PLAIN) == []
 
 
+@pytest.mark.parametrize("store_url", ["postgresql", "sqlite"], indirect=True)
+def test_a_row_may_take_over_what_a_row_deleted_in_the_same_batch_had(store: SqlStore) -> None:
+    """MySQL refuses upserts into tables with a second unique key."""
+    prepare(store, "CREATE TABLE things (id BIGINT PRIMARY KEY, name VARCHAR(50) UNIQUE)")
+    write(store, UPSERT, plain((1, "a")))
+    write(store, UPSERT, plain((2, "a")), plain((1, "a")))
+    assert read(store, UPSERT, PLAIN) == [(2, "a")]
+
+
 NAMES = [
     "group",
     "Select",
