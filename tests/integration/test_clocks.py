@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 
@@ -14,6 +13,7 @@ from tallymark.core.start import Start
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.membership import Assignment
 from tallymark.run.ownership import Ownership
+from tallymark.run.setup import Job
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tests.support.commits import apply, moving
@@ -63,7 +63,7 @@ class Member:
         self.assigned = Assigned()
         owner = Owner(f"run-{id(self)}", "host", datetime.now(UTC) + ahead)
         start = Start.parse("earliest")
-        self.ownership = Ownership(group, owner, self.assigned, Brokers(brokers), store, start, threading.Event())
+        self.ownership = Ownership(Job(group, [topic], [], owner, start), self.assigned, Brokers(brokers), store)
         self.ownership.join([topic])
 
     def take(self, *partitions: Partition) -> list[int]:

@@ -48,8 +48,8 @@ class Shop:
         return self._reading(lambda reader: make_loop(run, store or self.store, reader).run("caught-up"))
 
     def replay(self) -> Tally:
-        letters = OpenLetters(self.group, self.store, [self.topic], LetterQuery())
-        return self._reading(lambda reader: replay(self._job(), self._brokers, self._where, reader, letters))
+        letters = OpenLetters(self.group, self.store, [self.topic], LetterQuery(), self._brokers)
+        return self._reading(lambda reader: replay(self._job(), self._where, reader, letters))
 
     def backfill(self) -> Tally:
         return self._reading(lambda reader: backfill(self._job(), self._brokers, self._where, reader))

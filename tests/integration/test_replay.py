@@ -97,10 +97,9 @@ class Dead:
             budget=Budget(max_dead_per_batch=0, max_dead_total=0),
             patience=5.0,
         )
-        found = OpenLetters(self.group, store, topics, query or LetterQuery())
-        brokers, where = Brokers(self.brokers), Destination(store, store)
+        found = OpenLetters(self.group, store, topics, query or LetterQuery(), Brokers(self.brokers))
         try:
-            return replay(job, brokers, where, reader, found, on_step, stop, **settings)
+            return replay(job, Destination(store, store), reader, found, on_step, stop, **settings)
         finally:
             reader.close()
 
@@ -185,7 +184,7 @@ def test_letters_can_be_chosen_and_a_stop_is_heard(dead: Dead) -> None:
 
 def test_letters_of_topics_that_nobody_reads_here_are_left_alone(dead: Dead) -> None:
     for topics, count in ((["clicks"], 0), (["^ord.*", "clicks"], 40)):
-        assert len(OpenLetters(dead.group, dead.store, topics, LetterQuery())) == count
+        assert len(OpenLetters(dead.group, dead.store, topics, LetterQuery(), Brokers(dead.brokers))) == count
 
 
 @pytest.mark.faults_where(anywhere=["mariadb", "postgresql"])
@@ -349,9 +348,9 @@ def test_older_records_may_overwrite_where_that_is_asked_for(dead: Dead) -> None
 
 def test_delivery_other_than_exactly_once_is_refused(dead: Dead) -> None:
     reader, where = PlainReader(dead.brokers), Destination(dead.store, dead.store, "at-least-once")
-    found = OpenLetters(dead.group, dead.store, ["orders"], LetterQuery())
+    found = OpenLetters(dead.group, dead.store, ["orders"], LetterQuery(), Brokers(dead.brokers))
     with pytest.raises(BadInput, match="replay requires exactly-once delivery"):
-        replay(None, None, where, reader, found)  # type: ignore[arg-type]
+        replay(None, where, reader, found)  # type: ignore[arg-type]
     reader.close()
 
 

@@ -18,7 +18,7 @@ from tallymark.core.spans import Log, Partition, Tally
 from tallymark.errors import RecordsLost
 from tallymark.kafka.brokers import Brokers, Topic
 from tallymark.kafka.membership import Standalone
-from tallymark.run.letters import OpenLetters, completed
+from tallymark.run.letters import OpenLetters
 from tallymark.run.setup import new_owner
 from tallymark.run.skips import OpenSkips
 from tallymark.stores.opening import open_store
@@ -88,13 +88,13 @@ def test_the_work_for_dead_letters_grows_with_their_number(
 
     monkeypatch.setattr(Brokers, "topics", counted)
     monkeypatch.setattr(Pipeline, "hgetall", counted_hash)
-    left = OpenLetters(group, store, [partition.topic], LetterQuery())
+    left = OpenLetters(group, store, [partition.topic], LetterQuery(), asked)
     for _ in range(4):
-        taken = left.take(count // 4)
-        whole, gone = completed(taken, store, asked)
-        assert (len(whole), gone) == (count // 4, [])
-        left.drop(one.id for one in taken)
-    assert left.take(1) == []
+        task = left.next(count // 4)
+        assert task is not None
+        assert (len(task.records), task.gone) == (count // 4, [])
+        left.drop(one.id for one in task.tried.values())
+    assert left.next(1) is None
     assert len(questions) == 4
     assert len(read) == (2 * count if kind == "redis" else 0)
     store.close()

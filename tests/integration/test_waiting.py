@@ -14,7 +14,7 @@ from tallymark.errors import Unreachable
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.membership import Alone
 from tallymark.run.ownership import Ownership
-from tallymark.run.setup import new_owner
+from tallymark.run.setup import Job, new_owner
 from tallymark.stores.opening import open_sql, open_store
 from tests.support.crash import Run, make_loop
 from tests.support.databases import query
@@ -58,7 +58,7 @@ def test_the_look_at_what_others_have_done_is_patient(proxy: Proxy, brokers: str
     store.create_ledger()
     cut = Cut(b"tallymark_positions", "request")
     start, alone = Start.parse("uncommitted-earliest"), Alone(cluster, [topic])
-    share = Ownership(group, new_owner(), alone, cluster, store, start, threading.Event())
+    share = Ownership(Job(group, [topic], [], new_owner(), start), alone, cluster, store)
     goals = share.goals(cluster.topics([topic]))
     proxy.arm(cut)
     assert not goals.reached({})

@@ -105,4 +105,6 @@ def moving(group: str, *advances: Advance) -> Work:
 def apply(store: Store, made: Work, claims: Mapping[Partition, Claim]) -> dict[Partition, Claim]:
     """Commit, and look up the outcome if the connection breaks. Returns the current claims."""
     committer = Committer(made.entry.group, Destination(store, store), Budget(), lambda _: [])
-    return committer.write_ledger(made.changes, made.entry, dict(claims), lambda _: None)
+    held = dict(claims)
+    committer.write_ledger(made.changes, made.entry, held, lambda _: None)
+    return held

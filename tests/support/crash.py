@@ -17,6 +17,7 @@ from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.spans import Owner
 from tallymark.core.start import Start
 from tallymark.kafka.brokers import Brokers
+from tallymark.run.claimed import run_loop
 from tallymark.run.commit import Delivery, Destination
 from tallymark.run.loop import Loop
 from tallymark.run.setup import Job
@@ -66,7 +67,7 @@ def make_loop(
         budget=budget or Budget(),
     )
     ledger = open_store(run.ledger) if run.ledger else store
-    return Loop(job, Brokers(run.brokers), Destination(store, ledger, run.delivery), reader, on_step)
+    return run_loop(job, Brokers(run.brokers), Destination(store, ledger, run.delivery), reader, on_step)
 
 
 def run_in_child(run: Run, plug: Plug | None = None) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from tallymark import Json, Kafka, Pipeline, Standalone, Tally
 from tallymark.core.progress import OnStep, ignore
-from tallymark.run.loop import Until
+from tallymark.run.until import Until
 from tests.support import databases
 from tests.support.background import Background
 

@@ -13,8 +13,8 @@ from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.member import Member
 from tallymark.kafka.membership import Group
 from tallymark.kafka.source import Kafka
+from tallymark.run.claimed import run_loop
 from tallymark.run.commit import Destination
-from tallymark.run.loop import Loop
 from tallymark.stores.opening import open_store
 from tests.support.background import Background
 from tests.support.children import PROCESSES
@@ -57,7 +57,7 @@ class SharedLoop(Running):
         job = replace(make_loop(run, self.store, self.reader).job, **changes)
         member = Member(run.group, Kafka(run.brokers, run.topic, settings=QUICK), Group(), job.owner.run)
         destination = Destination(self.store, self.store)
-        self.loop = Loop(job, Brokers(run.brokers), destination, self.reader, on_step, member)
+        self.loop = run_loop(job, Brokers(run.brokers), destination, self.reader, on_step, member)
         self._begin()
 
 

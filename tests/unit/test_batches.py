@@ -16,8 +16,7 @@ from tallymark.core.plan import Move
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Partition
 from tallymark.errors import Retry, Unreachable
-from tallymark.service.batch import Batch, Record, Records
-from tallymark.service.replaying import Message
+from tallymark.service.batch import Batch, Message, Record, Records
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -44,19 +43,23 @@ class Attempts:
         tried = {(one, n): letter(one, n) for one in (ZERO, ONE) for n in range(10)} if tries_letters else None
         moves = () if tries_letters else [Move(one, 0, lost=0, read=10) for one in (ZERO, ONE)]
         records = Records([one for some in messages.values() for one in some], pa.array([b"x"] * 20))
-        self.batch = Batch("run-1", moves, messages, records, (), self._commit, tried=tried)
+        self.batch = Batch("run-1", moves, messages, records, (), tried=tried)
+        self.batch.commit = self._commit
         self.told: list[BatchToCommit] = []
         self._ledger_first = ledger_first
         self._failing = failing
 
     @contextmanager
     def _commit(self, batch: Batch) -> Iterator[Any]:
+        batch.begin()
         if self._ledger_first:
             self.told.append(batch.accounts())
         yield None
         if not self._ledger_first:
             self.told.append(batch.accounts())
-        if len(self.told) <= self._failing:
+        failing = len(self.told) <= self._failing
+        batch.end(committed=not failing)
+        if failing:
             raise Unreachable("gone")
 
     def stops(self) -> dict[Partition, int]:

@@ -219,13 +219,11 @@ class Pair:
         )
 
     def commit(self, letters: Sequence[DeadLetter] = ()) -> Entry:
-        self.claims, entry = self._committer.commit(batch(letters), self.claims, self.passed.append)
-        return entry
+        return self._committer.commit(batch(letters), self.claims, self.passed.append)
 
     def fill(self, letters: Sequence[DeadLetter] = ()) -> Entry:
         """Offsets 0..10 of the first partition, which were skipped."""
-        _, entry = self._committer.commit(filling(letters), {}, self.passed.append)
-        return entry
+        return self._committer.commit(filling(letters), {}, self.passed.append)
 
     def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
         return [DeadLetter.of(refusal, None) for refusal in refusals]

@@ -17,7 +17,7 @@ from tallymark.core.plan import Move, Plan, plan
 from tallymark.core.records import PartitionCounts
 from tallymark.core.spans import Log, Mark, Partition, Span, Tally, Truncation
 from tallymark.errors import LogTruncated, PositionMoved, PositionRefused
-from tallymark.run.prepare import Cursor
+from tallymark.run.claimed import Cursor
 from tallymark.run.truncation import Validation, may_be_truncated
 from tallymark.run.until import Retrying
 from tests.unit.strategies import NOON, log, position

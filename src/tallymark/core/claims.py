@@ -234,6 +234,13 @@ class Entry:
         return Tally.sum([*(step.tally for step in self.advances), *filled, *replayed])
 
     @property
+    def outcome(self) -> Tally:
+        """What became of the records of this commit, including those that were skipped or dead before."""
+        died = [replay.error is not None for replay in self.replays]
+        replayed = Tally(applied=died.count(False), dead=died.count(True))
+        return Tally.sum([*(step.tally for step in self.advances), *(fill.tally for fill in self.fills), replayed])
+
+    @property
     def journal(self) -> list[Note]:
         fills = (Note("backfill", fill.done, fill.reason) for fill in self.fills)
         applied = [replay for replay in self.replays if replay.error is None]

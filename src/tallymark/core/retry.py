@@ -57,7 +57,7 @@ def retrying(
             pause = min(2.0, pause * 2)
 
 
-Work = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
+Calls = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]
 
 
 class Background:
@@ -67,7 +67,7 @@ class Background:
     """
 
     def __init__(self, name: str) -> None:
-        self._work: Work = queue.SimpleQueue()
+        self._work: Calls = queue.SimpleQueue()
         threading.Thread(target=_serve, args=[self._work], name=name, daemon=True).start()
         self._end = weakref.finalize(self, self._work.put, None)
         self._end.atexit = False
@@ -82,7 +82,7 @@ class Background:
         self._end()
 
 
-def _serve(waiting: Work) -> None:
+def _serve(waiting: Calls) -> None:
     while (item := waiting.get()) is not None:
         work, future = item
         if future.set_running_or_notify_cancel():

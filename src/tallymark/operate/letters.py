@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from tallymark.produce.producer import Producer
 from tallymark.run.letters import MOST, OpenLetters, check_delivery, chosen
 from tallymark.run.setup import Setup
 from tallymark.run.skips import check_order
+from tallymark.run.until import may_go_on
 from tallymark.service.app import App
 from tallymark.spark.pipeline import Pipeline
 from tallymark.stores.contract import Store
@@ -123,13 +125,16 @@ class LetterReplay:
             with ExitStack() as stack:
                 store = stack.enter_context(ledger(setup.ledger_url))
                 producer = stack.enter_context(Producer(to.brokers, security=to.security, tls=to.tls))
-                letters = OpenLetters(setup.group, store, setup.source.topic_names, self._query)
-                total += resend(letters, store, Brokers(source), producer, topic, by)
+                topics = setup.source.topic_names
+                letters = OpenLetters(setup.group, store, topics, self._query, Brokers(source))
+                total += resend(letters, store, producer, topic, by)
         return self._outcome(total)
 
     def _check(self) -> None:
         for setup in self._setups:
             check_delivery(setup.delivery)
+            with ledger(setup.ledger_url) as store:
+                may_go_on(store, setup.group, threading.Event(), setup.patience_seconds, has_end=True)
         if isinstance(self._found, Pipeline):
             check_order(self._found.specs, overwrite=self._overwrite, allow=self._allow)
 

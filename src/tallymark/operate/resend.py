@@ -13,28 +13,24 @@ from tallymark.core.journal import SENT, Letter
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Tally
 from tallymark.errors import CommitRefused
-from tallymark.kafka.brokers import Brokers
 from tallymark.produce.producer import Producer
-from tallymark.run.letters import MOST, OpenLetters, completed, coordinates
+from tallymark.run.letters import MOST, OpenLetters
 from tallymark.stores.contract import Store
 
 PREFIX = "tallymark-"
 
 
-def resend(letters: OpenLetters, ledger: Store, brokers: Brokers, producer: Producer, topic: str, by: str) -> Tally:
+def resend(letters: OpenLetters, ledger: Store, producer: Producer, topic: str, by: str) -> Tally:
     """Send these letters, each with its origin in the headers. Letters whose record Kafka has deleted stay dead."""
     total = Tally()
-    while chunk := letters.take(MOST):
-        whole, gone = completed(chunk, ledger, brokers)
-        group = {coordinates(letter): letter.group for letter in chunk}
-        for record in whole:
-            headers = origin(record, group[record.partition, record.offset])
+    while task := letters.next(MOST):
+        for record in task.records:
+            headers = origin(record, task.tried[record.partition, record.offset].group)
             producer.send(topic, record.value, key=record.key, headers=headers)
         producer.flush()
-        missing = {(letter.partition, letter.offset) for letter in gone}
-        _settle(ledger, [letter for letter in chunk if coordinates(letter) not in missing], by)
-        letters.drop(letter.id for letter in chunk)
-        total += Tally(applied=len(whole), dead=len(gone))
+        _settle(ledger, [task.tried[record.partition, record.offset] for record in task.records], by)
+        letters.drop(letter.id for letter in task.tried.values())
+        total += Tally(applied=len(task.records), dead=len(task.gone))
     return total
 
 

@@ -16,10 +16,10 @@ import logging
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Literal, TypeVar, get_args
+from typing import Literal, Protocol, TypeVar, get_args
 
 from tallymark.core.batch import BatchToCommit, Letters, most_frequent, records_of, without_refused
 from tallymark.core.budget import Budget
@@ -28,7 +28,7 @@ from tallymark.core.progress import Step
 from tallymark.core.retry import LAST_SECONDS, retrying
 from tallymark.core.spans import Partition, Tally
 from tallymark.core.tables import Changes, Refusal
-from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, Unreachable
+from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, TallymarkError, Unreachable
 from tallymark.stores.contract import RowsRefused, Store
 from tallymark.stores.transaction import Transaction
 
@@ -63,8 +63,33 @@ class Destination:
             retrying(store.ping, stop, patience)
 
 
+class Handling(Protocol):
+    """A batch in the hands of a handler, as its ``Committer.transaction`` sees it."""
+
+    claims: Claims
+
+    def begin(self) -> None:
+        """Called before the block. Raises if the batch can't be committed any more."""
+
+    def accounts(self) -> BatchToCommit:
+        """Return the batch as the ledger has to record it, once the block has decided which records are dead."""
+
+    def step(self, step: Step, /) -> None:
+        """Called at every step."""
+
+    def done(self, entry: Entry) -> None:
+        """Called after the commit."""
+
+    def failed(self, error: BaseException, entry: Entry | None) -> None:
+        """Called if the transaction raises. ``entry`` is what the ledger has recorded all the same (at-most-once)."""
+
+
 class Committer:
-    """Commits the batches of one group. ``letters`` fetches the dead letters of records that a table refused."""
+    """Commits the batches of one group: the changes of a pipeline, or what a handler writes in its transaction.
+
+    ``letters`` fetches the dead letters of records that a table refused. Every method that takes ``claims`` renews them
+    in place if the connection breaks, so they remain valid even if the method raises.
+    """
 
     def __init__(
         self,
@@ -83,46 +108,93 @@ class Committer:
         self._letters = letters
         self._patience = patience
         self._stop = stop
-        self._deliver = {
-            "exactly-once": self._together,
-            "at-least-once": self._rows_first,
-            "at-most-once": self._ledger_first,
-        }[destination.delivery]
 
-    def commit(self, batch: BatchToCommit, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
-        """Write the batch. Returns the claims to continue with, and the entry that was committed.
-
-        If the connection breaks, ``claims`` is renewed in place, so it remains valid even if this raises.
-        """
+    def commit(self, batch: BatchToCommit, claims: Claims, on_step: OnStep) -> Entry:
+        """Write the batch. Returns the entry that was committed."""
         while True:
-            self.check_budget(batch)
+            self._check_budget(batch)
             try:
                 return self._deliver(batch, claims, on_step)
             except RowsRefused as refused:
                 batch = self._refusing(batch, refused.refusals)
 
-    def retrying(self, work: Callable[[], T]) -> T:
+    @contextmanager
+    def transaction(self, handling: Handling) -> Iterator[Transaction]:
+        """Commit what the block writes together with the batch, or before or after it, as ``delivery`` says.
+
+        A broken connection ends the block: only the caller can repeat it. Whether its commit has happened is looked up.
+        """
+        delivery, entry = self.destination.delivery, None
+        claims, on_step = handling.claims, handling.step
+
+        def at_end() -> Entry | None:
+            nonlocal entry
+            if delivery == "exactly-once":
+                entry = replace(self._entry(handling.accounts(), claims), rows=dict(db.written))
+                return entry
+            if delivery == "at-least-once":
+                # Before the rows are committed: a batch with too many dead records must not leave any.
+                self._check_budget(handling.accounts())
+            return None
+
+        try:
+            handling.begin()
+            if delivery == "at-most-once":
+                entry = self.write_entry(handling.accounts(), claims, on_step)
+                on_step(Step.HALFWAY)
+            try:
+                with self._rows.begin(at_end, on_step) as db:
+                    yield db
+            except (Unreachable, CommitRefused) as error:
+                if delivery != "exactly-once" or entry is None or not self._has_landed(entry, claims, error, on_step):
+                    raise
+            if delivery == "at-least-once":
+                on_step(Step.HALFWAY)
+                entry = self.write_entry(handling.accounts(), claims, on_step, dict(db.written))
+        except BaseException as error:
+            handling.failed(error, entry if delivery == "at-most-once" else None)
+            raise
+        assert entry is not None
+        handling.done(entry)
+
+    def write_entry(
+        self, batch: BatchToCommit, claims: Claims, on_step: OnStep, rows: Mapping[str, int] | None = None
+    ) -> Entry:
+        """Write only the ledger's entry of a batch."""
+        entry = replace(self._entry(batch, claims), rows=rows or {})
+        self.write_ledger((), entry, claims, on_step)
+        return entry
+
+    def _retrying(self, work: Callable[[], T]) -> T:
         """Retry ``work`` for up to ``LAST_SECONDS`` after a stop, so that a batch in flight can finish."""
         return retrying(work, self._stop, self._patience, after_stop=LAST_SECONDS)
 
-    def _together(self, batch: BatchToCommit, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
-        entry = self.budgeted(batch.entry(self.group, claims))
-        return self.write_ledger(batch.changes, entry, claims, on_step), entry
+    def _entry(self, batch: BatchToCommit, claims: Claims) -> Entry:
+        self._check_budget(batch)
+        return self._budgeted(batch.entry(self.group, claims))
 
-    def _rows_first(self, batch: BatchToCommit, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
-        self.retrying(lambda: self._write_rows(batch.changes, on_step))
-        on_step(Step.HALFWAY)
-        entry = self.budgeted(batch.entry(self.group, claims))
-        return self.write_ledger((), entry, claims, on_step), entry
+    def _has_landed(self, entry: Entry, claims: Claims, error: TallymarkError, on_step: OnStep) -> bool:
+        """Whether the commit of a handler's transaction that ended with this error has happened."""
+        if isinstance(error, CommitRefused):
+            return self._has_fills(entry)
+        log.warning("commit outcome unknown batch=%s error=%s", entry.batch, error)
+        on_step(Step.UNKNOWN)
+        return self._retrying(lambda: self._outcome(entry, claims))
 
-    def _ledger_first(self, batch: BatchToCommit, claims: Claims, on_step: OnStep) -> tuple[Claims, Entry]:
-        # Refused rows must be known before the positions move.
-        self.retrying(lambda: self._rows.try_out(batch.changes, self._refusals_wanted))
-        entry = self.budgeted(batch.entry(self.group, claims))
-        held = self.write_ledger((), entry, claims, on_step)
-        on_step(Step.HALFWAY)
-        self._write_rows_once(batch.changes, on_step)
-        return held, entry
+    def _deliver(self, batch: BatchToCommit, claims: Claims, on_step: OnStep) -> Entry:
+        delivery, changes = self.destination.delivery, batch.changes
+        if delivery == "at-least-once":
+            self._retrying(lambda: self._write_rows(changes, on_step))
+            on_step(Step.HALFWAY)
+        elif delivery == "at-most-once":
+            # Refused rows must be known before the positions move.
+            self._retrying(lambda: self._rows.try_out(changes, self._refusals_wanted))
+        entry = self._budgeted(batch.entry(self.group, claims))
+        self.write_ledger(changes if delivery == "exactly-once" else (), entry, claims, on_step)
+        if delivery == "at-most-once":
+            on_step(Step.HALFWAY)
+            self._write_rows_once(changes, on_step)
+        return entry
 
     def _write_rows(self, changes: Sequence[Changes], on_step: OnStep) -> None:
         self._rows.apply(changes, None, on_step, self._refusals_wanted)
@@ -148,18 +220,16 @@ class Committer:
                     error,
                 )
 
-        self.retrying(attempt)
+        self._retrying(attempt)
 
-    def write_ledger(self, changes: Sequence[Changes], entry: Entry, claims: Claims, on_step: OnStep) -> Claims:
+    def write_ledger(self, changes: Sequence[Changes], entry: Entry, claims: Claims, on_step: OnStep) -> None:
         """Apply to the ledger's store, and determine the outcome if the connection breaks."""
         unknown = False
 
         def attempt() -> None:
             nonlocal unknown
             if unknown:
-                renewed, landed = self.outcome(entry, claims)
-                claims.update(renewed)
-                if landed:
+                if self._outcome(entry, claims):
                     log.warning("commit confirmed after a connection loss group=%s batch=%s", self.group, entry.batch)
                     return
                 unknown = False
@@ -172,20 +242,19 @@ class Committer:
                 raise
             except CommitRefused:
                 # Fills are not fenced, so the conflicting fill may be an earlier attempt of this batch.
-                if not self.has_fills(entry):
+                if not self._has_fills(entry):
                     raise
 
-        self.retrying(attempt)
-        return claims
+        self._retrying(attempt)
 
-    def outcome(self, entry: Entry, held: Claims) -> tuple[Claims, bool]:
-        """The claims to continue with, and whether a commit of unknown outcome had reached the database."""
+    def _outcome(self, entry: Entry, claims: Claims) -> bool:
+        """Whether a commit of unknown outcome has reached the database. Renews the claims."""
         if not entry.advances:
-            return held, self.has_fills(entry)
-        held = self._ledger.reclaim(self.group, held)
-        return held, _landed(entry, held)
+            return self._has_fills(entry)
+        claims.update(self._ledger.reclaim(self.group, claims))
+        return _landed(entry, claims)
 
-    def has_fills(self, entry: Entry) -> bool:
+    def _has_fills(self, entry: Entry) -> bool:
         mends = bool(entry.fills or entry.replays) and not entry.advances
         return mends and self._ledger.filled(self.group, entry.batch)
 
@@ -205,7 +274,7 @@ class Committer:
             refusals[0].error,
         )
         known_refusals = [*batch.reading.refusals, *distinct.values()]
-        reading, refused = self.retrying(
+        reading, refused = self._retrying(
             lambda: without_refused(batch.reading, known_refusals, batch.tables, batch.again)
         )
         known = records_of(batch.letters)
@@ -213,7 +282,7 @@ class Committer:
         fetched = self._letters([refusal for refusal in refused if refusal.record not in known])
         return batch.refusing(reading, [*undecoded, *fetched])
 
-    def check_budget(self, batch: BatchToCommit) -> None:
+    def _check_budget(self, batch: BatchToCommit) -> None:
         if not batch.letters:
             return
         last, dead = batch.letters[-1], len(batch.letters)
@@ -224,7 +293,7 @@ class Committer:
             recent = self._recent(datetime.now(UTC))
             self._budget.check_ratio(self.group, recent + tally, most_frequent(batch.letters))
 
-    def budgeted(self, entry: Entry) -> Entry:
+    def _budgeted(self, entry: Entry) -> Entry:
         """The entry, with a pause added if it exhausts the budget of the window."""
         if not self._budget.has_window or not entry.tally.dead:
             return entry
@@ -236,7 +305,7 @@ class Committer:
         def recent() -> Tally:
             return self._ledger.recent(self.group, self._budget.window_start(now, self._ledger.state(self.group)))
 
-        return self.retrying(recent)
+        return self._retrying(recent)
 
 
 def _with_epochs(entry: Entry, held: Mapping[Partition, Claim]) -> Entry:
@@ -250,86 +319,3 @@ def _landed(entry: Entry, held: Mapping[Partition, Claim]) -> bool:
     if not all(at_stop) and not all(at_start):
         raise CommitRefused(f"group {entry.group}: positions changed during a connection loss; start the run again")
     return all(at_stop)
-
-
-Accounts = Callable[[], BatchToCommit]
-
-
-@dataclass
-class Handled:
-    """State of a batch during its handler: the claims to continue with, its entry, and whether the ledger has it."""
-
-    claims: Claims
-    entry: Entry | None = None
-    moved: bool = False
-
-
-class HandledCommitter:
-    """Commits the writes of handlers. ``accounts`` returns the batch once the handler has finished."""
-
-    def __init__(self, committer: Committer) -> None:
-        self._committer = committer
-        self._handle = {
-            "exactly-once": self._together,
-            "at-least-once": self._rows_first,
-            "at-most-once": self._ledger_first,
-        }[committer.destination.delivery]
-
-    def transaction(self, accounts: Accounts, handled: Handled, on_step: OnStep) -> AbstractContextManager[Transaction]:
-        """The open transaction. ``handled.claims`` are the claims to continue with, even if this raises."""
-        return contextmanager(self._handle)(accounts, handled, on_step)
-
-    def _together(self, accounts: Accounts, handled: Handled, on_step: OnStep) -> Iterator[Transaction]:
-        committer = self._committer
-        db: Transaction | None = None
-
-        def entry() -> Entry:
-            draft = self._entry(accounts, handled)
-            handled.entry = replace(draft, rows=dict(db.written) if db is not None else {})
-            return handled.entry
-
-        try:
-            with committer.destination.rows.begin(entry, on_step) as db:
-                yield db
-        except (Unreachable, CommitRefused) as error:
-            sent = handled.entry
-            if sent is None:
-                raise
-            if isinstance(error, CommitRefused):
-                landed = committer.has_fills(sent)
-            else:
-                log.warning("commit outcome unknown batch=%s error=%s", sent.batch, error)
-                on_step(Step.UNKNOWN)
-                handled.claims, landed = committer.retrying(lambda: committer.outcome(sent, handled.claims))
-            if not landed:
-                raise
-        handled.moved = True
-
-    def _rows_first(self, accounts: Accounts, handled: Handled, on_step: OnStep) -> Iterator[Transaction]:
-        def budget() -> None:
-            """Runs before the rows are committed: a batch with too many dead records must not leave any."""
-            self._committer.check_budget(accounts())
-
-        with self._committer.destination.rows.begin(budget, on_step) as db:
-            yield db
-        on_step(Step.HALFWAY)
-        self._write_ledger(replace(self._entry(accounts, handled), rows=dict(db.written)), handled, on_step)
-
-    def _ledger_first(self, accounts: Accounts, handled: Handled, on_step: OnStep) -> Iterator[Transaction]:
-        self._write_ledger(self._entry(accounts, handled), handled, on_step)
-        on_step(Step.HALFWAY)
-        with self._committer.destination.rows.begin(lambda: None, on_step) as db:
-            yield db
-
-    def ledger_only(self, accounts: Accounts, handled: Handled, on_step: OnStep) -> None:
-        """Move positions past offsets that hold no record for a handler."""
-        self._write_ledger(self._entry(accounts, handled), handled, on_step)
-
-    def _write_ledger(self, entry: Entry, handled: Handled, on_step: OnStep) -> None:
-        handled.claims = self._committer.write_ledger((), entry, handled.claims, on_step)
-        handled.entry, handled.moved = entry, True
-
-    def _entry(self, accounts: Accounts, handled: Handled) -> Entry:
-        batch = accounts()
-        self._committer.check_budget(batch)
-        return self._committer.budgeted(batch.entry(self._committer.group, handled.claims))

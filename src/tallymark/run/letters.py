@@ -1,4 +1,4 @@
-"""Replays the open dead letters of a group: applies the current code to their original records.
+"""The work of a replay: the open dead letters of a group, whose original records are applied by the current code.
 
 Every batch is one transaction that writes the rows and settles their letters; a record that fails again stays dead,
 with its new error. A replay claims nothing and moves no position, so it does not disturb the group. If two replays try
@@ -12,28 +12,25 @@ import re
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
-from functools import partial
-from itertools import count, islice
-from typing import Protocol
+from itertools import islice
 
-from tallymark.core.batch import NOT_KEPT, BatchToCommit, check_letters, is_kept, refused, without_refused
+from tallymark.core.batch import NOT_KEPT, is_kept
 from tallymark.core.budget import Budget
-from tallymark.core.claims import Replay
+from tallymark.core.claims import Entry
 from tallymark.core.journal import DEAD, Journal, Letter, LetterQuery
-from tallymark.core.plan import Plan
-from tallymark.core.progress import OnStep, Progress, Step, ignore
-from tallymark.core.records import DeadLetter, RawRecord, Reader, Reading
+from tallymark.core.progress import OnStep, ignore
+from tallymark.core.records import DeadLetter, RawRecord
 from tallymark.core.spans import Partition, Position, Tally
 from tallymark.core.tables import Refusal
-from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, TallymarkError
+from tallymark.errors import BadInput, CommitRefused
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import is_pattern
-from tallymark.run.commit import Committer, Destination
-from tallymark.run.prepare import empty_reading
+from tallymark.run.commit import Destination
+from tallymark.run.loop import Loop
+from tallymark.run.prepare import Rereader
 from tallymark.run.setup import Job
 from tallymark.run.skips import check_order
-from tallymark.run.until import Retrying
+from tallymark.run.work import Task, Work
 from tallymark.stores.contract import Store
 
 log = logging.getLogger(__name__)
@@ -46,25 +43,42 @@ UNLIMITED = Budget(max_dead_per_batch=None, max_dead_ratio_per_batch=None)
 """Replays have no budget: a record that fails again was dead before."""
 
 
-class OpenLetters:
+class OpenLetters(Work[Task]):
     """The selected open letters of a group, processed in order.
 
     Other processes may settle letters concurrently, so ``take`` looks letters up again and returns only open letters.
     """
 
-    def __init__(self, group: str, ledger: Store, topics: Collection[str], query: LetterQuery) -> None:
+    verb, left, prefix, most = "replayed", "left", "replay-", MOST
+
+    def __init__(
+        self, group: str, ledger: Store, topics: Collection[str], query: LetterQuery, brokers: Brokers
+    ) -> None:
         if query.group not in (None, group):
             raise BadInput(f"LetterQuery(group={query.group!r}) does not match group {group}; leave out group=")
-        self._group = group
-        self._ledger = ledger
+        self._group, self._ledger, self._brokers = group, ledger, brokers
         # A dict keeps the order and deletes in constant time.
         self._left = dict.fromkeys(letter.id for letter in chosen(ledger, replace(query, group=group), topics))
         self._last: list[str] = []
         self._refusals = 0
+        self._records: dict[tuple[Partition, int], DeadLetter] = {}
 
     def __len__(self) -> int:
         """Number of letters not tried yet."""
         return len(self._left)
+
+    @property
+    def finished(self) -> bool:
+        return not self._left
+
+    def next(self, most: int) -> Task | None:
+        letters = self.take(most)
+        if not letters:
+            return None
+        records, gone = _completed(letters, self._ledger, self._brokers)
+        self._records = {(record.partition, record.offset): record for record in records}
+        tried = {coordinates(letter): letter for letter in letters}
+        return Task(behind=len(self) - len(letters), tried=tried, records=records, gone=gone)
 
     def take(self, most: int) -> list[Letter]:
         """The next open letters, at most one for each record; empty if all were tried."""
@@ -78,16 +92,26 @@ class OpenLetters:
                 return sorted(distinct, key=coordinates)
         return []
 
+    def letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
+        return [
+            replace(self._records[refusal.record], table=refusal.table, error=refusal.error) for refusal in refusals
+        ]
+
+    def done(self, entry: Entry) -> None:
+        self.drop(attempt.letter for attempt in entry.replays)
+
     def drop(self, ids: Iterable[str]) -> None:
         """Remove letters that were tried, or settled by other processes."""
         for letter in ids:
             self._left.pop(letter, None)
 
-    def refused(self, error: CommitRefused) -> None:
-        """Count a refusal; raise ``error`` if the same letters are refused too often."""
+    def refused(self, error: BaseException) -> bool:
+        """Continue with the letters that are still open, unless the same letters are refused too often."""
+        if not isinstance(error, CommitRefused):
+            return False
+        log.warning("letters refused, looking them up again group=%s error=%s", self._group, error)
         self._refusals += 1
-        if self._refusals > MOST_REFUSALS:
-            raise error
+        return self._refusals <= MOST_REFUSALS
 
     def _notice(self, ids: list[str]) -> None:
         if ids != self._last:
@@ -117,18 +141,12 @@ def _journal(ledger: Store) -> Journal:
     return ledger.journal()
 
 
-def outcome(replays: Iterable[Replay]) -> Tally:
-    """How many letters were applied, and how many failed again."""
-    died = [attempt.error is not None for attempt in replays]
-    return Tally(applied=died.count(False), dead=died.count(True))
-
-
 def coordinates(letter: Letter) -> tuple[Partition, int]:
     """Partition and offset of the letter's record."""
     return letter.record.partition, letter.record.offset
 
 
-def completed(letters: Sequence[Letter], ledger: Store, brokers: Brokers) -> tuple[list[DeadLetter], list[DeadLetter]]:
+def _completed(letters: Sequence[Letter], ledger: Store, brokers: Brokers) -> tuple[list[DeadLetter], list[DeadLetter]]:
     """The letters with their records, fetched from Kafka if not in the ledger; and those that Kafka has deleted."""
     missing = [letter for letter in letters if not is_kept(letter.record)]
     records = _fetched(missing, ledger, brokers)
@@ -179,13 +197,6 @@ def _reads(topics: Collection[str], topic: str) -> bool:
     return any(re.match(name, topic) if is_pattern(name) else name == topic for name in topics)
 
 
-class Rereader(Reader, Protocol):
-    """A reader that also accepts records instead of spans."""
-
-    def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
-        """Shape the records of these letters as if they had been read in one batch."""
-
-
 def check_delivery(delivery: str) -> None:
     if delivery != "exactly-once":
         raise BadInput(
@@ -196,7 +207,6 @@ def check_delivery(delivery: str) -> None:
 
 def replay(
     job: Job,
-    brokers: Brokers,
     destination: Destination,
     reader: Rereader,
     letters: OpenLetters,
@@ -211,107 +221,5 @@ def replay(
     """
     check_delivery(destination.delivery)
     check_order(job.tables, overwrite=overwrite)
-    return Replayer(job, brokers, destination, reader, on_step, stop or threading.Event()).run(letters)
-
-
-class Replayer:
-    """Runs one replay, batch after batch."""
-
-    def __init__(
-        self,
-        job: Job,
-        brokers: Brokers,
-        destination: Destination,
-        reader: Rereader,
-        on_step: OnStep,
-        stop: threading.Event,
-    ) -> None:
-        self._job, self._brokers, self._reader, self._on_step, self._stop = job, brokers, reader, on_step, stop
-        self._retrying = Retrying(stop, job.patience)
-        self._store = destination.rows
-        self._records: dict[tuple[object, int], DeadLetter] = {}
-        self._committer = Committer(job.group, destination, UNLIMITED, self._letters, job.patience, stop)
-        self._limit = min(MOST, job.limits.records, self._store.most_records or MOST)
-        self._batches = count(1)
-
-    def run(self, left: OpenLetters) -> Tally:
-        self._retrying(self._check)
-        total = Tally()
-        while not self._stop.is_set():
-            letters = self._retrying(lambda: left.take(self._limit))
-            if not letters:
-                break
-            try:
-                total += self._try(letters, len(left) - len(letters))
-            except CommitRefused as error:
-                log.warning("letters refused, looking them up again group=%s error=%s", self._job.group, error)
-                left.refused(error)
-            except BatchTooLarge as error:
-                self._try_fewer(len(letters), error)
-            else:
-                left.drop(letter.id for letter in letters)
-        return total
-
-    def _check(self) -> None:
-        schemas = self._reader.schemas()
-        self._store.check_tables(self._job.tables, schemas)
-        self._store.create_tables(self._job.tables, schemas)
-
-    def _try(self, letters: Sequence[Letter], left: int) -> Tally:
-        name = f"{self._job.owner.run}-replay-{next(self._batches)}"
-        progress = Progress(name, len(letters), left)
-        self._on_step(Step.PLANNED, progress)
-        batch = self._retrying(partial(self._prepared, name, letters, progress))
-        try:
-            _, entry = self._committer.commit(batch, {}, lambda step: self._on_step(step, progress))
-        finally:
-            self._reader.discard(batch.reading)
-        tally = outcome(entry.replays)
-        done = replace(progress, tally=tally, rows=entry.rows)
-        self._on_step(Step.COMMITTED, done)
-        log.info("replayed group=%s batch=%s tally=%s left=%d", entry.group, name, tally, left)
-        self._on_step(Step.DONE, done)
-        return tally
-
-    def _prepared(self, name: str, letters: Sequence[Letter], progress: Progress) -> BatchToCommit:
-        started = datetime.now(UTC)
-        records, gone = completed(letters, self._store, self._brokers)
-        self._records = {(record.partition, record.offset): record for record in records}
-        again, tables = partial(self._reading, records, name), self._job.tables
-        reading = again()
-        self._on_step(Step.READ, progress)
-        reading, refusals = without_refused(reading, refused(reading, tables), tables, again)
-        dead = [*gone, *reading.dead_letters, *self._letters(refusals)]
-        tried = {coordinates(letter): letter for letter in letters}
-        batch = BatchToCommit.shaped(name, started, Plan(()), reading, tables, dead, tried=tried, again=again)
-        self._on_step(Step.STAGED, progress)
-        return batch
-
-    def _reading(
-        self, records: Sequence[DeadLetter], name: str, without: Collection[tuple[Partition, int]] = ()
-    ) -> Reading:
-        records = [record for record in records if (record.partition, record.offset) not in without]
-        reading = self._reader.reread(records, name) if records else empty_reading(self._reader)
-        _check_count(reading, len(records))
-        return reading
-
-    def _try_fewer(self, letters: int, error: BatchTooLarge) -> None:
-        if letters <= 1:
-            raise error
-        self._limit = letters // 2
-        log.info("replaying in smaller batches group=%s letters=%d error=%s", self._job.group, self._limit, error)
-
-    def _letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
-        return [
-            replace(self._records[refusal.record], table=refusal.table, error=refusal.error) for refusal in refusals
-        ]
-
-
-def _check_count(reading: Reading, expected: int) -> None:
-    """Settling a letter whose record was not read would lose the record."""
-    check_letters(reading)
-    counted = sum(seen.records for seen in reading.seen.values())
-    if counted != expected:
-        raise TallymarkError(
-            f"the reader counted {counted} records for {expected} dead letters; none of them was settled"
-        )
+    job = replace(job, budget=UNLIMITED)
+    return Loop(job, letters, reader, destination, stop or threading.Event(), on_step).run()

@@ -1,291 +1,240 @@
-"""The batch loop: plan, read, stage, commit. It uses Spark only through the Reader protocol.
+"""The batch loop of a pipeline: takes tasks from its work, reads, stages and commits them.
 
-The next batch is planned, read and staged in a separate thread while the current batch commits. Only the caller's
-thread uses the ledger.
+The loop uses Spark only through the Reader protocol. If the work reads ahead, the next batch is planned, read and
+staged in a separate thread while the current batch commits. Only the caller's thread uses the ledger.
 """
 
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Literal
+from typing import Generic
 
 from tallymark.core.claims import Entry
-from tallymark.core.plan import Plan
+from tallymark.core.plan import Move
 from tallymark.core.progress import OnStep, Progress, Step, ignore
-from tallymark.core.records import Reader
 from tallymark.core.retry import Background
-from tallymark.core.spans import Partition, Tally
-from tallymark.errors import (
-    BatchTooLarge,
-    Fenced,
-    LogTruncated,
-    TallymarkError,
-    TopicRecreated,
-    UnknownTopic,
-    Unreachable,
-)
-from tallymark.kafka.brokers import Brokers, Topic
-from tallymark.kafka.membership import Alone, Membership
-from tallymark.kafka.source import is_pattern
+from tallymark.core.spans import Tally
+from tallymark.errors import BatchTooLarge, CommitRefused, TallymarkError, Unreachable
 from tallymark.run.commit import Committer, Destination
-from tallymark.run.ownership import Ownership, OwnershipChange
-from tallymark.run.prepare import Cursor, Preparation, Prepared
+from tallymark.run.prepare import Preparation, Prepared, Rereader
 from tallymark.run.setup import Job
-from tallymark.run.until import Goals, Retrying, may_go_on
+from tallymark.run.until import Retrying, Until, may_go_on
+from tallymark.run.work import T, Task, Work
 
 log = logging.getLogger(__name__)
-
-Until = Literal["stopped", "caught-up"]
 
 FIRST_WAIT, LONGEST_WAIT = 0.01, 0.1
 """Shortest and longest wait of an idle loop, in seconds; the wait grows while there are no new records."""
 
 
-class Loop:
-    """One run of a group, from claim to release."""
+class BatchLoop(Generic[T]):
+    """What the loops of both engines share: when they wait and end, and how they report a commit."""
+
+    pause_interval = 0.0
+    """Minimum number of seconds between two checks whether the group is paused."""
 
     def __init__(
-        self,
-        job: Job,
-        brokers: Brokers,
-        destination: Destination,
-        reader: Reader,
-        on_step: OnStep = ignore,
-        membership: Membership | None = None,
+        self, job: Job, work: Work[T], destination: Destination, stop: threading.Event, on_step: OnStep
     ) -> None:
         self.job = job
-        self._brokers = brokers
-        self._store = destination.rows
-        self._ledger = destination.ledger
-        self._reader = reader
-        self._on_step = on_step
-        self._stop = brokers.stop
-        self._retrying = Retrying(self._stop, job.patience)
-        member = membership or Alone(brokers, job.topics)
-        self._ownership = Ownership(
-            job.group,
-            job.owner,
-            member,
-            brokers,
-            self._ledger,
-            job.start,
-            self._stop,
-            job.patience,
-            tolerant=any(map(is_pattern, job.topics)),
-            retention=job.retention,
-        )
-        self._cursor, self._total = Cursor(), Tally()
-        self._ahead = Preparation(
-            job, brokers, reader, self._ownership, self._cursor, self._store.most_records, self._stop, on_step
-        )
-        self._committer = Committer(job.group, destination, job.budget, self._ahead.letters, job.patience, self._stop)
+        self.work, self._stop, self.on_step = work, stop, on_step
+        self._retrying = Retrying(stop, job.patience)
+        self._store, self._ledger = destination.rows, destination.ledger
+        self._committer = Committer(job.group, destination, job.budget, work.letters, job.patience, stop)
+        self._checked_pause = -math.inf
 
-    def stop(self) -> None:
-        """Finish the batch that is being committed, then end the run."""
-        self._stop.set()
-
-    def run(self, until: Until = "stopped") -> Tally:
-        """Run until stopped, or until all records that were in the topics at the start are in the tables."""
+    @contextmanager
+    def _ending(self) -> Iterator[None]:
+        """End the work after the block. A server that is unreachable while the loop stops is no error."""
         try:
-            topics = self._retrying(self._check)
-            goals = self._ownership.goals(topics) if until == "caught-up" else None
-            if not self._running(goals, lambda: None):
-                return Tally()
-            self._ownership.join(topics)
-            return self._batches_until(goals)
-        finally:
-            if self._ownership.leave():
-                with suppress(TallymarkError):
-                    self._store.clear_stages(self.job.group, of=self.job.owner.run)
-
-    def _check(self) -> dict[str, Topic]:
-        """Check everything that can be checked before joining and claiming. Returns the existing topics."""
-        topics = self._retrying(lambda: self._brokers.find(self.job.topics))
-        schemas = self._reader.schemas()
-        self._store.check_tables(self.job.tables, schemas)
-        self._ledger.create_ledger()
-        self._store.create_tables(self.job.tables, schemas)
-        return topics
-
-    def _running(self, goals: Goals | None, meanwhile: Callable[[], None] | None = None) -> bool:
-        """Whether to continue; waits while the group is paused."""
-        return may_go_on(
-            self._ledger,
-            self.job.group,
-            self._stop,
-            self.job.patience,
-            has_end=goals is not None,
-            meanwhile=meanwhile or self._reconcile,
-        )
-
-    def _reconcile(self) -> None:
-        """Claim assigned partitions and release revoked partitions. Call only between batches."""
-        self._follow(self._ownership.reconcile())
-
-    def _follow(self, change: OwnershipChange) -> None:
-        self._cursor.remove(change.gone)
-        if change.gone:
-            self._cursor.turn += 1
-            self._reader.release(change.gone)
-        self._cursor.add({partition: self._ownership.claims[partition].position.mark for partition in change.gained})
-        if change.gained:
-            self._check_gained(change.gained)
-            self._retrying(self._clear_stages)
-
-    def _check_gained(self, gained: Collection[Partition]) -> None:
-        try:
-            self._ownership.readable(gained, self.job.on_loss)
-        except LogTruncated as cut:
-            self._cut_back(cut)
-        except UnknownTopic:
-            if not self._ownership.tolerant:
-                raise
-            self._ownership.drop(gained)
-            self._cursor.remove(gained)
-
-    def _cut_back(self, cut: LogTruncated) -> None:
-        # Only committed positions count: an abandoned batch may have been read past the truncation.
-        at = {partition: claim.position.next_offset for partition, claim in self._ownership.claims.items()}
-        truncations = [one for one in cut.found if at.get(one.partition) == one.position]
-        if truncations and self.job.on_loss == "fail":
-            raise cut
-        self._follow(self._ownership.cut_back(truncations))
-
-    def _clear_stages(self) -> None:
-        """Remove the staging tables of runs that hold no partition any more."""
-        positions = self._ledger.positions(self.job.group).get(self.job.group, [])
-        alive = {position.owner.run for position in positions if position.owner}
-        self._store.clear_stages(self.job.group, keep=alive | {self.job.owner.run})
-
-    def _batches_until(self, goals: Goals | None) -> Tally:
-        background = Background("tallymark-read")
-        try:
-            self._pump(background, goals)
+            yield
         except Unreachable as error:
             if not self._stop.is_set():
                 raise
             log.warning("stopped while a server was unreachable group=%s error=%s", self.job.group, error)
         finally:
-            # Cancel a pending read instead of waiting for it.
-            self._stop.set()
-            self._reader.cancel()
-            background.close()
-        return self._total
+            self._end()
 
-    def _pump(self, background: Background, goals: Goals | None) -> None:
-        """Commit batch after batch, each while the next is being read."""
-        pause = FIRST_WAIT
-        self._reconcile()
-        ahead = background.submit(self._ahead.prepare)
-        while True:
-            prepared = self._wait(ahead)
-            if prepared is not None:
-                self._cursor.pass_by(prepared.batch.plan.moves)
-                pause = FIRST_WAIT
-            elif not self._finished(goals):
-                self._stop.wait(pause)
-                pause = min(LONGEST_WAIT, pause * 1.5)
-                self._reconcile()
-                if goals is not None:
-                    goals.lower(self._cursor.offsets)
-            finished = self._finished(goals)
-            if not finished:
-                ahead = background.submit(self._ahead.prepare)
-            if prepared is not None and self._running(goals):
-                self._total += self._commit_if_owned(prepared)
-            if finished and self._finished(goals):
-                self._running(goals)
-                return
+    def _end(self) -> None:
+        self.work.leave()
 
-    def _wait(self, ahead: Future[Prepared | None]) -> Prepared | None:
-        """Wait for the batch that is being read; None if the run stops or the batch is void."""
-        while not self._stop.is_set():
-            done = wait([ahead], timeout=0.2).done
-            self._reconcile()
-            if not done:
-                continue
-            try:
-                prepared = ahead.result()
-            except LogTruncated as cut:
-                self._cut_back(cut)
-                return None
-            except TopicRecreated:
-                # Check again: earlier batches have been committed since, and the error must name the current position.
-                self._ownership.check_identity()
-                raise
-            if prepared is not None and prepared.turn != self._cursor.turn:
-                self._abandon(prepared)
-                return None
-            return prepared
-        return None
+    @property
+    def _finished(self) -> bool:
+        return self._stop.is_set() or self.work.finished
 
-    def _abandon(self, prepared: Prepared) -> None:
-        log.info("batch abandoned, partitions no longer owned group=%s batch=%s", self.job.group, prepared.batch.name)
-        self._ahead.discard(prepared.batch)
-        self._on_step(Step.DROPPED, Progress(prepared.batch.name, prepared.batch.plan.offsets, prepared.behind))
-
-    def _finished(self, goals: Goals | None) -> bool:
-        if self._stop.is_set():
+    def _may_go_on(self, meanwhile: Callable[[], None] | None = None) -> bool:
+        """Whether to continue; waits while the group is paused."""
+        if time.monotonic() - self._checked_pause < self.pause_interval:
             return True
-        return goals is not None and self._ownership.assigned and goals.reached(self._cursor.offsets)
+        meanwhile, has_end = meanwhile or self.work.refresh, self.work.has_end
+        may = may_go_on(
+            self._ledger, self.job.group, self._stop, self.job.patience, has_end=has_end, meanwhile=meanwhile
+        )
+        self._checked_pause = time.monotonic()
+        return may
 
-    def _commit_if_owned(self, prepared: Prepared) -> Tally:
-        if prepared.turn != self._cursor.turn:
-            claims, moved = self._ownership.claims, {move.partition for move in prepared.batch.plan.moves}
-            self._cursor.go_back(
-                {partition: claim.position.mark for partition, claim in claims.items() if partition in moved}
-            )
-            self._abandon(prepared)
-            return Tally()
-        try:
-            return self._commit(prepared)
-        except Fenced as refused:
-            self._follow(self._ownership.recover(refused))
-            return Tally()
-
-    def _commit(self, prepared: Prepared) -> Tally:
-        began, batch = time.monotonic(), prepared.batch
-        progress = Progress(batch.name, batch.plan.offsets, prepared.behind, since=began)
-        try:
-            self._ownership.claims, entry = self._committer.commit(
-                batch, self._ownership.claims, lambda step: self._on_step(step, progress)
-            )
-        except BatchTooLarge as error:
-            self._on_step(Step.DROPPED, replace(progress, error=error))
-            log.info("committing in smaller batches group=%s batch=%s error=%s", self.job.group, batch.name, error)
-            return self._commit_in_parts(batch.plan, prepared.behind)
-        except Exception as error:
-            self._on_step(Step.DROPPED, replace(progress, error=error))
-            raise
-        finally:
-            self._reader.discard(batch.reading)
-        self._ahead.learn(batch, max(prepared.seconds, time.monotonic() - began))
-        self._ownership.committed(entry)
-        self._report(prepared, entry, progress)
-        return entry.tally
-
-    def _report(self, prepared: Prepared, entry: Entry, progress: Progress) -> None:
-        for move in prepared.batch.plan.moves:
+    def report(self, entry: Entry, moves: Sequence[Move], progress: Progress) -> None:
+        if entry.pause is not None:
+            self._checked_pause = -math.inf
+        for move in moves:
             if move.skipped:
                 log.warning("skipped group=%s span=%s reason=%s", self.job.group, move.skipped_span, move.reason)
         tallies = {step.partition: step.tally for step in entry.advances}
-        progress = replace(progress, tally=entry.tally, tallies=tallies, rows=entry.rows)
-        self._on_step(Step.COMMITTED, progress)
-        log.info(
-            "committed group=%s batch=%s tally=%s behind=%d", entry.group, entry.batch, entry.tally, prepared.behind
-        )
-        self._on_step(Step.DONE, progress)
+        progress = replace(progress, tally=entry.outcome, tallies=tallies, rows=entry.rows)
+        self.on_step(Step.COMMITTED, progress)
+        left = f" {self.work.left}={progress.behind}" if self.work.left else ""
+        log.info("%s group=%s batch=%s tally=%s%s", self.work.verb, self.job.group, entry.batch, entry.outcome, left)
+        self.on_step(Step.DONE, progress)
 
-    def _commit_in_parts(self, planned: Plan, behind: int) -> Tally:
-        """Commit the same moves in smaller batches, in which refused records can be found."""
-        total = Tally()
-        while planned:
-            part = self._ahead.prepare_part(planned, behind)
-            total += self._commit(part)
-            planned = planned.after(part.batch.plan)
-        return total
+
+class Loop(BatchLoop[Task]):
+    """A run, a backfill or a replay of a pipeline, from its first check to its end."""
+
+    def __init__(
+        self,
+        job: Job,
+        work: Work[Task],
+        reader: Rereader,
+        destination: Destination,
+        stop: threading.Event,
+        on_step: OnStep = ignore,
+    ) -> None:
+        super().__init__(job, work, destination, stop, on_step)
+        self._reader = reader
+        self._preparation = Preparation(job, work, reader, self._store.most_records, stop, on_step)
+        self._background = Background("tallymark-read")
+        self._total = Tally()
+
+    def stop(self) -> None:
+        """Finish the batch that is being committed, then end."""
+        self._stop.set()
+
+    def run(self, until: Until = "stopped") -> Tally:
+        """Run until stopped, or until the work is finished. Returns what became of the records."""
+        with self._ending():
+            self.work.begin(until)
+            self._retrying(self._check)
+            if self._may_go_on(lambda: None):
+                self._pump()
+        return self._total
+
+    def _end(self) -> None:
+        # Cancel a pending read instead of waiting for it.
+        self._stop.set()
+        self._background.close()
+        try:
+            self._reader.cancel()
+        finally:
+            super()._end()
+
+    def _check(self) -> None:
+        """Check everything that can be checked before anything is claimed or read."""
+        schemas = self._reader.schemas()
+        self._store.check_tables(self.job.tables, schemas)
+        self._ledger.create_ledger()
+        self._store.create_tables(self.job.tables, schemas)
+
+    def _pump(self) -> None:
+        """Commit batch after batch, each while the next is being read if the work reads ahead."""
+        pause, ahead = FIRST_WAIT, None
+        self.work.refresh()
+        if self.work.reads_ahead:
+            ahead = self._background.submit(self._preparation.next)
+        while True:
+            prepared = self._wait(ahead)
+            if prepared is not None:
+                self.work.taken(prepared.task)
+                pause = FIRST_WAIT
+            elif not self._finished:
+                self._stop.wait(pause)
+                pause = min(LONGEST_WAIT, pause * 1.5)
+                self.work.refresh()
+            finished = self._finished
+            if self.work.reads_ahead and not finished:
+                ahead = self._background.submit(self._preparation.next)
+            if prepared is not None and self._may_go_on():
+                self._commit_if_valid(prepared)
+            if finished and self._finished:
+                # The last batch may have exhausted the budget.
+                self._may_go_on()
+                return
+
+    def _wait(self, ahead: Future[Prepared | None] | None) -> Prepared | None:
+        """Wait for the batch that is being read, or read one now. None if the run stops or the batch is void."""
+        while ahead is not None and not self._stop.is_set() and not wait([ahead], timeout=0.2).done:
+            self.work.refresh()
+        if self._stop.is_set():
+            return None
+        self.work.refresh()
+        try:
+            prepared = ahead.result() if ahead is not None else self._preparation.next()
+        except TallymarkError as error:
+            if isinstance(error, CommitRefused) or not self.work.refused(error):
+                raise
+            return None
+        if prepared is not None and not self.work.is_valid(prepared.task):
+            self._abandon(prepared)
+            return None
+        return prepared
+
+    def _abandon(self, prepared: Prepared) -> None:
+        log.info("batch abandoned, partitions no longer owned group=%s batch=%s", self.job.group, prepared.batch.name)
+        self._reader.discard(prepared.batch.reading)
+        self.work.abandon(prepared.task)
+        self.on_step(Step.DROPPED, Progress(prepared.batch.name, prepared.task.size, prepared.task.behind))
+
+    def _commit_if_valid(self, prepared: Prepared) -> None:
+        if not self.work.is_valid(prepared.task):
+            self._abandon(prepared)
+            return
+        try:
+            self._commit(prepared)
+        except CommitRefused as error:
+            if not self.work.refused(error):
+                raise
+
+    def _commit(self, prepared: Prepared) -> None:
+        began, batch, task = time.monotonic(), prepared.batch, prepared.task
+        progress = Progress(batch.name, task.size, task.behind, since=began)
+        entry: Entry | None = None
+        try:
+            entry = self._committer.commit(batch, self.work.claims, lambda step: self.on_step(step, progress))
+        except BatchTooLarge as error:
+            self.on_step(Step.DROPPED, replace(progress, error=error))
+            # Executors can't tell which row is refused; the driver can, also for the same offsets.
+            if not batch.reading.staged:
+                if task.half().size == task.size:
+                    raise
+                self._preparation.shrink(task.half())
+            log.info("committing in smaller batches group=%s batch=%s error=%s", self.job.group, batch.name, error)
+        except Exception as error:
+            self.on_step(Step.DROPPED, replace(progress, error=error))
+            raise
+        finally:
+            self._reader.discard(batch.reading)
+        if entry is None:
+            self._commit_in_parts(task)
+            return
+        self._preparation.learn(prepared, max(prepared.seconds, time.monotonic() - began))
+        self.work.done(entry)
+        self._total += entry.outcome
+        self.report(entry, task.plan.moves, progress)
+
+    def _commit_in_parts(self, task: Task) -> None:
+        """Commit the same task in smaller batches, and follow rebalances and pauses between them."""
+        while task and self._may_go_on():
+            self.work.refresh()
+            if not self.work.is_valid(task):
+                break
+            part = self._preparation.part(task.half())
+            self._commit(part)
+            task = task.after(part.task)
+        if task:
+            self.work.abandon(task)

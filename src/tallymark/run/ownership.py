@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,14 +15,15 @@ from functools import partial
 
 from tallymark.core.claims import Claim, Entry, PositionChanges, advanced, check_held
 from tallymark.core.plan import OnLoss, check_identity, readable_from
-from tallymark.core.retention import DEFAULT_RETENTION, Retention
-from tallymark.core.spans import Log, Mark, Owner, Partition, Position, Truncation
-from tallymark.core.start import Start, StartRules
+from tallymark.core.spans import Log, Mark, Partition, Position, Truncation
+from tallymark.core.start import StartRules
 from tallymark.errors import Fenced, PositionRefused, TallymarkError, UnknownTopic, Unreachable
 from tallymark.kafka.brokers import Brokers, Topic
 from tallymark.kafka.membership import Assignment, Membership
+from tallymark.kafka.source import is_pattern
 from tallymark.run.heartbeat import Heartbeat, error_text
 from tallymark.run.rebalance_log import Fences, RebalanceLog
+from tallymark.run.setup import Job
 from tallymark.run.truncation import Validation, cut_back
 from tallymark.run.until import Goals, Retrying
 from tallymark.stores.contract import Store
@@ -49,35 +49,23 @@ class OwnershipChange:
 class Ownership:
     """The partitions of a group that one run owns."""
 
-    def __init__(
-        self,
-        group: str,
-        owner: Owner,
-        membership: Membership,
-        brokers: Brokers,
-        ledger: Store,
-        start: Start,
-        stop: threading.Event,
-        patience: float | None = None,
-        *,
-        tolerant: bool = False,
-        retention: Retention = DEFAULT_RETENTION,
-    ) -> None:
-        self.tolerant = tolerant
+    def __init__(self, job: Job, membership: Membership, brokers: Brokers, ledger: Store) -> None:
+        group, owner, start = job.group, job.owner, job.start
+        self.tolerant = any(map(is_pattern, job.topics))
         """Whether topics may be created and deleted, because a pattern selects them."""
         self.claims: dict[Partition, Claim] = {}
         self.topics: dict[str, Topic] = {}
         self._group, self._owner, self._membership = group, owner, membership
         self._brokers, self._ledger, self._start = brokers, ledger, start
-        self._retrying = Retrying(stop, patience)
+        self._retrying = Retrying(brokers.stop, job.patience)
         self._serials: dict[Partition, int] = {}
         self._fences = Fences()
         self._rebalances = RebalanceLog(ledger, group, owner, enabled=membership.grace is not None)
-        self._start_rules = StartRules(start, frozenset(), membership.chosen, tolerant)
+        self._start_rules = StartRules(start, frozenset(), membership.chosen, self.tolerant)
         self._may_override, self._epochs = True, dict[Partition, int]()
         # The order of claims is irrelevant if all members start at the earliest, or partitions are chosen explicitly.
         self._begins = start.kind != "earliest" and membership.chosen is None
-        self._heartbeat = Heartbeat(ledger, group, owner, retention=retention)
+        self._heartbeat = Heartbeat(ledger, group, owner, retention=job.retention)
         self._failure: str | None = None
         self._identified = -GOOD_FOR_SECONDS
         self._joined, self._looked = 0.0, time.monotonic()
@@ -124,7 +112,7 @@ class Ownership:
     def reconcile(self) -> OwnershipChange:
         """Bring claims in line with the assignment and with claims of other owners."""
         try:
-            self._check_claims()
+            self.look(LOOK_SECONDS)
         except Fenced as refused:
             return self.recover(refused)
         now = self._retrying(self._membership.assignment)
@@ -279,8 +267,9 @@ class Ownership:
         log.warning("topic not found group=%s partitions=%s", self._group, ",".join(map(str, sorted(partitions))))
         self._drop(partitions)
 
-    def _check_claims(self) -> None:
-        if time.monotonic() - self._looked > LOOK_SECONDS:
+    def look(self, seconds: float) -> None:
+        """Raise ``Fenced`` if another owner has claimed a partition, unless that was checked ``seconds`` ago."""
+        if time.monotonic() - self._looked > seconds:
             check_held(self.claims, self._saved() if self.claims else {})
             self._looked = time.monotonic()
 

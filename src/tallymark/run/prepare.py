@@ -1,7 +1,7 @@
-"""Prepares the next batch of a pipeline for its commit: plans, reads, shapes and stages it.
+"""Prepares a batch of a pipeline for its commit: reads, shapes and stages what a task asks for.
 
-``prepare`` runs in the reading thread while the previous batch commits. It uses Kafka and the reader, but not the
-ledger.
+``next`` runs in the reading thread while the previous batch commits, if the work reads ahead. It uses Kafka and the
+reader, but not the ledger.
 """
 
 from __future__ import annotations
@@ -9,24 +9,22 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import count
+from typing import Protocol
 
-from tallymark.core.batch import BatchToCommit, check_letters, fetched, refused, without_refused
-from tallymark.core.plan import Move, Plan, adapt, plan
+from tallymark.core.batch import BatchToCommit, check_letters, refused, without_refused
+from tallymark.core.plan import adapt
 from tallymark.core.progress import OnStep, Progress, Step
 from tallymark.core.records import DeadLetter, Reader, Reading
-from tallymark.core.skip_ahead import Every, jumps
-from tallymark.core.spans import Log, Mark, Partition, Span
-from tallymark.core.tables import Refusal
-from tallymark.errors import BatchTooLarge, PositionRefused, TallymarkError, UnknownTopic
-from tallymark.kafka.brokers import Brokers
-from tallymark.run.ownership import Ownership
+from tallymark.core.spans import Partition, Span
+from tallymark.errors import BatchTooLarge, TallymarkError
 from tallymark.run.setup import Job
 from tallymark.run.until import Retrying
+from tallymark.run.work import Task, Work
 
 log = logging.getLogger(__name__)
 
@@ -34,222 +32,128 @@ CAREFUL = 20
 """Number of batches after a batch that was too large before the batch size may grow again."""
 
 
-@dataclass
-class Cursor:
-    """Where the next batch begins in every claimed partition.
+class Rereader(Reader, Protocol):
+    """A reader that also accepts records instead of spans."""
 
-    ``turn`` changes when partitions are removed: a batch that was read before that is void.
-    """
-
-    marks: dict[Partition, Mark] = field(default_factory=dict)
-    turn: int = 0
-
-    @property
-    def offsets(self) -> dict[Partition, int]:
-        return {partition: mark.offset for partition, mark in self.marks.items()}
-
-    def add(self, marks: Mapping[Partition, Mark]) -> None:
-        self.marks |= marks
-
-    def remove(self, partitions: Iterable[Partition]) -> None:
-        for partition in partitions:
-            self.marks.pop(partition, None)
-
-    def pass_by(self, moves: Iterable[Move]) -> None:
-        """Advance past the moves of a batch."""
-        for move in moves:
-            before = self.marks.get(move.partition, Mark(0))
-            epoch = before.leader_epoch if move.leader_epoch is None else move.leader_epoch
-            self.marks[move.partition] = Mark(move.stop, epoch)
-
-    def go_back(self, marks: Mapping[Partition, Mark]) -> None:
-        """Set those of these partitions that are still claimed back to these marks; batches read before are void."""
-        self.marks |= {partition: mark for partition, mark in marks.items() if partition in self.marks}
-        self.turn += 1
+    def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
+        """Shape the records of these letters as if they had been read in one batch."""
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A batch that is ready to commit, with its lag, preparation time and the cursor's turn."""
+    """A batch that is ready to commit, its task, and the time that it took to prepare."""
 
+    task: Task
     batch: BatchToCommit
-    behind: int
     seconds: float
-    turn: int
-
-
-def empty_reading(reader: Reader) -> Reading:
-    """The reading of a batch that has no records to read, only offsets to pass over."""
-    return Reading({}, {name: schema.empty_table() for name, schema in reader.schemas().items()}, [])
 
 
 class Preparation:
-    """Prepares batch after batch, each beginning at the cursor."""
+    """Prepares task after task."""
 
     def __init__(
         self,
         job: Job,
-        brokers: Brokers,
-        reader: Reader,
-        ownership: Ownership,
-        cursor: Cursor,
-        most: int | None,
+        work: Work[Task],
+        reader: Rereader,
+        most_records: int | None,
         stop: threading.Event,
         on_step: OnStep,
     ) -> None:
-        self._job, self._brokers, self._reader, self._ownership = job, brokers, reader, ownership
-        self._cursor, self._on_step = cursor, on_step
+        self._job, self._work, self._reader, self._on_step = job, work, reader, on_step
         self._retrying = Retrying(stop, job.patience)
-        self._skip_interval = Every(job.catch_up) if job.catch_up else None
-        self._most = replace(job.limits, records=min(job.limits.records, most or job.limits.records))
-        self._limit = self._most.records
+        records = min(job.limits.records, work.most, most_records or job.limits.records)
+        self._most = replace(job.limits, records=records)
+        self._limit = records
         self._careful = 0  # batches until the size may grow again
         self._batches = count(1)
-        self._expected = Plan()
-        """The batch after the batch that is being read: the reader may be fetching it already."""
 
-    def prepare(self) -> Prepared | None:
-        """The next batch; None if there is nothing to read."""
-        return self._retrying(self._prepare)
+    def next(self) -> Prepared | None:
+        """The next batch of the work; None if there is nothing to do now."""
+        return self._retrying(self._next)
 
-    def prepare_part(self, planned: Plan, behind: int) -> Prepared:
-        """The first half of an earlier plan, read and staged again."""
-        return self._retrying(lambda: self._prepared(planned.half(), behind))
+    def part(self, task: Task) -> Prepared:
+        """A part of an earlier task, read and staged again."""
+        return self._retrying(lambda: self._prepared(task, time.monotonic()))
 
-    def discard(self, batch: BatchToCommit) -> None:
-        """Discard a batch that will not be committed; a skip in it becomes due again."""
-        self._reader.discard(batch.reading)
-        self._look_again(batch.plan)
-
-    def learn(self, batch: BatchToCommit, seconds: float) -> None:
+    def learn(self, prepared: Prepared, seconds: float) -> None:
         """Adapt the size of the next batches to the time and memory that this batch took."""
+        reading = prepared.batch.reading
         # Rows staged by executors were never in the driver's memory.
-        size = 0 if batch.reading.staged else batch.reading.size
-        adapted = adapt(self._limit, batch.plan.offsets, seconds, size, self._most)
+        size = 0 if reading.staged else reading.size
+        adapted = adapt(self._limit, prepared.task.size, seconds, size, self._most)
         self._careful = max(0, self._careful - 1)
         self._limit = min(adapted, self._limit) if self._careful else adapted
 
-    def letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
-        """Dead letters of records that were decoded and refused, with the original records fetched from Kafka."""
-        return fetched(refusals, lambda offsets: self._retrying(lambda: self._brokers.records(offsets)))
+    def shrink(self, task: Task) -> None:
+        """Keep the next batches as small as this task."""
+        self._limit, self._careful = max(1, task.size), CAREFUL
 
-    def _prepare(self) -> Prepared | None:
-        began, turn, marks = time.monotonic(), self._cursor.turn, dict(self._cursor.marks)
-        try:
-            logs = self._brokers.logs(self._ownership.held_topics())
-        except UnknownTopic:
-            if self._ownership.tolerant:
-                # The group will revoke the partitions of this topic.
-                return None
-            raise
-        marks = {partition: mark for partition, mark in marks.items() if partition in logs}
-        self._validate(marks, logs)
-        cursor = {partition: mark.offset for partition, mark in marks.items()}
-        planned = self._expected_or(self._plan(cursor, logs), cursor, logs)
-        if not planned:
-            return None
-        self._expected = self._following(planned, cursor, logs)
-        starts = cursor | {move.partition: move.read_span.start for move in planned.moves}
-        lag = sum(max(0, logs[partition].stop - start) for partition, start in starts.items())
-        try:
-            batch = self._shaped(planned, lag, began, self._expected.spans)
-        except TallymarkError as error:
-            self._look_again(planned)
-            if isinstance(error, UnknownTopic) and self._ownership.tolerant:
-                return None
-            raise
-        return Prepared(batch, lag - batch.plan.offsets, time.monotonic() - began, turn)
-
-    def _validate(self, marks: Mapping[Partition, Mark], logs: Mapping[Partition, Log]) -> None:
-        """Check that logs with a new leader still hold the records read so far, and discard what was fetched ahead."""
-        validation = self._ownership.validation
-        if elected := validation.elected(marks, logs):
-            self._expected = Plan()
-            self._reader.renew(elected)
-            try:
-                validation.check(marks, logs)
-            except PositionRefused:
-                # If the topic was recreated, that is the better explanation.
-                self._ownership.check_identity()
-                raise
-
-    def _prepared(self, planned: Plan, behind: int) -> Prepared:
+    def _next(self) -> Prepared | None:
         began = time.monotonic()
-        return Prepared(self._shaped(planned, behind, began), behind, time.monotonic() - began, self._cursor.turn)
+        task = self._work.next(self._limit)
+        return None if task is None else self._prepared(task, began)
 
-    def _plan(self, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
-        skips = {}
-        # ``due`` would count a check without partitions, before they are assigned, as a check.
-        if cursor and self._job.catch_up and self._skip_interval and self._skip_interval.due(time.monotonic()):
-            now = datetime.now(UTC)
-            skips = jumps(self._job.catch_up, cursor, logs, self._brokers.offsets_at, now)
-        try:
-            return plan(cursor, logs, self._limit, self._job.on_loss, skips)
-        except PositionRefused:
-            # If the topic was recreated, that is the better explanation.
-            self._ownership.check_identity()
-            raise
-
-    def _expected_or(self, planned: Plan, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
-        """The expected batch if it begins at the cursor, is complete, and ``planned`` passes over no offsets."""
-        expected, passing = self._expected, any(move.read < move.stop - move.start for move in planned.moves)
-        fits = all(
-            cursor.get(move.partition) == move.start and move.stop <= logs[move.partition].stop
-            for move in expected.moves
-        )
-        return expected if expected and fits and not passing else planned
-
-    def _following(self, planned: Plan, cursor: Mapping[Partition, int], logs: Mapping[Partition, Log]) -> Plan:
-        """The batch after this one, if more than half a batch is available now. The next plan may still differ."""
-        behind = dict(cursor) | {move.partition: move.stop for move in planned.moves}
-        following = plan(behind, logs, self._limit, self._job.on_loss)
-        return following if 2 * following.offsets > self._limit else Plan()
-
-    def _shaped(self, planned: Plan, lag: int, began: float, then: Sequence[Span] | None = None) -> BatchToCommit:
-        """Read and shape the plan, or the part of it that fits in memory."""
-        name = f"{self._job.owner.run}-{next(self._batches)}"
-        progress = Progress(name, planned.offsets, lag - planned.offsets, since=began)
+    def _prepared(self, task: Task, began: float) -> Prepared:
+        """Read and shape the task, or the part of it that fits in memory."""
+        name = f"{self._job.owner.run}-{self._work.prefix}{next(self._batches)}"
+        progress = Progress(name, task.size, task.behind, since=began)
         try:
             self._on_step(Step.PLANNED, progress)
-            return self._read(name, planned, progress, then)
+            return Prepared(task, self._read(name, task, progress), time.monotonic() - began)
         except BatchTooLarge as error:
             self._on_step(Step.DROPPED, replace(progress, error=error))
-            half = planned.half()
-            if half == planned:
+            half = task.half()
+            if half.size == task.size:
                 raise
-            log.info("reading half group=%s batch=%s offsets=%d error=%s", self._job.group, name, half.offsets, error)
-            self._limit, self._careful = max(1, half.offsets), CAREFUL
+            log.info("reading half group=%s batch=%s offsets=%d error=%s", self._job.group, name, half.size, error)
+            self.shrink(half)
         except Exception as error:
             self._on_step(Step.DROPPED, replace(progress, error=error))
             raise
-        return self._shaped(half, lag, time.monotonic())
+        return self._prepared(half, time.monotonic())
 
-    def _read(self, name: str, planned: Plan, progress: Progress, then: Sequence[Span] | None) -> BatchToCommit:
+    def _read(self, name: str, task: Task, progress: Progress) -> BatchToCommit:
         started, tables = datetime.now(UTC), self._job.tables
-        again = partial(self._reading, planned, name)
-        reading = again(then=then)
+        again = partial(self._reading, task, name)
+        reading = again(then=task.then)
         self._on_step(Step.READ, progress)
         reading, refusals = without_refused(reading, refused(reading, tables), tables, again)
-        letters = [*reading.dead_letters, *self.letters(refusals)]
-        batch = BatchToCommit.shaped(name, started, planned, reading, tables, letters, again=again)
+        letters = [*task.gone, *reading.dead_letters, *self._work.letters(refusals)]
+        batch = BatchToCommit.shaped(
+            name, started, task.plan, reading, tables, letters, task.skip, task.tried, again=again
+        )
         self._on_step(Step.STAGED, progress)
         return batch
 
     def _reading(
         self,
-        planned: Plan,
+        task: Task,
         name: str,
         without: Collection[tuple[Partition, int]] = (),
         then: Sequence[Span] | None = None,
     ) -> Reading:
-        spans = planned.spans
-        reading = self._reader.read(spans, name, without, then) if spans else empty_reading(self._reader)
+        if task.tried:
+            return self._rereading(task, name, without)
+        spans = task.plan.spans
+        reading = self._reader.read(spans, name, without, then) if spans else self._nothing()
         # Checked after the read: a topic that is the same now was the same during the read.
-        self._ownership.check_identity()
+        self._work.check()
         check_letters(reading)
         return reading
 
-    def _look_again(self, planned: Plan) -> None:
-        """Make a skip that was not committed due again."""
-        if self._skip_interval and any(move.skipped for move in planned.moves):
-            self._skip_interval.again()
+    def _rereading(self, task: Task, name: str, without: Collection[tuple[Partition, int]]) -> Reading:
+        records = [record for record in task.records if (record.partition, record.offset) not in without]
+        reading = self._reader.reread(records, name) if records else self._nothing()
+        check_letters(reading)
+        counted = sum(seen.records for seen in reading.seen.values())
+        if counted != len(records):
+            # Settling a letter whose record was not read would lose the record.
+            raise TallymarkError(
+                f"the reader counted {counted} records for {len(records)} dead letters; none of them was settled"
+            )
+        return reading
+
+    def _nothing(self) -> Reading:
+        """The reading of a batch without records, which only passes over offsets or settles letters."""
+        return Reading({}, {name: schema.empty_table() for name, schema in self._reader.schemas().items()}, [])

@@ -129,6 +129,22 @@ class Setup:
             return Alone(brokers, self.source.topic_names, self.membership.chosen())
         return Member(self.group, self.source, self.membership, f"tallymark-{owner.run}", mirror=self.mirror)
 
+    def job(self, owner: Owner, tables: Sequence[TableSpec] = (), limits: Limits | None = None) -> Job:
+        """The parameters of a run by this owner."""
+        return Job(
+            group=self.group,
+            topics=self.source.topic_names,
+            tables=tables,
+            owner=owner,
+            start=self.starts,
+            limits=limits or Limits(),
+            on_loss=self.on_loss,
+            budget=self.budget,
+            patience=self.patience_seconds,
+            catch_up=self.catch_up,
+            retention=self.retention,
+        )
+
 
 def new_owner() -> Owner:
     """A new owner with a unique run name."""

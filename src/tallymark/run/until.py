@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from tallymark.core.plan import caught_up, lowered
 from tallymark.core.retry import retrying
@@ -22,6 +22,7 @@ from tallymark.stores.contract import Store
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Until = Literal["stopped", "caught-up"]
 
 LOOK_SECONDS = 0.5
 """Interval for checking the positions of other members, and whether the logs still extend to the goals."""

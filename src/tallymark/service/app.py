@@ -20,10 +20,9 @@ from tallymark.kafka.cluster import Cluster, Sasl, Tls
 from tallymark.kafka.source import Kafka
 from tallymark.produce.producer import Producer
 from tallymark.produce.template import Lazy, Template
-from tallymark.run.loop import Until
 from tallymark.run.observe import serving
 from tallymark.run.setup import Setup
-from tallymark.run.until import leaving_on_signals
+from tallymark.run.until import Until, leaving_on_signals
 from tallymark.service.handler import Handler
 from tallymark.service.listener import Listener, Listening
 from tallymark.service.workers import Order

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
 import pyarrow as pa
+from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
 
 from tallymark.core import raw
 from tallymark.core.batch import BatchToCommit, Tried
@@ -104,6 +105,40 @@ class Records(Sequence[Record]):
         ]
 
 
+@dataclass(frozen=True)
+class Message:
+    """A dead letter's record with the interface of confluent_kafka's ``Message``."""
+
+    letter: DeadLetter
+
+    def topic(self) -> str:
+        return self.letter.partition.topic
+
+    def partition(self) -> int:
+        return self.letter.partition.number
+
+    def offset(self) -> int:
+        return self.letter.offset
+
+    def timestamp(self) -> tuple[int, int]:
+        when = self.letter.record_time
+        if when is None:
+            return TIMESTAMP_NOT_AVAILABLE, -1
+        return TIMESTAMP_CREATE_TIME, round(when.timestamp() * 1000)
+
+    def leader_epoch(self) -> None:
+        """Dead letters do not store it."""
+
+    def key(self) -> bytes | None:
+        return self.letter.key
+
+    def value(self) -> bytes | None:
+        return self.letter.value
+
+    def headers(self) -> list[tuple[str, bytes | None]] | None:
+        return list(self.letter.headers) or None
+
+
 def decoded(decode: JsonDecoder, messages: Sequence[Any]) -> tuple[Records, list[DeadLetter]]:
     """Return the messages that can be decoded, and dead letters for the others."""
     result = decode([message.value() for message in messages])
@@ -146,6 +181,7 @@ def _python_values(values: pa.Array) -> list[Any]:
 log = logging.getLogger(__name__)
 
 Commit = Callable[["Batch"], AbstractContextManager[Transaction]]
+State = tuple[tuple[Move, ...], Mapping[Partition, Sequence[Any]], dict[tuple[Partition, int], DeadLetter], Tried]
 
 
 class Batch:
@@ -162,9 +198,9 @@ class Batch:
         messages: Mapping[Partition, Sequence[Any]],
         records: Records,
         letters: Sequence[DeadLetter],
-        commit: Commit,
         skip: Skip | None = None,
         tried: Tried | None = None,
+        behind: int = 0,
     ) -> None:
         self.name = name
         self.records = records
@@ -175,10 +211,14 @@ class Batch:
         self.moves = tuple(moves)
         self._messages = messages
         self._letters = {(letter.partition, letter.offset): letter for letter in letters}
-        self._commit = commit
         self._skip = skip
         self.tried = tried or {}
         """In a replay, the dead letters by partition and offset. A record that dies again keeps its dead letter."""
+        self.behind = behind
+        """In a backfill or replay, the number of offsets or letters that are left after this batch."""
+        self.commit: Commit | None = None
+        """Opens the transaction of this batch; set by the loop that delivers it."""
+        self._before = self._state
         self._accounted = False
         self._started = datetime.now(UTC)
 
@@ -189,8 +229,7 @@ class Batch:
         """Return the decoded records as an Arrow table: topic, partition, offset, timestamp, key, value, headers."""
         return self.records.to_arrow()
 
-    @contextmanager
-    def transaction(self) -> Iterator[Transaction]:
+    def transaction(self) -> AbstractContextManager[Transaction]:
         """Open a transaction that commits the writes of the block and the positions together.
 
         If the block raises, everything is rolled back, and the batch can be tried again. ``Fenced`` means that another
@@ -199,16 +238,22 @@ class Batch:
         if self.committed or self.abandoned:
             words = "is already committed" if self.committed else "was abandoned, because its partitions were revoked"
             raise BadInput(f"batch {self.name} {words}; continue with the next batch")
-        before = self.moves, self._messages, dict(self._letters), self.tried
-        try:
-            with self._commit(self) as db:
-                yield db
-        except BaseException:
-            self.moves, self._messages, self._letters, self.tried = before
-            raise
-        finally:
-            self._accounted = False
-        self.committed = True
+        assert self.commit is not None
+        return self.commit(self)
+
+    def begin(self) -> None:
+        """A transaction begins: remember what its block may change."""
+        self._before = self._state
+
+    def end(self, *, committed: bool) -> None:
+        """The transaction has ended. If nothing was committed, all records can be tried again."""
+        self.committed, self._accounted = committed, False
+        if not committed:
+            self.moves, self._messages, self._letters, self.tried = self._before
+
+    @property
+    def _state(self) -> State:
+        return self.moves, self._messages, dict(self._letters), self.tried
 
     def dead(self, record: Record, error: BaseException | str, table: str | None = None) -> None:
         """Write a record to the dead letters in this batch's transaction, and count it as dead.
@@ -227,7 +272,8 @@ class Batch:
 
     @property
     def offsets(self) -> int:
-        return sum(move.stop - move.start for move in self.moves)
+        """Number of offsets that this batch settles; in a replay, of dead letters."""
+        return len(self.tried) or sum(move.stop - move.start for move in self.moves)
 
     @property
     def stops(self) -> dict[Partition, int]:

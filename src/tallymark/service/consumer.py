@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from tallymark.core.journal import LetterQuery
 from tallymark.core.progress import OnStep, ignore
+from tallymark.core.retry import retrying
 from tallymark.core.spans import Owner
 from tallymark.errors import BadInput
+from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import Kafka
-from tallymark.run.loop import Until
+from tallymark.run.commit import Destination
+from tallymark.run.letters import UNLIMITED, OpenLetters, check_delivery
 from tallymark.run.observe import observed
-from tallymark.run.setup import Setup, new_owner
-from tallymark.run.until import leaving_on_signals
+from tallymark.run.setup import Job, Setup, new_owner
+from tallymark.run.skips import OpenSkips
+from tallymark.run.until import Until, leaving_on_signals
 from tallymark.service.batch import Batch
-from tallymark.service.delivery import Consuming
-from tallymark.service.filling import Filling
+from tallymark.service.claimed import FetchedPartitions
+from tallymark.service.delivery import HandlerLoop
 from tallymark.service.progress import PartitionProgress
-from tallymark.service.replaying import Replaying
+from tallymark.service.work import Redelivery
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -44,7 +50,7 @@ class Consumer:
     def __init__(self, *, group: str, source: Kafka, store: str, **settings: Unpack[Settings]) -> None:
         self.setup = Setup(group, source, store, **settings)
         self._stop = threading.Event()
-        self._run: Consuming | None = None
+        self._run: FetchedPartitions | None = None
 
     @classmethod
     def of(cls, setup: Setup) -> Consumer:
@@ -65,8 +71,6 @@ class Consumer:
         Commit each batch before taking the next. A slow block does not remove this member from the group. Ctrl-C and
         SIGTERM end the loop after the current batch; a second signal ends the process.
         """
-        if max_records < 1:
-            raise BadInput(f"max_records={max_records} must be positive")
         if until not in get_args(Until):
             raise BadInput(f"until={until!r} is not known; write {' or '.join(get_args(Until))}")
         if self._run is not None:
@@ -75,11 +79,11 @@ class Consumer:
         with ExitStack() as stack:
             destination = stack.enter_context(self.setup.destination())
             stack.enter_context(leaving_on_signals(self.stop))
-            destination.ping(self._stop, self.setup.patience_seconds)
             watch = stack.enter_context(observed(self.setup, owner.run, on_step))
-            self._run = Consuming(self.setup, destination, self._stop, watch, owner)
+            self._run = FetchedPartitions(self.setup, destination, self._stop, owner)
             try:
-                yield from self._run.batches(max_records, until)
+                delivery = HandlerLoop(self.setup.job(owner), self._run, destination, self._stop, watch)
+                yield from delivery.batches(max_records, until)
             finally:
                 self._run = None
                 self._stop.clear()
@@ -97,11 +101,10 @@ class Consumer:
         Run this in a separate process: it does not disturb the group. These records are older than those that the group
         has applied since. A batch that another process has already filled raises ``CommitRefused`` and writes nothing.
         """
-        with self.setup.destination() as destination, leaving_on_signals(self.stop):
-            try:
-                yield from Filling(self.setup, destination, self._stop, on_step).batches(max_records, topic, partition)
-            finally:
-                self._stop.clear()
+        with self._mending() as (job, destination, brokers):
+            skips = OpenSkips(job, destination, brokers, topic, partition)
+            work = Redelivery(skips, job.owner.run, self.setup.source, brokers)
+            yield from HandlerLoop(job, work, destination, self._stop, on_step).batches(max_records)
 
     def replay(
         self, max_records: int = 500, *, letters: LetterQuery | None = None, on_step: OnStep = ignore
@@ -112,10 +115,21 @@ class Consumer:
         dead, with the new error. If another process has settled a letter of the batch, the batch raises
         ``CommitRefused`` and writes nothing; its remaining letters are delivered again.
         """
+        with self._mending() as (job, destination, brokers):
+            check_delivery(destination.delivery)
+            query = letters or LetterQuery()
+            found = partial(OpenLetters, job.group, destination.ledger, job.topics, query, brokers)
+            chosen = retrying(found, self._stop, job.patience)
+            work = Redelivery(chosen, job.owner.run, self.setup.source, brokers)
+            job = replace(job, budget=UNLIMITED)
+            yield from HandlerLoop(job, work, destination, self._stop, on_step).batches(max_records)
+
+    @contextmanager
+    def _mending(self) -> Iterator[tuple[Job, Destination, Brokers]]:
+        """Everything that a backfill or a replay needs, beside a run of the same group."""
         with self.setup.destination() as destination, leaving_on_signals(self.stop):
             try:
-                replaying = Replaying(self.setup, destination, self._stop, on_step)
-                yield from replaying.batches(max_records, letters or LetterQuery())
+                yield self.setup.job(new_owner()), destination, Brokers(self.setup.source.cluster, self._stop)
             finally:
                 self._stop.clear()
 

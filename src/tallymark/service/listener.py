@@ -17,8 +17,8 @@ from tallymark.core.retry import retrying
 from tallymark.core.spans import Partition, Tally
 from tallymark.errors import BadInput, DataRefused, TallymarkError, TooManyDead, TransactionUndone
 from tallymark.kafka.membership import Group
-from tallymark.run.loop import Until
 from tallymark.run.setup import Setup
+from tallymark.run.until import Until
 from tallymark.service.batch import Batch, Records
 from tallymark.service.consumer import Consumer
 from tallymark.service.handler import Handler, RecordFailed, classified

@@ -17,15 +17,16 @@ from tallymark.core.tables import TableSpec, Write
 from tallymark.errors import BadInput, TallymarkError
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import Kafka
+from tallymark.run.claimed import run_loop
 from tallymark.run.commit import Destination
 from tallymark.run.heartbeat import Heartbeat, error_text
 from tallymark.run.interrupts import repeating_interrupts
 from tallymark.run.letters import OpenLetters, check_delivery, replay
-from tallymark.run.loop import Loop, Until
+from tallymark.run.loop import Loop
 from tallymark.run.observe import observed
 from tallymark.run.setup import Job, Setup, new_owner
 from tallymark.run.skips import backfill, check_order
-from tallymark.run.until import leaving_on_signals
+from tallymark.run.until import Until, leaving_on_signals
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -185,15 +186,13 @@ class Pipeline:
             job = self._job()
             check_delivery(destination.delivery)
             check_order(job.tables, overwrite=overwrite)
-            query = letters or LetterQuery()
-            open_letters = retrying(
-                lambda: OpenLetters(job.group, destination.ledger, job.topics, query), stop, self.setup.patience_seconds
-            )
+            query, brokers = letters or LetterQuery(), Brokers(self.setup.source.cluster, stop)
+            found = partial(OpenLetters, job.group, destination.ledger, job.topics, query, brokers)
+            open_letters = retrying(found, stop, self.setup.patience_seconds)
             if not len(open_letters):
                 return Tally()
-            brokers = Brokers(self.setup.source.cluster, stop)
             with self._reading(destination, job.owner) as reader:
-                return replay(job, brokers, destination, reader, open_letters, on_step, stop, overwrite=overwrite)
+                return replay(job, destination, reader, open_letters, on_step, stop, overwrite=overwrite)
 
     @contextmanager
     def _reading(self, destination: Destination, owner: Owner) -> Iterator[SparkReader]:
@@ -207,7 +206,7 @@ class Pipeline:
     def _loop(self, destination: Destination, on_step: OnStep, owner: Owner | None = None) -> Loop:
         job, brokers = self._job(owner), self._brokers(destination)
         member = self.setup.member(brokers, job.owner)
-        return Loop(job, brokers, destination, self._reader(destination, job.owner), on_step, member)
+        return run_loop(job, brokers, destination, self._reader(destination, job.owner), on_step, member)
 
     def _brokers(self, destination: Destination, stop: threading.Event | None = None) -> Brokers:
         """Connect to Kafka and the stores; fails fast, before Spark takes seconds to start."""
@@ -224,20 +223,7 @@ class Pipeline:
     def _job(self, owner: Owner | None = None) -> Job:
         if not self._tables:
             raise BadInput("the pipeline has no table; decorate a function with @pipeline.table('name')")
-        setup = self.setup
-        return Job(
-            group=setup.group,
-            topics=setup.source.topic_names,
-            tables=self.specs,
-            owner=owner or new_owner(),
-            start=setup.starts,
-            limits=self.limits,
-            on_loss=setup.on_loss,
-            budget=setup.budget,
-            patience=setup.patience_seconds,
-            catch_up=setup.catch_up,
-            retention=setup.retention,
-        )
+        return self.setup.job(owner or new_owner(), self.specs, self.limits)
 
     def _reader(self, destination: Destination, owner: Owner, *, stages: bool = True) -> SparkReader:
         from tallymark.spark.executors import can_stage

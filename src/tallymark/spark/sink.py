@@ -293,7 +293,7 @@ class Sink:
         )
         try:
             committer = self._committer(changes)
-            self._claims, entry = committer.commit(batch, self._claims, lambda step: self._on_step(step, progress))
+            entry = committer.commit(batch, self._claims, lambda step: self._on_step(step, progress))
         except BatchTooLarge as error:
             raise DataRefused(
                 f"sink {self.name}: {error}; nothing was written: road='driver' shows the refused row, and an option "
