@@ -78,6 +78,11 @@ def test_a_preview_tells_what_execute_would_refuse(
     assert in_process("dead-letters", "replay", file, "--execute").stderr == f"error: {why}\n"
     assert in_process("backfill", file).stderr == f"error: {why}\n"
 
+    assert in_process("pause", group, "--reason", "stock taking", "--store", url).returncode == 0
+    paused = in_process("dead-letters", "replay", file, "--overwrite").stdout
+    assert f"--execute would be refused: group {group} has been paused since" in paused
+    assert "stock taking; resume it with tallymark resume" in paused
+
     nowhere = in_process("dead-letters", "replay", file, "--to-topic", "zzz-nowhere").stdout
     assert "--execute would be refused: topic zzz-nowhere does not exist" in nowhere
     assert "tallymark produce zzz-nowhere --create 4" in nowhere
