@@ -84,7 +84,11 @@ class TooManyDead(TallymarkError):
 
 
 class BatchTooLarge(TallymarkError):
-    pass
+    """``share`` is the part of the batch that is expected to fit."""
+
+    def __init__(self, words: str, share: float = 0.5) -> None:
+        super().__init__(words)
+        self.share = share
 
 
 class GroupPaused(TallymarkError):

@@ -8,12 +8,17 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bench import computing, latency
 from bench.contenders import lineup
 from bench.contenders.loops import Clock
-from bench.harness import jdbc, records
+from bench.contenders.ours import OurPipeline
+from bench.contenders.streaming import ForeachBatch
+from bench.contenders.workloads import COMPUTED, NESTED, PICKED, Workload
+from bench.harness import jdbc, records, tables
 from bench.harness.chart import chart
 from bench.harness.race import Comparison, Course, Lap, Outcome, Result, race, spread
-from bench.harness.report import markdown, rate_rows, ratio_rows, replace_section, summary, thousands
+from bench.harness.report import markdown, rate_rows, ratio_rows, replace_section, short, summary, thousands
+from tallymark.core.plan import Limits
 from tallymark.errors import BadInput, TallymarkError
 
 COURSE = Course("localhost:1", "bench-orders", 1000, "sqlite:///nowhere.db", "sqlite")
@@ -130,7 +135,7 @@ def test_a_page_shows_every_contender_and_comparison() -> None:
 def test_several_races_are_one_table_with_the_ratios_in_the_row_of_ours() -> None:
     lines = summary([outcome(ours=[1.0], peer=[2.0])]).splitlines()
     assert lines[2:4] == [
-        "| a & b | ours | 1.0 | 1.0-1.0 | 2.00x (2.00-2.00) peer |",
+        "| a & b | ours | 1.0 | 1.0-1.0 | 2.00x (2.00-2.00) peer, target 1.5x, aim 3x: **met** |",
         "| a & b | peer | 0.5 | 0.5-0.5 |  |",
     ]
 
@@ -174,6 +179,34 @@ def test_values_are_the_rows_as_json(shape: records.Shape, least: int, most: int
         assert found == row
 
 
+def test_nested_values_become_as_many_rows_as_a_lap_expects() -> None:
+    found = [json.loads(value) for value in records.values(0, 1000, 1000, "nested")]
+    orders = sum(one["status"] != "new" for one in found)
+    items = sum(item["quantity"] > 0 for one in found for item in one["items"])
+    assert [output.rows(1000) for output in NESTED.outputs] == [orders, items]
+    assert sorted(one["id"] for one in found) == list(range(1000))
+    assert {len(one["items"]) for one in found} == {1, 2, 3}
+    assert found[12]["customer"]["address"] == {"street": "12 Main Street", "city": "Springfield", "zip": "10012"}
+
+
+def test_nested_values_have_about_400_bytes() -> None:
+    sizes = list(map(len, records.values(500_000, 500_300, 1_000_000, "nested")))
+    assert 340 <= sum(sizes) / len(sizes) <= 400
+
+
+@pytest.mark.parametrize(("workload", "expected"), [(PICKED, [1000]), (COMPUTED, [1000]), (NESTED, [666, 1999])])
+def test_a_lap_counts_the_rows_of_every_table(
+    workload: Workload, expected: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = dict(zip(workload.tables(COURSE), expected, strict=True))
+    monkeypatch.setattr(tables, "written", lambda course: there[course.table])
+    assert workload.lap(COURSE, "ours", 2.0) == Lap(1000, 2.0)
+    last = list(there)[-1]
+    there[last] -= 1
+    with pytest.raises(TallymarkError, match=rf"ours .* rows in {last} instead of {expected[-1]:,}"):
+        workload.lap(COURSE, "ours", 2.0)
+
+
 def test_every_record_has_an_id_of_its_own() -> None:
     ids = records.rows(0, 10_000, 10_000)["id"].to_pylist()
     assert sorted(ids) == list(range(10_000))
@@ -212,6 +245,38 @@ def test_what_is_compared_takes_part(kind: str) -> None:
     if kind in lineup.TARGETS:
         assert {name for one in lineup.TARGETS[kind] for name in (one.ours, one.peer)} <= names
     assert all(one.least is None for one in lineup.comparisons(kind, targets=False))
+
+
+@pytest.mark.parametrize("case", computing.CASES, ids=lambda case: case.title)
+def test_a_race_of_functions_gives_both_the_same_work_and_ours_default_limits(case: computing.Case) -> None:
+    planned = case.race(2_000_000, quick=False)
+    ours, peer = planned.contenders
+    assert isinstance(ours, OurPipeline)
+    assert isinstance(peer, ForeachBatch)
+    assert (ours.workload, ours.records) == (peer.workload, peer.records) == (case.workload, case.batch)
+    assert peer.tuned
+    assert ours.memory == Limits().memory
+    assert list(planned.comparisons) == [Comparison(ours.name, peer.name, case.least, case.aim)]
+    assert all(one.least is None for one in case.race(2_000_000, quick=True).comparisons)
+
+
+def test_latencies_that_are_compared_are_measured() -> None:
+    compared = {name for ours, peer, _ in latency.TARGETS for name in (ours, peer)} | {
+        name for name, _ in latency.TAILS
+    }
+    assert compared <= set(latency.CONTENDERS)
+
+
+def test_the_tail_of_a_latency_is_judged_by_its_own_median() -> None:
+    (name, most), *_ = latency.TAILS
+    calm, long = [10.0] * 100, [10.0] * 80 + [10.1 * most] * 20
+    assert [line.endswith(": met.") for line in latency.ratios(latency.Times({name: [calm]}))] == [True]
+    assert [line.endswith(": missed.") for line in latency.ratios(latency.Times({name: [long]}))] == [True]
+
+
+@pytest.mark.parametrize(("size", "said"), [(1_000_000, "1M"), (250_000, "250k"), (1_250, "1,250")])
+def test_sizes_of_batches_are_short(size: int, said: str) -> None:
+    assert short(size) == said
 
 
 def test_spark_gets_the_password_as_an_option_and_only_the_tuned_one_rewrites() -> None:

@@ -1,38 +1,50 @@
-"""A batch must fit the driver's memory, and Java's heap if it passes through Java."""
+"""A batch must fit the driver's memory; its size and the functions decide its path."""
 
 from __future__ import annotations
 
 import pytest
 
 from tallymark.core.spans import Partition, Span
-from tallymark.spark.memory import DriverMemory
+from tallymark.spark.memory import SLACK, DriverMemory
+from tallymark.spark.reader import SMALL, Path, choose
 
 MANY = [Span(Partition("orders", 0), 0, 100), Span(Partition("orders", 1), 0, 100)]
 LEAST = [Span(Partition("orders", 0), 7, 8), Span(Partition("orders", 1), 3, 4)]
 
 
-@pytest.mark.parametrize(
-    ("heap", "most", "words"),
-    [
-        (None, 1_000, "limits.memory=1,000"),
-        (16_000, 1_000, "limits.memory=1,000"),
-        (8_000, 500, "500 bytes, the share of Java's heap of 8,000 bytes"),
-    ],
-)
-def test_the_smaller_of_memory_and_the_share_of_the_heap_is_the_most(heap: int | None, most: int, words: str) -> None:
-    memory = DriverMemory(1_000, lambda: heap)
-    assert memory.most == most
-    assert memory.holds(most, MANY)
-    assert not memory.holds(most + 1, MANY)
-    assert memory.holds(most + 1, LEAST)
-    assert words in str(memory.refusal(most + 1))
+def test_a_batch_fits_up_to_the_limit_or_if_it_can_not_be_smaller() -> None:
+    memory = DriverMemory(1_000)
+    assert memory.holds(1_000, MANY)
+    assert not memory.holds(1_001, MANY)
+    assert memory.holds(1_001, LEAST)
 
 
-def test_what_was_read_tells_how_large_others_are() -> None:
-    memory = DriverMemory(1_000, lambda: None)
+def test_a_refusal_says_which_share_of_the_batch_would_fit() -> None:
+    refusal = DriverMemory(1_000).refusal(4_000)
+    assert str(refusal) == "records of 4,000 bytes exceed limits.memory=1,000"
+    assert refusal.share == SLACK / 4
+
+
+def test_the_size_of_a_batch_is_estimated_from_earlier_records() -> None:
+    memory = DriverMemory(1_000)
     assert memory.guess(MANY) == 0
     memory.learn(50, 10)
     memory.learn(0, 0)
     assert memory.guess(MANY) == 1_000
     memory.forget()
     assert not memory.holds(memory.guess(MANY), MANY)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "fits", "in_arrow", "path"),
+    [
+        (1, True, True, "direct"),
+        (SMALL, True, False, "direct"),
+        (SMALL + 1, True, True, "driver"),
+        (SMALL + 1, True, False, "tasks"),
+        (SMALL + 1, False, True, "executors"),
+        (1, False, False, "executors"),
+    ],
+)
+def test_the_path_of_a_batch(offsets: int, fits: bool, in_arrow: bool, path: Path) -> None:
+    assert choose(offsets, fits=fits, in_arrow=in_arrow) == path

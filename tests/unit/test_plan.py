@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -174,12 +175,12 @@ moves = st.dictionaries(
 )
 
 
-@given(moves)
-def test_half_a_plan_and_what_is_left_cover_the_same_offsets_once(
-    found: dict[Partition, tuple[int, int, int, int]],
+@given(moves, st.just(0.5) | st.floats(0, 1))
+def test_a_part_of_a_plan_and_what_is_left_cover_the_same_offsets_once(
+    found: dict[Partition, tuple[int, int, int, int]], share: float
 ) -> None:
     whole = Plan(tuple(Move(partition, *move) for partition, move in sorted(found.items()) if any(move[1:])))
-    first = whole.half()
+    first = whole.part(share)
     rest = whole.after(first)
     reached = {move.partition: move.start for move in whole.moves}
     for move in (*first.moves, *rest.moves):
@@ -190,17 +191,25 @@ def test_half_a_plan_and_what_is_left_cover_the_same_offsets_once(
     assert [move.lost_span for move in first.moves] == [move.lost_span for move in whole.moves]
     assert [move.skipped_span for move in first.moves] == [move.skipped_span for move in whole.moves]
     assert not any(move.lost or move.skipped for move in rest.moves)
-    assert [move.read for move in first.moves] == [(move.read + 1) // 2 for move in whole.moves]
+    for part, move in zip(first.moves, whole.moves, strict=True):
+        # At least one offset, and less than all.
+        assert part.read in (math.ceil(move.read * share), min(1, move.read), move.read - 1)
+        assert (part.read < move.read) == (move.read > 1)
+        assert bool(part.read) == bool(move.read)
     assert bool(rest) == any(move.read > 1 for move in whole.moves)
+
+
+def test_a_half_is_rounded_up() -> None:
+    assert [Plan((Move(ZERO, 0, 0, read),)).part().offsets for read in (0, 1, 2, 3, 10)] == [0, 1, 1, 2, 5]
 
 
 @given(moves)
 def test_halves_of_halves_end_with_one_record_of_each(found: dict[Partition, tuple[int, int, int, int]]) -> None:
     step = Plan(tuple(Move(partition, *move) for partition, move in sorted(found.items())))
     for _ in range(6):
-        step = step.half()
+        step = step.part()
     assert all(len(span) == 1 for span in step.spans)
-    assert step.half() == step
+    assert step.part() == step
     assert not step.after(step)
 
 

@@ -133,7 +133,7 @@ def parts(task: Task) -> list[Task]:
     """The task, half after half."""
     found = []
     while task:
-        found.append(task.half())
+        found.append(task.part())
         assert 0 < found[-1].size <= task.size
         assert found[-1].behind + found[-1].size == task.behind + task.size
         task = task.after(found[-1])

@@ -85,8 +85,8 @@ def test_a_truncation_says_what_happened_and_the_way_out() -> None:
 
 def test_a_move_has_the_epoch_of_the_leader_that_told_its_end_also_in_parts() -> None:
     whole = plan({ZERO: 0}, {ZERO: led(3)}, 100)
-    assert [move.leader_epoch for move in (*whole.moves, *whole.half().moves)] == [3, 3]
-    assert whole.after(whole.half()) == Plan((Move(ZERO, 50, 0, 50, leader_epoch=3),))
+    assert [move.leader_epoch for move in (*whole.moves, *whole.part().moves)] == [3, 3]
+    assert whole.after(whole.part()) == Plan((Move(ZERO, 50, 0, 50, leader_epoch=3),))
 
 
 @given(epochs)

@@ -24,9 +24,8 @@ class Limits:
     ``records`` is the maximum number of offsets of a batch over all partitions; each partition that lags gets at least
     one. If a batch takes longer than ``seconds``, the next batches are smaller; they grow again when batches are
     faster. ``memory`` is the maximum number of bytes of keys and values of a batch that passes through the driver.
-    Larger batches are staged by the executors, or are read in smaller batches if the store does not support staging.
-    The driver holds up to three batches at a time: one commits, one is decoded, one is fetched. If the function of a
-    table computes, the limit is at most a sixteenth of the Java heap, whatever ``memory`` is.
+    Larger batches are staged by the executors of a cluster, or are read in smaller batches. The driver holds up to
+    three batches at a time: one commits, one is decoded, one is fetched.
     """
 
     records: int = 250_000
@@ -97,9 +96,10 @@ class Plan:
     def offsets(self) -> int:
         return sum(move.read for move in self.moves)
 
-    def half(self) -> Plan:
-        """Return the first half of each move, at least one offset."""
-        return Plan(tuple(replace(move, read=(move.read + 1) // 2) for move in self.moves))
+    def part(self, share: float = 0.5) -> Plan:
+        """Return the first part of each move: at least one offset, and less than all."""
+        parts = (min(max(1, math.ceil(move.read * share)), max(1, move.read - 1), move.read) for move in self.moves)
+        return Plan(tuple(replace(move, read=read) for move, read in zip(self.moves, parts, strict=True)))
 
     def after(self, done: Plan) -> Plan:
         """Return the rest of each move after ``done``, which is a first part of each."""

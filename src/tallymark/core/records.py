@@ -31,6 +31,19 @@ class PartitionCounts:
     last_timestamp: datetime | None = None
 
 
+def merged(
+    seen: Mapping[Partition, PartitionCounts], later: Mapping[Partition, PartitionCounts]
+) -> dict[Partition, PartitionCounts]:
+    """The sums of both counts, with the last timestamps of ``later``."""
+    sums = dict(seen)
+    for partition, counts in later.items():
+        before = sums.get(partition, PartitionCounts())
+        sums[partition] = PartitionCounts(
+            before.records + counts.records, before.dead + counts.dead, counts.last_timestamp
+        )
+    return sums
+
+
 @dataclass(frozen=True)
 class RawRecord:
     """A record as it is in Kafka."""

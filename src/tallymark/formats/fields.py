@@ -26,10 +26,11 @@ DECIMAL = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?0*[0-9]{
 BASE64 = re.compile(r"(?:[\0- ]*[A-Za-z0-9+/]{2}(?:[A-Za-z0-9+/]{2}|[A-Za-z0-9+/]=|==))*[\0- ]*")
 PADDED = re.compile(r"[^=]*={0,2}")
 DAY = "[0-9]{4}-[0-9]{2}-[0-9]{2}"
-MINUTE = DAY + "[T ](?:[01][0-9]|2[0-3]):[0-9]{2}"
-SECOND = MINUTE + ":[0-9]{2}(?:[.][0-9]+)?"
-CLOCK = f"{DAY}|{MINUTE}|{SECOND}"
-MOMENT = f"{DAY}|{MINUTE}|{SECOND}(?: ?(?:Z|UTC|[+-][0-9]{{2}}(?::?[0-9]{{2}})?))?"
+HOURS = "[T ](?:[01][0-9]|2[0-3]):[0-9]{2}"
+SECONDS = ":[0-9]{2}(?:[.][0-9]+)?"
+ZONE_NAME = " ?(?:Z|UTC|[+-][0-9]{2}(?::?[0-9]{2})?)"
+CLOCK = f"{DAY}(?:{HOURS}(?:{SECONDS})?)?"
+MOMENT = f"{DAY}(?:{HOURS}(?:{SECONDS}(?:{ZONE_NAME})?)?)?"
 """Regular expressions for DATE, TIMESTAMP_NTZ and TIMESTAMP, in the syntax that Python and Java share."""
 DATE, ZONELESS, ZONED = re.compile(DAY), re.compile(CLOCK), re.compile(MOMENT)
 ZONE = re.compile(r" ?([+-])([0-9]{2}):?([0-9]{2})?$")

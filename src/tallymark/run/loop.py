@@ -210,9 +210,9 @@ class Loop(BatchLoop[Task]):
             self.on_step(Step.DROPPED, replace(progress, error=error))
             # Executors can't tell which row is refused; the driver can, also for the same offsets.
             if not batch.reading.staged:
-                if task.half().size == task.size:
+                if task.part().size == task.size:
                     raise
-                self._preparation.shrink(task.half())
+                self._preparation.shrink(task.part())
             log.info("committing in smaller batches group=%s batch=%s error=%s", self.job.group, batch.name, error)
         except Exception as error:
             self.on_step(Step.DROPPED, replace(progress, error=error))
@@ -233,7 +233,7 @@ class Loop(BatchLoop[Task]):
             self.work.refresh()
             if not self.work.is_valid(task):
                 break
-            part = self._preparation.part(task.half())
+            part = self._preparation.part(task.part())
             self._commit(part)
             task = task.after(part.task)
         if task:

@@ -103,15 +103,15 @@ class Preparation:
             return Prepared(task, self._read(name, task, progress), time.monotonic() - began)
         except BatchTooLarge as error:
             self._on_step(Step.DROPPED, replace(progress, error=error))
-            half = task.half()
-            if half.size == task.size:
+            part = task.part(error.share)
+            if part.size == task.size:
                 raise
-            log.info("reading half group=%s batch=%s offsets=%d error=%s", self._job.group, name, half.size, error)
-            self.shrink(half)
+            log.info("reading a part group=%s batch=%s offsets=%d error=%s", self._job.group, name, part.size, error)
+            self.shrink(part)
         except Exception as error:
             self._on_step(Step.DROPPED, replace(progress, error=error))
             raise
-        return self._prepared(half, time.monotonic())
+        return self._prepared(part, time.monotonic())
 
     def _read(self, name: str, task: Task, progress: Progress) -> BatchToCommit:
         started, tables = datetime.now(UTC), self._job.tables

@@ -15,6 +15,7 @@ Which thread calls what:
 
 from __future__ import annotations
 
+import math
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -58,13 +59,13 @@ class Task:
         """Number of offsets to read, or of dead letters."""
         return len(self.tried) if self.tried else self.plan.offsets
 
-    def half(self) -> Task:
-        """Return the first half, at least one offset of each partition or one letter."""
+    def part(self, share: float = 0.5) -> Task:
+        """Return the first part, at least one offset of each partition or one letter."""
         if self.tried:
-            half = self._only(list(self.tried)[: (self.size + 1) // 2])
+            part = self._only(list(self.tried)[: max(1, math.ceil(self.size * min(share, 0.5)))])
         else:
-            half = replace(self, plan=self.plan.half(), then=None)
-        return replace(half, behind=self.behind + self.size - half.size)
+            part = replace(self, plan=self.plan.part(share), then=None)
+        return replace(part, behind=self.behind + self.size - part.size)
 
     def after(self, part: Task) -> Task:
         """Return the rest after ``part``, which is a first part of this task."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import or_
 
@@ -11,8 +12,6 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from tallymark.core.records import PartitionCounts
-from tallymark.core.spans import Partition
 from tallymark.errors import BadInput
 from tallymark.formats import fields
 from tallymark.formats.limits import DEEPEST
@@ -25,9 +24,17 @@ CORRUPT = "_tallymark_corrupt"
 PARSED = "_tallymark_parsed"
 FIELDS = "_tallymark_fields"
 FITS = "_tallymark_fits"
+SUSPICIOUS = "_tallymark_suspicious"
 VALUES = "_tallymark_values"
 END = "_tallymark_end"
-JSON_OPTIONS = {**numbers.STRICT, "columnNameOfCorruptRecord": CORRUPT}
+OVERFLOWN = 'Infinity"'
+"""The end of what Spark stores for a number in place of a STRING that is too large for a double."""
+JSON_OPTIONS = {
+    **numbers.STRICT,
+    "columnNameOfCorruptRecord": CORRUPT,
+    # The value is two levels deep in what is parsed.
+    "maxNestingDepth": str(DEEPEST + 2),
+}
 EPOCH = "1970-01-01 00:00:00"
 FIRST_MOMENT, LAST_MOMENT = "0001-01-01 00:00:00", "9999-12-31 23:59:59.999999"
 """The part of Spark's range of 300,000 years that the databases and Python can represent."""
@@ -81,7 +88,8 @@ class SparkDecoder:
         return [
             [*came, _parsed_json(schema)],
             [*passed, F.col(PARSED), *casts],
-            [*passed, value.alias(FIELDS), _fits(schema).alias(FITS)],
+            [*passed, value.alias(FIELDS), _fits(schema).alias(FITS), *_suspicion(schema)],
+            *([[*passed, F.col(FIELDS), _fits_after_all(schema).alias(FITS)]] if _suspicion(schema) else []),
             [
                 F.when(F.col(FITS), F.col(FIELDS)).alias("value"),
                 F.when(~F.col(FITS), F.col("value")).alias(RAW),
@@ -130,33 +138,26 @@ def _fits(schema: T.StructType) -> Column:
         cast = _field(field) if isinstance(field.dataType, TIMES) else None
         if (unfit := _unfit(_found(field), field.dataType, cast)) is not None:
             fits = fits & ~unfit
-    if (strings := numbers.only(T.StringType, schema)) is not None:
-        infinite = _unfit(_object(), strings, rules={T.StringType: lambda text: text.contains('Infinity"')})
-        assert infinite is not None
-        overflow = numbers.has_overflow(_wrapped_value(), _wrapped(strings))
-        fits = fits & ~F.when(infinite, overflow).otherwise(F.lit(False))
-    return F.when(F.col("value").isNotNull(), F.coalesce(fits & ~_is_deep(), F.lit(False)))
+    return F.when(F.col("value").isNotNull(), F.coalesce(fits, F.lit(False)))
 
 
-def _is_deep() -> Column:
-    """Whether objects and arrays are nested more deeply than Python can parse."""
-    text = F.col("value").cast("string")
-    opened = F.length(text) - F.length(F.replace(F.replace(text, F.lit("["), F.lit("")), F.lit("{"), F.lit("")))
-    unescaped = F.replace(F.replace(text, F.lit("\\\\"), F.lit("")), F.lit('\\"'), F.lit(""))
-    brackets = F.regexp_replace(F.regexp_replace(unescaped, '"[^"]*"', ""), r"[^\[\]{}]", "")
-    depths = F.aggregate(
-        F.split(brackets, ""),
-        F.struct(F.lit(0).alias("at"), F.lit(0).alias("most")),
-        lambda found, sign: F.struct(
-            (found.at + F.when(sign.isin("[", "{"), 1).otherwise(-1)).alias("at"),
-            F.greatest(found.at + F.when(sign.isin("[", "{"), 1).otherwise(-1), found.most).alias("most"),
-        ),
-        lambda found: found.most,
-    )
-    # Counting is expensive; few values are long enough to need it.
-    return F.when(
-        F.length("value") > 2 * DEEPEST, F.when(opened > DEEPEST, depths > DEEPEST).otherwise(F.lit(False))
-    ).otherwise(F.lit(False))
+def _suspicion(schema: T.StructType) -> list[Column]:
+    """Whether a number in place of a STRING may be too large, if the schema has such a type."""
+    strings = numbers.only(T.StringType, schema)
+    suspicious = None if strings is None else _unfit(_object(), strings, rules=MAY_OVERFLOW)
+    return [] if suspicious is None else [suspicious.alias(SUSPICIOUS)]
+
+
+def _fits_after_all(schema: T.StructType) -> Column:
+    """Whether a value fits that may have a number which is too large.
+
+    Spark does not compile this, so it is apart from the checks that all values need. Spark keeps it apart because it
+    refers to FITS twice.
+    """
+    strings = numbers.only(T.StringType, schema)
+    assert strings is not None
+    overflow = numbers.has_overflow(_wrapped_value(), _wrapped(strings))
+    return F.when(F.col(FITS) & F.col(SUSPICIOUS), ~overflow).otherwise(F.col(FITS))
 
 
 def column(name: str) -> Column:
@@ -220,11 +221,29 @@ def _field(field: T.StructField) -> Column:
     return column(_cast_name(field)) if _is_cast(field) else _found(field)
 
 
-Rules = Mapping[type[T.DataType], Callable[[Column], Column]]
+@dataclass(frozen=True)
+class Rule:
+    """Whether a value is unfit, and whether an array holds such a value: Spark compiles no lambda functions."""
+
+    value: Callable[[Column], Column]
+    array: Callable[[Column], Column]
+
+
+Rules = Mapping[type[T.DataType], Rule]
+INFINITE = Rule(
+    lambda number: F.abs(number) == float("inf"),
+    lambda numbers: (F.array_max(numbers) == float("inf")) | (F.array_min(numbers) == float("-inf")),
+)
 RULES: Rules = {
-    T.ByteType: lambda number: ~number.between(-128, 127),
-    T.DoubleType: lambda number: F.abs(number) == float("inf"),
-    T.FloatType: lambda number: F.abs(number) == float("inf"),
+    T.ByteType: Rule(
+        lambda number: ~number.between(-128, 127),
+        lambda numbers: (F.array_max(numbers) > 127) | (F.array_min(numbers) < -128),
+    ),
+    T.DoubleType: INFINITE,
+    T.FloatType: INFINITE,
+}
+MAY_OVERFLOW: Rules = {
+    T.StringType: Rule(lambda text: text.contains(OVERFLOWN), lambda texts: F.array_join(texts, "").contains(OVERFLOWN))
 }
 
 
@@ -237,26 +256,34 @@ def _unfit(found: Column, kind: T.DataType, cast: Column | None = None, rules: R
         time = found.try_cast(kind) if cast is None else cast
         return found.isNotNull() & ~F.coalesce(found.rlike(_form(kind)) & _in_years(time, kind), F.lit(False))
     if isinstance(kind, T.StructType):
-        parts = [_unfit(found[field.name], field.dataType, rules=rules) for field in kind]
-        known = [part for part in parts if part is not None]
-        return reduce(or_, known) if known else None
+        return _either(_unfit(found[field.name], field.dataType, rules=rules) for field in kind)
     if isinstance(kind, T.ArrayType):
         return _any(found, kind.elementType, rules)
     if isinstance(kind, T.MapType):
         return _any(F.map_values(found), kind.valueType, rules)
     rule = rules.get(type(kind))
-    return None if rule is None else F.coalesce(rule(found), F.lit(False))
+    return None if rule is None else F.coalesce(rule.value(found), F.lit(False))
+
+
+def _either(parts: Iterable[Column | None]) -> Column | None:
+    known = [part for part in parts if part is not None]
+    return reduce(or_, known) if known else None
 
 
 def _any(found: Column, kind: T.DataType, rules: Rules) -> Column | None:
     """Whether an element of an array does not fit."""
+    if isinstance(kind, T.StructType):
+        # A field of an array of objects is the array of these fields.
+        return _either(_any(found[field.name], field.dataType, rules) for field in kind)
+    if (rule := rules.get(type(kind))) is not None:
+        return F.coalesce(rule.array(found), F.lit(False))
     if _unfit(F.lit(None), kind, rules=rules) is None:
         return None
 
     def unfit(one: Column) -> Column:
-        rule = _unfit(one, kind, rules=rules)
-        assert rule is not None
-        return rule
+        found = _unfit(one, kind, rules=rules)
+        assert found is not None
+        return found
 
     return F.coalesce(F.exists(found, unfit), F.lit(False))
 
@@ -268,19 +295,3 @@ def _form(kind: T.DataType) -> str:
 
 def _in_years(time: Column, kind: T.DataType, first: str = FIRST_MOMENT) -> Column:
     return time.between(*(F.lit(moment).cast(kind) for moment in (first, LAST_MOMENT)))
-
-
-def count(batch: DataFrame) -> tuple[dict[Partition, PartitionCounts], int]:
-    """For each partition the number of records, of dead records and the last timestamp; and the bytes in total."""
-    counts = batch.groupBy("topic", "partition").agg(
-        F.count("*").alias("records"),
-        F.count(RAW).alias("dead"),
-        F.max_by("timestamp", "offset").alias("last"),
-        F.sum(SIZE).alias("size"),
-    )
-    rows = counts.toArrow().to_pylist()
-    seen = {
-        Partition(row["topic"], row["partition"]): PartitionCounts(row["records"], row["dead"], row["last"])
-        for row in rows
-    }
-    return seen, sum(row["size"] for row in rows)

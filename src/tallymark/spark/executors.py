@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession, Window
+from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
 from tallymark.core import raw
-from tallymark.core.records import PartitionCounts
+from tallymark.core.records import PartitionCounts, merged
 from tallymark.core.spans import Partition
 from tallymark.core.tables import (
     HIDDEN,
@@ -37,11 +37,10 @@ from tallymark.formats.decoded import DecodedRecords
 from tallymark.formats.json import JsonDecoder
 from tallymark.formats.value import Bytes, Json
 from tallymark.spark.decode import column
-from tallymark.spark.functions import Pick, pick
+from tallymark.spark.plans import Pick, pick
 from tallymark.spark.scan import complete
 from tallymark.stores.sql.staging import Loader, Stages, new_attempt, pieces
 
-BYTES_PER_BATCH = "spark.sql.execution.arrow.maxBytesPerBatch"
 AGE, RANK = "_tallymark_age", "_tallymark_rank"
 STAGED = "attempt BIGINT, rows BIGINT, refused STRING"
 
@@ -51,8 +50,11 @@ def can_stage() -> bool:
     return importlib.util.find_spec("pandas") is not None
 
 
-def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, batch: str) -> Staged:
-    """Write rows, given with their hidden columns, to a staging table. Only the tasks' reports return to the driver."""
+def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, batch: str) -> tuple[Staged, DataFrame]:
+    """Write rows, given with their hidden columns, to a staging table. Also returns the tasks' reports.
+
+    Only the reports travel to the driver.
+    """
     if spec.deletes is not None:
         raise BatchTooLarge(f"table {spec.name} deletes rows, which only the driver can do")
     if spec.write != "append":
@@ -62,26 +64,11 @@ def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, b
         rows = rows.withColumns(dict(zip(PROVENANCE, origin, strict=True)))
     columns = table_schema(spec, schema)
     loader = replace(stages.open(columns), key=spec.key)
-    reports = rows.select(*map(column, columns.names)).mapInArrow(loader, STAGED)
+    # PySpark's mapInArrow does not accept names with dots; the loader knows the names.
+    numbered = [column(name).alias(f"_{at}") for at, name in enumerate(columns.names)]
+    reports = rows.select(*numbered).mapInArrow(loader, STAGED)
     with stages.kept([loader.name]):
-        return loader.staged(reports.toArrow().to_pylist())
-
-
-@contextmanager
-def counting_rows(spark: SparkSession) -> Iterator[None]:
-    """Limit Arrow batches for Python by their number of rows only.
-
-    To apply a limit in bytes, Spark computes the size of all columns again after every row.
-    """
-    before = spark.conf.get(BYTES_PER_BATCH, None)
-    spark.conf.set(BYTES_PER_BATCH, 2**31 - 1)
-    try:
-        yield
-    finally:
-        if before is None:
-            spark.conf.unset(BYTES_PER_BATCH)
-        else:
-            spark.conf.set(BYTES_PER_BATCH, before)
+        return loader.staged(reports.toArrow().to_pylist()), reports
 
 
 def check_reached(error: Exception) -> None:
@@ -262,19 +249,6 @@ def targets(
         for spec, picks in tables:
             opened.append(StagingTarget(spec, picks, stages.open(table_schema(spec, schemas[spec.name]))))
     return opened
-
-
-def merged(
-    seen: Mapping[Partition, PartitionCounts], later: Mapping[Partition, PartitionCounts]
-) -> dict[Partition, PartitionCounts]:
-    """The sums of both counts, with the last timestamps of ``later``."""
-    sums = dict(seen)
-    for partition, counts in later.items():
-        before = sums.get(partition, PartitionCounts())
-        sums[partition] = PartitionCounts(
-            before.records + counts.records, before.dead + counts.dead, counts.last_timestamp
-        )
-    return sums
 
 
 def _partition(report: Mapping[str, Any]) -> Partition:

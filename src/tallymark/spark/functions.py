@@ -1,88 +1,90 @@
-"""Calls and checks the tables' functions, traces rows to records, and detects functions that only pick columns.
-
-Spark resolves a sort by columns that a projection below it has dropped: it adds them to the projection, sorts, and
-drops them again above. The plan in between is the user's result with the record's columns, and this module uses it. It
-exists for every row-wise function (select, filter, withColumn, explode). If a function merges rows of several records
-(an aggregate, a join), there is no single record, and Spark raises an error.
-
-Functions that only pick columns are recognised by their logical plan. A function that computes, filters or joins
-anything is left to Spark.
-"""
+"""Calls the tables' functions, checks their results, and collects the rows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from tallymark.core.tables import DELETED, HIDDEN, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
+from tallymark.core.tables import DELETED, HIDDEN, TIMESTAMP, TOPIC, TableSpec
 from tallymark.errors import BadInput, TallymarkError
-from tallymark.kafka.source import is_pattern
-from tallymark.spark.decode import column, first_line, quoted
+from tallymark.spark.decode import column, first_line
+from tallymark.spark.plans import NESTED, bound, with_provenance
 from tallymark.stores.arrow import JSON_MARK
 
-COLUMNS = {"topic": TOPIC, "partition": PARTITION, "offset": OFFSET, "timestamp": TIMESTAMP, DELETED: DELETED}
-
-
-def with_provenance(result: DataFrame, records: DataFrame) -> DataFrame:
-    """The result with topic, partition, offset and timestamp of its record, if each row has a single record.
-
-    Includes DELETED if the records have that column.
-    """
-    kept = {name: alias for name, alias in COLUMNS.items() if name in records.columns}
-    try:
-        order = result.sortWithinPartitions(*(records[name] for name in kept))
-        columns = [*(result[quoted(name)] for name in result.columns), *(records[n].alias(a) for n, a in kept.items())]
-        return DataFrame(_below_sort(order), result.sparkSession).select(*columns)
-    except PySparkException:
-        return result
-
-
-def collect(spec: TableSpec, rows: DataFrame, topics: Sequence[str]) -> pa.Table:
-    """Collect all rows, with as few hidden columns as possible, because each costs as much as a user's column."""
-    one_topic = topics[0] if len(topics) == 1 and not is_pattern(topics[0]) and TOPIC in rows.columns else None
-    dropped = [*([TOPIC] if one_topic else []), *([TIMESTAMP] if spec.write == "append" else [])]
-    table = rows.drop(*dropped).toArrow()
-    return table.append_column(TOPIC, pa.repeat(one_topic, table.num_rows)) if one_topic else table
-
-
-def _below_sort(ordered: DataFrame) -> Any:
-    plan = ordered._jdf.queryExecution().analyzed()
-    while plan.nodeName() != "Sort":
-        plan = plan.child()
-    jvm: Any = ordered.sparkSession._jvm
-    # PySpark has no API that creates a DataFrame from a plan.
-    return jvm.org.apache.spark.sql.classic.Dataset.ofRows(ordered.sparkSession._jsparkSession, plan.child())
-
-
 TableFunction = Callable[[DataFrame], DataFrame]
-NESTED = (T.StructType, T.ArrayType, T.MapType, T.VariantType)
+EXACT = (T.StringType, T.BooleanType, T.IntegralType, T.FractionalType, T.BinaryType, T.NullType)
+"""Types that PySpark converts to Python and back without a loss."""
+NUMBERS: dict[type[T.DataType], Callable[[Column], Column]] = {
+    T.DateType: F.unix_date,
+    T.TimestampType: F.unix_micros,
+    T.TimestampNTZType: lambda time: F.unix_micros(time.cast("timestamp")),
+}
+"""Times as numbers: PySpark converts a timestamp by the time zone of this process."""
 
 
-def apply(spec: TableSpec, function: TableFunction, records: DataFrame) -> DataFrame:
-    """The function's rows, with hidden columns if each row comes from a single record."""
-    if spec.deletes is None:
-        return with_provenance(call(spec, function, records), records)
-    try:
-        flagged = records.withColumn(DELETED, F.expr(spec.deletes).cast("boolean"))
-    except PySparkException as error:
-        raise BadInput(f"table {spec.name}: delete={spec.delete!r} can't be parsed: {first_line(error)}") from None
-    rows = with_provenance(call(spec, function, flagged.drop(DELETED)), flagged)
-    if DELETED not in rows.columns:
+def apply(spec: TableSpec, function: TableFunction, records: DataFrame, users: SparkSession | None = None) -> DataFrame:
+    """The function's rows, with hidden columns if each row comes from a single record.
+
+    The function runs in the session ``users``, with the user's settings and views; the rows belong to the session of
+    the records.
+    """
+    flagged = records
+    if spec.deletes is not None:
+        try:
+            flagged = records.withColumn(DELETED, F.expr(spec.deletes).cast("boolean"))
+        except PySparkException as error:
+            raise BadInput(f"table {spec.name}: delete={spec.delete!r} can't be parsed: {first_line(error)}") from None
+    shown = bound(flagged.drop(DELETED), users or records.sparkSession)
+    rows = with_provenance(call(spec, function, shown), flagged)
+    if spec.deletes is not None and DELETED not in rows.columns:
         raise BadInput(
             f"table {spec.name}: delete= needs a function that makes each row from a single record, and this function "
             "merges records; leave out delete=, or do not merge"
         )
     return rows
+
+
+def to_collect(spec: TableSpec, rows: DataFrame, topic: str | None) -> DataFrame:
+    """The rows with as few hidden columns as possible, because each costs as much as a user's column.
+
+    ``topic`` is the only topic, and ``complete`` adds it again.
+    """
+    return as_columns(rows).drop(*([TOPIC] if topic else []), *([TIMESTAMP] if spec.write == "append" else []))
+
+
+def complete(rows: pa.Table, topic: str | None) -> pa.Table:
+    """The rows with the hidden columns that ``to_collect`` leaves out."""
+    if topic is None or not set(HIDDEN) & set(rows.column_names):
+        return rows
+    return rows.append_column(TOPIC, pa.repeat(topic, rows.num_rows))
+
+
+def few(rows: DataFrame) -> pa.Table | None:
+    """Collect rows without a job, if Spark has computed them while it planned the query; None for unusual types.
+
+    Rows that are computed by a job take longer than with ``toArrow``.
+    """
+    if not all(isinstance(field.dataType, (*EXACT, *NUMBERS)) for field in rows.schema):
+        return None
+    kinds = {field.name: NUMBERS.get(type(field.dataType)) for field in rows.schema}
+    numbers = rows.select(*(to(column(name)).alias(name) if to else column(name) for name, to in kinds.items()))
+    found = numbers.collect()
+    columns = zip(*found, strict=True) if found else ([] for _ in kinds)
+    schema = arrow_schema(rows)
+    plain = {pa.date32(): pa.int32()}
+    arrays = [
+        pa.array(values, plain.get(field.type, pa.int64()) if kinds[field.name] else field.type).cast(field.type)
+        for values, field in zip(columns, schema, strict=True)
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
 
 
 def arrow_schema(rows: DataFrame) -> pa.Schema:
@@ -130,102 +132,3 @@ def as_columns(result: DataFrame) -> DataFrame:
     if not nested:
         return result
     return result.select(*(F.to_json(column(n)).alias(n) if n in nested else column(n) for n in result.columns))
-
-
-@dataclass(frozen=True)
-class Pick:
-    """A column of the records or a field within it; with ``is_null``, whether that is NULL."""
-
-    column: str
-    fields: tuple[str, ...] = ()
-    is_null: bool = False
-
-    def of(self, records: pa.Table) -> pa.ChunkedArray:
-        values = records[self.column]
-        values = pc.struct_field(values, list(self.fields)) if self.fields else values
-        return pc.is_null(values) if self.is_null else values
-
-
-def picked(rows: DataFrame, records: DataFrame) -> Mapping[str, Pick] | None:
-    """The source of each column of the rows, if all are unchanged columns or fields of the records; else None."""
-    if any(isinstance(field.dataType, NESTED) for field in rows.schema):
-        # Nested columns are converted to JSON text.
-        return None
-    plan: Any = without_names(rows)
-    outputs = _outputs(plan, records._jdf.queryExecution().analyzed()) or {}
-    picks = [outputs.get(attribute) for attribute in _ids(plan)]
-    if not all(picks):
-        return None
-    return dict(zip(rows.columns, (source for source in picks if source), strict=True))
-
-
-def pick(records: pa.Table, picks: Mapping[str, Pick]) -> pa.Table:
-    """The rows that these picks select from decoded records."""
-    return pa.table({name: source.of(records) for name, source in picks.items()})
-
-
-def _outputs(plan: Any, records: Any) -> dict[int, Pick] | None:
-    """The output of a plan by Spark's column ids; None if the plan does more than pick columns."""
-    if plan.children().isEmpty():
-        # Comparing column ids is not enough: a checkpoint of other rows has the same ids.
-        if not plan.fastEquals(records):
-            return None
-        return {attribute.exprId().id(): Pick(attribute.name()) for attribute in _listed(plan.output())}
-    below = _outputs(plan.child(), records) if plan.nodeName() == "Project" else None
-    if below is None:
-        return None
-    picks = {expression.exprId().id(): _pick(expression, below) for expression in _listed(plan.projectList())}
-    return {attribute: source for attribute, source in picks.items() if source}
-
-
-def _pick(expression: Any, below: Mapping[int, Pick]) -> Pick | None:
-    kind = expression.getClass().getSimpleName()
-    if kind == "AttributeReference":
-        return below.get(expression.exprId().id())
-    if kind not in ("Alias", "GetStructField", "IsNull", "Cast"):
-        return None
-    child = _pick(expression.child(), below)
-    if child is None or (child.is_null and kind in ("GetStructField", "IsNull")):
-        return None
-    if kind == "GetStructField":
-        # Use the name in the schema: the function may spell it in another case.
-        name = expression.child().dataType().fields()[expression.ordinal()].name()
-        return replace(child, fields=(*child.fields, name))
-    if kind == "Cast" and not expression.dataType().equals(expression.child().dataType()):
-        return None
-    return replace(child, is_null=True) if kind == "IsNull" else child
-
-
-def over_several_records(rows: DataFrame) -> list[str]:
-    """The columns that a window function computes, directly or indirectly."""
-    plan = without_names(rows)
-    windowed = _windowed(plan)
-    return [name for name, attribute in zip(rows.columns, _ids(plan), strict=True) if attribute in windowed]
-
-
-def _windowed(plan: Any) -> set[int]:
-    windowed = set[int]().union(*map(_windowed, _listed(plan.children())))
-    if plan.nodeName() == "Window":
-        return windowed | {expression.exprId().id() for expression in _listed(plan.windowExpressions())}
-    if plan.nodeName() != "Project" or not windowed:
-        return windowed
-    return {
-        expression.exprId().id()
-        for expression in _listed(plan.projectList())
-        if any(used.exprId().id() in windowed for used in _listed(expression.references().toSeq()))
-    }
-
-
-def without_names(rows: DataFrame) -> Any:
-    """The analyzed plan without subquery aliases and views."""
-    jvm: Any = rows.sparkSession._jvm
-    analysis = jvm.org.apache.spark.sql.catalyst.analysis
-    return analysis.EliminateView.apply(analysis.EliminateSubqueryAliases.apply(rows._jdf.queryExecution().analyzed()))
-
-
-def _ids(plan: Any) -> list[int]:
-    return [attribute.exprId().id() for attribute in _listed(plan.output())]
-
-
-def _listed(items: Any) -> list[Any]:
-    return [items.apply(at) for at in range(items.size())]

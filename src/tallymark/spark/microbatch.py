@@ -18,7 +18,8 @@ from tallymark.errors import BadInput
 from tallymark.spark.decode import column, first_line
 from tallymark.spark.errors import explained
 from tallymark.spark.executors import stage
-from tallymark.spark.functions import NESTED, TableFunction, arrow_schema, as_columns, call
+from tallymark.spark.functions import TableFunction, arrow_schema, as_columns, call
+from tallymark.spark.plans import NESTED
 from tallymark.stores.arrow import JSON_MARK
 from tallymark.stores.sql.staging import Stages
 
@@ -129,7 +130,7 @@ def staged(spec: TableSpec, result: DataFrame, batch: str, stages: Stages) -> Ch
             values = ", ".join(f"{name} {key[name]}" for name in spec.key)
             raise BadInput(f"table {spec.name}: several rows have {values}; aggregate to one row per key")
         as_they_are = TableSpec(spec.name)
-        done = stage(stages, as_they_are, as_columns(result), columns, batch)
+        done, _ = stage(stages, as_they_are, as_columns(result), columns, batch)
     return Changes(spec, columns.empty_table(), columns.empty_table(), done)
 
 

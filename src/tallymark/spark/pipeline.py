@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from tallymark.run.setup import Settings
-    from tallymark.spark.reader import SparkReader
+    from tallymark.spark.reader import Path, SparkReader
 
     TableFunction = Callable[[DataFrame], DataFrame]
 
@@ -228,17 +228,21 @@ class Pipeline:
     def _reader(self, destination: Destination, owner: Owner, *, stages: bool = True) -> SparkReader:
         from tallymark.spark.executors import can_stage
         from tallymark.spark.reader import SparkReader
-        from tallymark.spark.session import session
+        from tallymark.spark.session import is_local, session
 
         may_stage = stages and self.road != "driver" and can_stage()
         stage = destination.rows.stages(self.group, owner.run) if may_stage else None
-        if stages and self.road == "executors" and stage is None:
+        forced = stages and self.road == "executors"
+        if forced and stage is None:
             raise BadInput(
                 f"road='executors': executors can't stage rows in {destination.rows.name}, "
                 "or pandas, which Spark needs for that, is not installed; leave out road="
             )
-        memory = 0 if self.road == "executors" and stages else self.limits.memory
         tables = list(self._tables.values())
         with repeating_interrupts():
             spark = session(self.spark)
-            return SparkReader(spark, self.setup.source, tables, owner.run, memory, stage)
+            if not forced and is_local(spark):
+                # The executors are threads of the driver: smaller batches through the driver are faster.
+                stage = None
+            path: Path | None = "executors" if forced else None
+            return SparkReader(spark, self.setup.source, tables, owner.run, self.limits.memory, stage, path)

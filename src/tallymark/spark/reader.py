@@ -1,12 +1,14 @@
 """The Reader on Spark: reads each batch from Kafka once, counts its records, and shapes them into tables.
 
-A batch that fits the driver's memory is collected there undecoded, read by Spark or, if it is small, by the driver
-itself. Arrow decodes it, and functions that only pick columns run without Spark.
+The path of a batch depends on its size and on the functions:
 
-A larger batch is decoded and staged by the tasks that read it, if all functions only pick columns. Other large batches,
-and values that Arrow's parser does not support, are decoded by Spark. The decoded batch is cached while it is counted,
-the tables' functions run and the dead letters are extracted, so that all three see the same records. A lost executor or
-a speculative task only repeats its part of the same spans.
+- ``direct``: a small batch is fetched and decoded by the driver. Functions that compute are evaluated by Spark's
+  optimizer, without a job.
+- ``driver``: Spark's tasks read, and the driver decodes with Arrow, which takes less CPU than Spark's JSON parser.
+  Functions that compute get the decoded columns back as a DataFrame, part by part.
+- ``tasks``: Spark's tasks read, decode and compute; only rows travel to the driver (``spark/tasks.py``). This is for
+  values that Arrow's parser does not support, and for functions that need the whole batch at once.
+- ``executors``: Spark's tasks also write the rows to staging tables, if the batch exceeds the driver's memory.
 """
 
 from __future__ import annotations
@@ -15,55 +17,70 @@ import logging
 import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
-from typing import Any
+from typing import Literal
 
 import pyarrow as pa
 from py4j.protocol import Py4JError
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import SparkSession
 
 from tallymark.core import raw
 from tallymark.core.records import DeadLetter, Reading
 from tallymark.core.spans import Partition, Span, split
-from tallymark.core.tables import Staged, TableSpec
-from tallymark.errors import BatchTooLarge, ReadFailed
+from tallymark.core.tables import TableSpec
+from tallymark.errors import BadInput, BatchTooLarge, ReadFailed
 from tallymark.formats import json as formats
 from tallymark.formats.decoded import DecodedRecords
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.fetch import Direct
 from tallymark.kafka.source import Kafka
-from tallymark.spark import access
-from tallymark.spark.decode import RAW, RECORD, SparkDecoder, count
+from tallymark.spark.decode import SparkDecoder
 from tallymark.spark.errors import FunctionFailed, explained, while_java_lives
-from tallymark.spark.executors import OnePass, StagingOutcome, check_reached, counting_rows, targets
+from tallymark.spark.executors import OnePass, StagingOutcome, check_reached, targets
 from tallymark.spark.functions import TableFunction
 from tallymark.spark.memory import DriverMemory
 from tallymark.spark.rows import Shaper
-from tallymark.spark.scan import RAW_RECORDS, Scan, Scanning, leave_out
+from tallymark.spark.scan import RAW_RECORDS, Scan, Scanning
+from tallymark.spark.session import own_session
+from tallymark.spark.tasks import Tasks, joined
 from tallymark.stores.sql.staging import Stages
 
 log = logging.getLogger(__name__)
 
-REDACTION = "spark.sql.redaction.options.regex"
-LOCAL_RELATION = "spark.sql.execution.arrow.localRelationThreshold"
 ROWS_PER_BATCH = "spark.sql.execution.arrow.maxRecordsPerBatch"
 ARROW_BATCH = 4 << 20
 """Bytes of records in one Arrow batch, which a task holds in memory."""
 PART = 64 << 20
-"""Bytes of records in one scan: more only wait in the JVM and cause garbage collections."""
+"""Bytes of records in one job that collects: more only wait in the JVM and cause garbage collections."""
 SMALL = 10_000
 """Number of offsets that the driver reads faster than Spark starts a job."""
 SAMPLE = 10
 """Number of records for each span, and of spans, that are sampled to estimate the size of records."""
 SLOW_SHARE, SLOW_BATCHES = 0.05, 20
 """If Arrow's parser leaves more than this share of values to Python, Spark decodes this many batches instead."""
+Path = Literal["direct", "driver", "tasks", "executors"]
+Records = Collection[tuple[Partition, int]]
+
+
+def choose(offsets: int, *, fits: bool, in_arrow: bool) -> Path:
+    """The path of a batch.
+
+    ``fits``: the driver's memory holds it. ``in_arrow``: Arrow decodes its values, and all functions are row-wise.
+    """
+    if not fits:
+        return "executors"
+    if offsets <= SMALL:
+        return "direct"
+    return "driver" if in_arrow else "tasks"
 
 
 class SparkReader:
-    """Reads spans of a Kafka source with Spark and applies the tables' functions."""
+    """Reads spans of a Kafka source with Spark and applies the tables' functions.
+
+    ``memory`` is the maximum number of bytes of a batch in the driver. Larger batches go to ``stages``, or are refused.
+    ``path`` is the path of all batches, instead of the path that fits each.
+    """
 
     def __init__(
         self,
@@ -73,89 +90,92 @@ class SparkReader:
         run: str,
         memory: int = sys.maxsize,
         stages: Stages | None = None,
+        path: Path | None = None,
     ) -> None:
-        self._spark = spark
+        self._path = path
+        self._spark = own_session(spark)
         self._source = source
         self._run = run
-        self._memory = DriverMemory(memory, self._heap)
+        self._memory = DriverMemory(memory)
         self._stages = stages
         self._decode = SparkDecoder(source.value)
         self._decode_in_driver = formats.JsonDecoder(source.value)
-        self._scan = Scan(spark, source, run)
+        self._scan = Scan(self._spark, source, run)
         self._scanning = Scanning(self._scan_part, self._parts)
-        self._direct = Direct(source, Brokers(source.cluster))
-        records = self._decode.records(spark.createDataFrame([], RAW_RECORDS))
-        self._shaper = Shaper(spark, source, tables, records.schema)
+        brokers = Brokers(source.cluster)
+        self._direct = Direct(source, brokers)
+        records = self._decode.records(self._spark.createDataFrame([], RAW_RECORDS))
+        self._shaper = Shaper(self._spark, spark, source, tables, records.schema)
+        self._tasks = Tasks(source, self._scan, self._decode, self._shaper, brokers)
         self._by_spark_for = 0
-        self._small = SMALL
         self._rows_per_batch = 0
         self._cancelled = False
-        # JSON timestamps without a zone are UTC, as are those in the tables, whatever the session's time zone is.
-        self._spark.conf.set("spark.sql.session.timeZone", "UTC")
-        access.keep_quiet()
-        # Spark would convert a local relation to rows in the driver alone.
-        self._spark.conf.set(LOCAL_RELATION, 0)
-        hidden = self._spark.conf.get(REDACTION, "") or ""
-        if access.REDACTED not in hidden:
-            self._spark.conf.set(REDACTION, "|".join(filter(None, (hidden, access.REDACTED))))
 
     def schemas(self) -> Mapping[str, pa.Schema]:
+        if self._stages is not None and (reason := self._shaper.unstageable):
+            if self._path == "executors":
+                raise BadInput(f"road='executors': {reason}; leave out road=")
+            self._stages = None
         return self._shaper.schemas
 
     def read(
-        self,
-        spans: Sequence[Span],
-        batch: str,
-        without: Collection[tuple[Partition, int]] = (),
-        then: Sequence[Span] | None = None,
+        self, spans: Sequence[Span], batch: str, without: Records = (), then: Sequence[Span] | None = None
     ) -> Reading:
         with while_java_lives(self._spark):
-            return self._read(spans, batch, without, then)
-
-    def _read(
-        self,
-        spans: Sequence[Span],
-        batch: str,
-        without: Collection[tuple[Partition, int]],
-        then: Sequence[Span] | None,
-    ) -> Reading:
-        self._check_running()
-        offsets = sum(map(len, spans))
-        self._scan.name_jobs(offsets)
-        small = offsets <= self._small
-        if self._memory.average is None:
-            self._sample(spans)
-        if not small:
-            self._direct.close()
-        large = not self._memory.holds(self._memory.guess(spans), spans)
-        arrow = self._arrow_is_faster()
-        if then is not None and (small or large or not arrow):
-            self._scanning.drop()
-        if large and arrow and (reading := self._in_one_pass(spans, batch, without)):
+            self._check_running()
+            self._scan.name_jobs(sum(map(len, spans)))
+            if self._memory.average in (None, math.inf):
+                self._sample(spans)
+            reading = self._read(spans, batch, without, then)
+            if reading is None:
+                # The size of the records is known now.
+                reading = self._read(spans, batch, without, None)
+            if reading is None:
+                raise self._memory.refusal(self._memory.guess(spans))
             return reading
-        if large or not (small or arrow):
-            return self._by_spark(leave_out(self._scan.frame(spans), without), spans, batch)
-        parts = self._fetched(spans) if small else self._scanned(spans, then)
-        decoded = DecodedRecords.joined(
-            [DecodedRecords.of(raw.without(part, without), self._decode_in_driver) for part in parts]
-        )
-        self._memory.learn(decoded.size, decoded.found.num_rows)
-        if not self._memory.holds(decoded.size, spans):
-            # Records are larger than before; read again with the new average.
+
+    def _read(self, spans: Sequence[Span], batch: str, without: Records, then: Sequence[Span] | None) -> Reading | None:
+        """The reading; None if records are larger than expected, and have to be staged."""
+        offsets, guess = sum(map(len, spans)), self._memory.guess(spans)
+        fits = self._memory.holds(guess, spans)
+        if not fits and self._stages is None:
+            raise self._memory.refusal(guess)
+        in_arrow = self._arrow_is_faster() and self._shaper.is_row_wise
+        path = self._path or choose(offsets, fits=fits, in_arrow=in_arrow)
+        reading = None
+        if path == "executors" and offsets <= len(spans):
+            # A single record of each partition is not worth a staging table.
+            path = "direct"
+        if path == "executors":
+            reading = self._by_executors(spans, batch, without, or_none=fits)
+            path = path if reading else choose(offsets, fits=True, in_arrow=in_arrow)
+        if path != "direct":
+            self._direct.close()
+        if then is not None and path != "driver":
             self._scanning.drop()
-            return self._read(spans, batch, without, None)
-        if not small:
-            self._judge(decoded.slow, decoded.found.num_rows)
-        return self._by_arrow(decoded, spans, batch, "direct" if small else "driver")
+        if path == "tasks":
+            reading = self._by_tasks(spans, without)
+        elif path != "executors":
+            parts = self._fetched(spans) if path == "direct" else self._scanned(spans, then)
+            reading = self._by_arrow(parts, spans, without, judged=path == "driver")
+        assert reading is not None
+        self._memory.learn(reading.size, sum(counts.records for counts in reading.seen.values()))
+        if path != "executors" and not self._memory.holds(reading.size, spans):
+            self._scanning.drop()
+            if self._stages is None:
+                raise self._memory.refusal(reading.size)
+            return None
+        log.info("read batch=%s bytes=%d path=%s", batch, reading.size, path)
+        return reading
 
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
         """Like ``read``, for given records instead of records from Kafka."""
         spans = raw.hulls((letter.partition, letter.offset) for letter in letters)
         with while_java_lives(self._spark):
             self._scan.name_jobs(len(letters))
-            return self._by_arrow(
-                DecodedRecords.of(raw.of_letters(letters), self._decode_in_driver), spans, batch, "given"
-            )
+            reading = self._shaped(DecodedRecords.of(raw.of_letters(letters), self._decode_in_driver), spans)
+        log.info("read batch=%s bytes=%d path=given", batch, reading.size)
+        return reading
 
     def discard(self, reading: Reading) -> None:
         if self._stages is not None:
@@ -199,7 +219,7 @@ class SparkReader:
 
     def _scanned(self, spans: Sequence[Span], then: Sequence[Span] | None) -> Iterator[pa.Table]:
         """The records in parts; the next part is scanned while the caller processes the current part."""
-        self._fit_batches(self._memory.average or 1.0)
+        self._fit_batches()
         size = 0
         if then and not self._is_worth_scanning_ahead(then):
             then = ()
@@ -211,7 +231,7 @@ class SparkReader:
                 yield part
 
     def _is_worth_scanning_ahead(self, spans: Sequence[Span]) -> bool:
-        if sum(map(len, spans)) <= self._small or not self._memory.holds(self._memory.guess(spans), spans):
+        if sum(map(len, spans)) <= SMALL or not self._memory.holds(self._memory.guess(spans), spans):
             return False
         # Records that return to Spark for a function need its memory too, so do not scan much ahead.
         return not self._shaper.computing or len(self._parts(spans)) == 1
@@ -232,7 +252,7 @@ class SparkReader:
 
     @contextmanager
     def _growing(self) -> Iterator[None]:
-        """If a batch is too large, discard the average size, so that Spark measures the records."""
+        """If a batch is too large, discard the average size, so that it is measured again."""
         try:
             yield
         except BatchTooLarge:
@@ -240,54 +260,62 @@ class SparkReader:
             self._scanning.drop()
             raise
 
-    def _by_arrow(self, decoded: DecodedRecords, spans: Sequence[Span], batch: str, road: str) -> Reading:
-        """Shape records that are in the driver's memory."""
+    def _by_arrow(self, parts: Iterator[pa.Table], spans: Sequence[Span], without: Records, *, judged: bool) -> Reading:
+        """Decode and shape records in the driver, part by part if the functions allow it."""
+        decoded, slow = [], 0
+        readings: list[Reading] = []
+        for part in parts:
+            decoded.append(DecodedRecords.of(raw.without(part, without), self._decode_in_driver))
+            slow += decoded[-1].slow
+            if self._shaper.is_row_wise:
+                readings.append(self._shaped(decoded.pop(), spans))
+        if decoded:
+            readings.append(self._shaped(DecodedRecords.joined(decoded), spans))
+        reading = joined(readings)
+        if judged:
+            self._judge(slow, sum(counts.records for counts in reading.seen.values()))
+        return reading
+
+    def _shaped(self, decoded: DecodedRecords, spans: Sequence[Span]) -> Reading:
         records, errors = decoded.found, decoded.errors
-        log.info("read batch=%s bytes=%d road=%s", batch, decoded.size, road)
         rows, refusals = self._shaper.shape_arrow(raw.leave_out(decoded.records, errors.keys()), spans)
         letters = raw.letters(records, errors)
         return Reading(raw.seen(records, errors.keys()), rows, letters, refusals, decoded.size)
 
-    def _by_spark(self, undecoded: DataFrame, spans: Sequence[Span], batch: str) -> Reading:
-        """Decode and shape records in Spark, without collecting them first."""
-        decoded = self._decode(undecoded).persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            with explained(self._source.brokers):
-                seen, size = count(decoded)
-            large = not self._memory.holds(size, spans)
-            if large and self._stages is None:
-                raise self._memory.refusal(size)
-            records_seen = sum(partition.records for partition in seen.values())
-            self._fit_batches(size / max(1, records_seen))
-            records = decoded.where(F.col(RAW).isNull()).select(*RECORD)
-            log.info("read batch=%s bytes=%d road=%s", batch, size, "executors" if large else "spark")
-            staged: dict[str, Staged] = {}
-            if large and self._stages:
-                with counting_rows(self._spark):
-                    staged = self._shaper.stage(self._stages, records, batch)
-            with self._stages.kept(table.name for table in staged.values()) if self._stages else nullcontext():
-                rows, refusals = (self._shaper.no_rows(), []) if large else self._shaper.shape(records, spans)
-                dead = any(partition.dead for partition in seen.values())
-                with explained(self._source.brokers):
-                    letters = self._dead_letters(decoded) if dead else []
-        finally:
-            decoded.unpersist()
-        self._memory.learn(size, records_seen)
-        return Reading(seen, rows, letters, refusals, size, staged)
+    def _by_tasks(self, spans: Sequence[Span], without: Records) -> Reading:
+        """Decode and compute in Spark's tasks, in parts that fit the JVM's heap if the functions allow it."""
+        self._fit_batches()
+        parts = self._parts(spans) if self._shaper.is_row_wise else [spans]
+        with self._growing():
+            readings = []
+            for part in parts:
+                self._check_running()
+                readings.append(self._tasks.collect(part, without))
+            return joined(readings)
 
-    def _in_one_pass(
-        self, spans: Sequence[Span], batch: str, without: Collection[tuple[Partition, int]]
-    ) -> Reading | None:
-        """Read, decode and stage in the same tasks; None if that is impossible or too slow."""
-        tables, stages = self._shaper.picking, self._stages
-        if tables is None or stages is None or self._memory.average in (None, math.inf):
+    def _by_executors(self, spans: Sequence[Span], batch: str, without: Records, *, or_none: bool) -> Reading | None:
+        """Stage the rows; ``or_none`` if a row is refused, because only the driver finds its record."""
+        assert self._stages is not None
+        self._fit_batches()
+        try:
+            picked = self._in_one_pass(spans, batch, without) if self._arrow_is_faster() else None
+            return picked or self._tasks.stage(self._stages, spans, batch, without)
+        except BatchTooLarge as error:
+            if not or_none:
+                raise
+            log.info("reading through the driver batch=%s error=%s", batch, error)
             return None
-        self._fit_batches(self._memory.average or 1.0)
+
+    def _in_one_pass(self, spans: Sequence[Span], batch: str, without: Records) -> Reading | None:
+        """Decode with Arrow and stage picked columns in the tasks; None if that is impossible or too slow."""
+        tables, stages = self._shaper.picking, self._stages
+        if tables is None or stages is None:
+            return None
         staging = targets(stages, tables, self.schemas())
         with stages.kept(target.loader.name for target in staging):
             outcome = None
             try:
-                with explained(self._source.brokers, tables[0][0].name), counting_rows(self._spark):
+                with explained(self._source.brokers, tables[0][0].name):
                     work = OnePass(self._source.value, self._scan.topic, batch, without, staging)
                     outcome = work.run(self._scan.columns(spans))
             except FunctionFailed as error:
@@ -296,38 +324,25 @@ class SparkReader:
                     raise
                 log.warning("staging by executors failed, using Spark instead batch=%s error=%s", batch, error.words)
             if outcome is not None:
-                return self._staged(outcome, spans, batch)
+                return self._staged(outcome, spans)
         stages.drop(target.loader.name for target in staging)
         self._by_spark_for = SLOW_BATCHES
         return None
 
-    def _staged(self, outcome: StagingOutcome, spans: Sequence[Span], batch: str) -> Reading:
+    def _staged(self, outcome: StagingOutcome, spans: Sequence[Span]) -> Reading:
         """The reading from staged rows and from the records that the tasks returned to the driver."""
-        count = sum(counts.records for counts in outcome.seen.values())
-        self._memory.learn(outcome.size, count)
-        self._judge(outcome.slow, count)
-        log.info("read batch=%s bytes=%d road=%s", batch, outcome.size, "executors")
+        self._judge(outcome.slow, sum(counts.records for counts in outcome.seen.values()))
         if not outcome.doubtful.num_rows:
             return Reading(outcome.seen, self._shaper.no_rows(), [], [], outcome.size, outcome.staged)
-        rest = self._by_arrow(DecodedRecords.of(outcome.doubtful, self._decode_in_driver), spans, batch, "doubtful")
+        rest = self._shaped(DecodedRecords.of(outcome.doubtful, self._decode_in_driver), spans)
         dead = {partition: counts.dead for partition, counts in rest.seen.items()}
         seen = {partition: replace(counts, dead=dead.get(partition, 0)) for partition, counts in outcome.seen.items()}
         return replace(rest, seen=seen, size=outcome.size, staged=outcome.staged)
 
-    def _heap(self) -> int | None:
-        """The size of Java's heap in bytes, if functions compute on batches there; else None."""
-        jvm: Any = self._spark._jvm
-        return int(jvm.Runtime.getRuntime().maxMemory()) if self._shaper.computing else None
-
-    def _fit_batches(self, average: float) -> None:
+    def _fit_batches(self) -> None:
         """Set the number of rows in an Arrow batch from the average size of a record."""
-        rows = max(1, min(32_768, int(ARROW_BATCH / max(1.0, average))))
+        average = self._memory.average or 1.0
+        rows = max(1, min(32_768, int(ARROW_BATCH / max(1.0, min(average, float(ARROW_BATCH))))))
         if rows != self._rows_per_batch:
             self._spark.conf.set(ROWS_PER_BATCH, rows)
             self._rows_per_batch = rows
-
-    def _dead_letters(self, batch: DataFrame) -> list[DeadLetter]:
-        names = [F.col(RAW).alias("value") if name == "value" else F.col(name) for name in raw.SCHEMA.names]
-        dead = batch.where(F.col(RAW).isNotNull()).select(*names).toArrow()
-        values = dead["value"].to_pylist()
-        return raw.letters(dead, {at: formats.explain(self._source.value, value) for at, value in enumerate(values)})

@@ -15,21 +15,12 @@ from tallymark.core import raw
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import OFFSET, TIMESTAMP, Refusal, Staged, TableSpec, check_unmerged
 from tallymark.errors import BatchTooLarge, TooManyDead
-from tallymark.kafka.source import Kafka
+from tallymark.kafka.source import Kafka, is_pattern
 from tallymark.spark.decode import RECORD
 from tallymark.spark.errors import FunctionFailed, explained
 from tallymark.spark.executors import check_reached, stage
-from tallymark.spark.functions import (
-    Pick,
-    TableFunction,
-    apply,
-    as_columns,
-    collect,
-    over_several_records,
-    pick,
-    picked,
-    schema_of,
-)
+from tallymark.spark.functions import TableFunction, apply, as_columns, complete, few, schema_of, to_collect
+from tallymark.spark.plans import Pick, is_row_wise, over_several_records, pick, picked
 from tallymark.spark.scan import leave_out, within
 from tallymark.stores.sql.staging import Stages
 
@@ -64,17 +55,27 @@ def bisect(spans: Iterable[Span], attempt: Try, at_most: int) -> dict[tuple[Part
 
 MOST_REFUSED = 100
 """Maximum number of records in a batch that a function may fail on: finding each takes about twenty jobs."""
+LOCAL_RELATION, LOCAL_BYTES = "spark.sql.execution.arrow.localRelationThreshold", 48 << 20
+FEW = 1000
+"""Number of records up to which rows are computed without a job."""
 Table = tuple[TableSpec, TableFunction]
 
 
 class Shaper:
-    """Applies the functions of a pipeline's tables. ``records`` is the schema of their input."""
+    """Applies the functions of a pipeline's tables.
 
-    def __init__(self, spark: SparkSession, source: Kafka, tables: Sequence[Table], records: StructType) -> None:
+    ``records`` is the schema of their input. The functions run in the session ``users``, everything else in ``spark``.
+    """
+
+    def __init__(
+        self, spark: SparkSession, users: SparkSession, source: Kafka, tables: Sequence[Table], records: StructType
+    ) -> None:
         self.tables = tables
-        self._spark = spark
+        self._spark, self._users = spark, users
         self._source = source
         self._records = records
+        names = source.topic_names
+        self._topic = names[0] if len(names) == 1 and not is_pattern(names[0]) else None
 
     @cached_property
     def schemas(self) -> dict[str, pa.Schema]:
@@ -86,17 +87,25 @@ class Shaper:
         return [name for name, (rows, _) in self._tried.items() if OFFSET not in rows.columns]
 
     @cached_property
+    def is_row_wise(self) -> bool:
+        """Whether all functions compute the rows of each record by itself, so that a batch can be read in parts."""
+        return all(is_row_wise(rows, self._nothing) for rows, _ in self._tried.values())
+
+    @cached_property
+    def _nothing(self) -> DataFrame:
+        return self._spark.createDataFrame([], self._records)
+
+    @cached_property
     def _tried(self) -> dict[str, tuple[DataFrame, Mapping[str, Pick] | None]]:
         """The functions' results for an empty input, with their picks if they only pick columns."""
-        nothing = self._spark.createDataFrame([], self._records)
         results = {}
         for spec, function in self.tables:
-            rows = apply(spec, function, nothing)
+            rows = self.rows(spec, function, self._nothing)
             if OFFSET not in rows.columns:
                 check_unmerged(spec)
             for name in over_several_records(rows):
                 check_unmerged(spec, f"a window function computes {name} of the records of one batch")
-            picks = picked(rows, nothing)
+            picks = picked(rows, self._nothing)
             results[spec.name] = rows, picks if picks == self._picks_of_one(spec, function) else None
         return results
 
@@ -104,7 +113,7 @@ class Shaper:
         """The picks for a single record of NULLs: a function may behave differently on an empty input."""
         single = self._spark.createDataFrame([tuple(None for _ in self._records)], self._records)
         with suppress(Exception):
-            return picked(apply(spec, function, single), single)
+            return picked(self.rows(spec, function, single), single)
         return None
 
     def _picks(self, spec: TableSpec) -> dict[str, Pick] | None:
@@ -117,8 +126,22 @@ class Shaper:
         with explained(self._source.brokers, name):
             return schema_of(rows)
 
+    def rows(self, spec: TableSpec, function: TableFunction, records: DataFrame) -> DataFrame:
+        """The rows of a table, not computed yet, with all hidden columns."""
+        return apply(spec, function, records, self._users)
+
+    def frame(self, spec: TableSpec, function: TableFunction, records: DataFrame) -> DataFrame:
+        """The rows of a table, not computed yet, with the columns that ``collect`` needs."""
+        with explained(self._source.brokers, spec.name):
+            return to_collect(spec, self.rows(spec, function, records), self._topic)
+
+    def collect(self, spec: TableSpec, frame: DataFrame, *, are_few: bool = False) -> pa.Table:
+        with explained(self._source.brokers, spec.name):
+            found = few(frame) if are_few else None
+            return complete(frame.toArrow() if found is None else found, self._topic)
+
     def shape(
-        self, records: DataFrame, spans: Sequence[Span], tables: Sequence[Table] | None = None
+        self, records: DataFrame, spans: Sequence[Span], tables: Sequence[Table] | None = None, *, are_few: bool = False
     ) -> tuple[dict[str, pa.Table], list[Refusal]]:
         """The rows of these or all tables, and the records that a function failed on, which are in no table."""
         tables = self.tables if tables is None else tables
@@ -126,7 +149,11 @@ class Shaper:
         while True:
             good = leave_out(records, [refusal.record for refusal in refusals])
             try:
-                return {spec.name: self._rows(spec, function, good) for spec, function in tables}, refusals
+                rows = {
+                    spec.name: self.collect(spec, self.frame(spec, function, good), are_few=are_few)
+                    for spec, function in tables
+                }
+                return rows, refusals
             except FunctionFailed as failure:
                 refused = self._bisect(failure, good, spans)
                 if not refused:
@@ -141,8 +168,11 @@ class Shaper:
             with explained(self._source.brokers):
                 # PySpark can't create a DataFrame from columns without chunks.
                 data: Any = records.select(RECORD).combine_chunks() if records.num_rows else []
+                are_few = records.num_rows <= FEW
+                # Spark converts a local relation to rows in the driver alone.
+                self._spark.conf.set(LOCAL_RELATION, LOCAL_BYTES if are_few else 0)
                 frame = self._spark.createDataFrame(data, self._records)
-            rows, refusals = self.shape(frame, spans, self.computing)
+            rows, refusals = self.shape(frame, spans, self.computing, are_few=are_few)
             records = raw.without(records, [refusal.record for refusal in refusals])
         for spec, _ in self.tables:
             if (picks := self._picks(spec)) is not None:
@@ -155,8 +185,8 @@ class Shaper:
         try:
             for spec, function in self.tables:
                 with explained(self._source.brokers, spec.name):
-                    rows = as_columns(apply(spec, function, records))
-                    staged[spec.name] = stage(stages, spec, rows, self.schemas[spec.name], batch)
+                    rows = as_columns(self.rows(spec, function, records))
+                    staged[spec.name], _ = stage(stages, spec, rows, self.schemas[spec.name], batch)
         except (FunctionFailed, BatchTooLarge) as error:
             stages.drop(table.name for table in staged.values())
             check_reached(error)
@@ -164,8 +194,18 @@ class Shaper:
         return staged
 
     @cached_property
+    def unstageable(self) -> str | None:
+        """The reason for which executors can't stage all tables, if there is one."""
+        for spec, _ in self.tables:
+            if spec.deletes is not None:
+                return f"table {spec.name} deletes rows, which executors can't stage"
+            if spec.write != "append" and spec.name in self.merging():
+                return f"table {spec.name} merges records, and executors can't check the keys of merged rows"
+        return None
+
+    @cached_property
     def computing(self) -> Sequence[Table]:
-        """The tables whose functions do more than pick columns, so that the driver sends records back to Spark."""
+        """The tables whose functions do more than pick columns."""
         return [table for table in self.tables if self._picks(table[0]) is None]
 
     @cached_property
@@ -178,19 +218,14 @@ class Shaper:
     def no_rows(self) -> dict[str, pa.Table]:
         return {name: schema.empty_table() for name, schema in self.schemas.items()}
 
-    def _rows(self, spec: TableSpec, function: TableFunction, records: DataFrame) -> pa.Table:
-        with explained(self._source.brokers, spec.name):
-            rows = as_columns(apply(spec, function, records))
-            return collect(spec, rows, self._source.topic_names)
-
     def _bisect(self, failure: FunctionFailed, records: DataFrame, spans: Sequence[Span]) -> list[Refusal]:
         spec, function = next(table for table in self.tables if table[0].name == failure.table)
-        if OFFSET not in apply(spec, function, records).columns:
+        if OFFSET not in self.rows(spec, function, records).columns:
             return []
 
         def attempt(span: Span) -> str | None:
             try:
-                self._rows(spec, function, records.where(within(span)).coalesce(1))
+                self.collect(spec, self.frame(spec, function, records.where(within(span)).coalesce(1)))
             except FunctionFailed as error:
                 return error.words
             return None

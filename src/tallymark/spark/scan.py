@@ -59,7 +59,6 @@ KAFKA_OPTIONS = {
     # The end of a span is known, so a fetch must not wait for more records.
     "kafka.fetch.max.wait.ms": "20",
 }
-FIRST_INTERFACE = "spark.sql.sources.useV1SourceList"
 RAW_RECORDS = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
@@ -79,10 +78,6 @@ class Scan:
             # A fixed id for the run lets the executors reuse their consumers; nothing is committed to this group.
             "kafka.group.id": f"tallymark-{run}",
         }
-        # Through the V1 interface, the Kafka source converts every record to a Java row and back.
-        first = (spark.conf.get(FIRST_INTERFACE) or "").split(",")
-        if "kafka" in first:
-            spark.conf.set(FIRST_INTERFACE, ",".join(name for name in first if name != "kafka"))
         names = source.topic_names
         self.topic = names[0] if len(names) == 1 and not is_pattern(names[0]) else None
         """The only topic, else None: transferring its name would cost as much as a user's column."""

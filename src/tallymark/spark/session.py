@@ -23,6 +23,12 @@ DEFAULTS = {
     "spark.task.maxDirectResultSize": "100m",  # larger results take an indirect path, with three copies
     "spark.executor.killOnFatalError.depth": "0",  # a task out of memory leads to a smaller batch: Java must survive
     "spark.kafka.consumer.cache.capacity": "1024",  # above the number of partitions, else consumers are recreated
+    # Consumers of an ended run hold fetched records, which by default are kept for five minutes.
+    "spark.kafka.consumer.cache.timeout": "30s",
+    "spark.kafka.consumer.cache.evictorThreadRunInterval": "15s",
+    "spark.kafka.consumer.fetchedData.cache.timeout": "30s",
+    "spark.kafka.consumer.fetchedData.cache.evictorThreadRunInterval": "15s",
+    "spark.sql.session.timeZone": "UTC",  # the same rows on every machine
     "spark.sql.adaptive.enabled": "false",  # replanning costs small batches more than it gains
     "spark.sql.inMemoryColumnarStorage.compressed": "false",  # a batch is cached too briefly for compression to pay
     "spark.ui.enabled": "false",
@@ -34,6 +40,8 @@ PROVIDER = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 COLLECTOR = "-XX:+UseParallelGC"
 """Java's default collector costs a tenth of the throughput for short pauses, which a batch job does not need."""
 JAVA = "spark.driver.extraJavaOptions"
+REDACTION = "spark.sql.redaction.options.regex"
+FIRST_INTERFACE = "spark.sql.sources.useV1SourceList"
 ADDED = {JAVA: " ", "spark.jars": ","}
 LOCAL = {
     "spark.master": "local[*]",
@@ -65,6 +73,33 @@ def session(settings: Mapping[str, str]) -> SparkSession:
     except KeyboardInterrupt as error:
         _end_java(error)
         raise
+
+
+def is_local(spark: SparkSession) -> bool:
+    """Whether the executors are threads of the driver's process."""
+    return re.fullmatch(r"local(\[.*\])?", spark.sparkContext.master or "") is not None
+
+
+def own_session(spark: SparkSession) -> SparkSession:
+    """A copy of the user's session with the settings that tallymark needs; the user's session keeps its own."""
+    from tallymark.spark import access
+    from tallymark.spark.plans import clone
+
+    access.keep_quiet()
+    own = clone(spark)
+    hidden = own.conf.get(REDACTION, "") or ""
+    # Through the V1 interface, the Kafka source converts every record to a Java row and back.
+    first = [name for name in (own.conf.get(FIRST_INTERFACE) or "").split(",") if name != "kafka"]
+    for name, value in {
+        # JSON timestamps without a zone are UTC, as are those in the tables.
+        "spark.sql.session.timeZone": "UTC",
+        # To apply a limit in bytes, Spark computes the size of all columns again after every row.
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+        FIRST_INTERFACE: ",".join(first),
+        REDACTION: "|".join(filter(None, (hidden, access.REDACTED))),
+    }.items():
+        own.conf.set(name, value)
+    return own
 
 
 def series(version: str) -> str:

@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tallymark.errors import BadInput
 from tallymark.spark.decode import first_line
-from tallymark.spark.functions import without_names
+from tallymark.spark.plans import without_names
 
 VIEW = "records"
 CTE_POLICY = "spark.sql.legacy.ctePrecedencePolicy"

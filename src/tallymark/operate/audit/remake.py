@@ -15,7 +15,6 @@ from tallymark.core.tables import DELETED, OFFSET, PARTITION, TOPIC
 from tallymark.operate.audit.scope import MADE, RECORDS
 from tallymark.spark.decode import RAW, RECORD, column
 from tallymark.spark.errors import explained
-from tallymark.spark.functions import apply
 from tallymark.spark.reader import SparkReader
 
 PLACE = ("topic", "partition", "offset")
@@ -54,7 +53,7 @@ class Remaker(SparkReader):
             gone = self._spark.createDataFrame(places, "topic STRING, partition INT, offset BIGINT")
             records = records.join(F.broadcast(gone), list(PLACE), "left_anti").select(*RECORD)
         with explained(self._source.brokers, spec.name):
-            rows = apply(spec, function, records)
+            rows = self._shaper.rows(spec, function, records)
             origin = [rows[hidden].alias(name) for name, hidden in zip(PLACE, (TOPIC, PARTITION, OFFSET), strict=True)]
             key = F.xxhash64(*map(column, spec.key)) if spec.key else F.lit(0).cast("bigint")
             deleted = F.coalesce(rows[DELETED], F.lit(False)) if spec.deletes is not None else F.lit(False)

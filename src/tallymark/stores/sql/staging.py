@@ -58,6 +58,7 @@ REPORT = pa.schema([("attempt", pa.int64()), ("rows", pa.int64()), ("refused", p
 class Loader:
     """Runs on executors: writes the rows of a task to a staging table and reports the result.
 
+    The columns of the rows are in the order of ``schema``, under any names.
     Rows with NULL or NaN in ``key`` are refused even if the table would accept them; the driver finds their records.
     """
 
@@ -81,7 +82,7 @@ class Loader:
         rows = 0
         with closing(open_sql(self.url)) as store, store.transaction() as connection:
             for piece in pieces(batches):
-                self.put(store.dialect, connection, piece, attempt)
+                self.put(store.dialect, connection, piece.rename_columns(self.schema.names), attempt)
                 rows += piece.num_rows
         return rows
 

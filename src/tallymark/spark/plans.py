@@ -1,0 +1,181 @@
+"""Spark's sessions and logical plans. Of Spark's private interface, queries use only what this module uses.
+
+A row's record is found with a sort: Spark resolves a sort by columns that a projection below it has dropped. It adds
+them to the projection, sorts, and drops them again above. The plan in between is the user's result with the record's
+columns. It exists for every row-wise function (select, filter, withColumn, explode). If a function merges rows of
+several records (an aggregate), there is no single record, and Spark raises an error.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T  # noqa: N812
+
+from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC
+from tallymark.spark.decode import quoted
+
+COLUMNS = {"topic": TOPIC, "partition": PARTITION, "offset": OFFSET, "timestamp": TIMESTAMP, DELETED: DELETED}
+NESTED = (T.StructType, T.ArrayType, T.MapType, T.VariantType)
+ROW_WISE = ("Project", "Filter", "Generate")
+"""Nodes that compute the rows of each record by itself, and read all records."""
+
+
+def clone(spark: SparkSession) -> SparkSession:
+    """A session with the same settings, views and functions, whose settings can be changed without changing these."""
+    return SparkSession(spark.sparkContext, spark._jsparkSession.cloneSession())
+
+
+def bound(frame: DataFrame, session: SparkSession) -> DataFrame:
+    """The same rows in another session. Expressions keep the time zone that they were written in."""
+    return _of_plan(frame._jdf.queryExecution().analyzed(), session)
+
+
+def _of_plan(plan: Any, session: SparkSession) -> DataFrame:
+    # PySpark has no API that creates a DataFrame from a plan.
+    jvm: Any = session._jvm
+    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan), session)
+
+
+def observed(frame: DataFrame, name: str) -> Any:
+    """The metrics that ``observe`` has collected while this frame was computed; None if Spark has read nothing."""
+    # An Observation would return those of the first action, which may be an action of the user's function.
+    metrics = frame._jdf.queryExecution().observedMetrics()
+    return json.loads(metrics.apply(name).json()) if metrics.contains(name) else None
+
+
+def is_row_wise(rows: DataFrame, records: DataFrame) -> bool:
+    """Whether each row is computed from one of these records by itself, and all records are read."""
+    plan, leaf = without_names(rows), records._jdf.queryExecution().analyzed()
+    while not plan.fastEquals(leaf):
+        if plan.nodeName() not in ROW_WISE or not plan.subqueries().isEmpty():
+            return False
+        plan = plan.child()
+    return True
+
+
+def with_provenance(result: DataFrame, records: DataFrame) -> DataFrame:
+    """The result with topic, partition, offset and timestamp of its record, if each row has a single record.
+
+    Includes DELETED if the records have that column. The result belongs to the session of the records.
+    """
+    kept = {name: alias for name, alias in COLUMNS.items() if name in records.columns}
+    try:
+        order = result.sortWithinPartitions(*(records[name] for name in kept))
+        columns = [*(result[quoted(name)] for name in result.columns), *(records[n].alias(a) for n, a in kept.items())]
+        return _of_plan(_below_sort(order), records.sparkSession).select(*columns)
+    except PySparkException:
+        return bound(result, records.sparkSession)
+
+
+def _below_sort(ordered: DataFrame) -> Any:
+    plan = ordered._jdf.queryExecution().analyzed()
+    while plan.nodeName() != "Sort":
+        plan = plan.child()
+    return plan.child()
+
+
+@dataclass(frozen=True)
+class Pick:
+    """A column of the records or a field within it; with ``is_null``, whether that is NULL."""
+
+    column: str
+    fields: tuple[str, ...] = ()
+    is_null: bool = False
+
+    def of(self, records: pa.Table) -> pa.ChunkedArray:
+        values = records[self.column]
+        values = pc.struct_field(values, list(self.fields)) if self.fields else values
+        return pc.is_null(values) if self.is_null else values
+
+
+def picked(rows: DataFrame, records: DataFrame) -> Mapping[str, Pick] | None:
+    """The source of each column of the rows, if all are unchanged columns or fields of the records; else None."""
+    if any(isinstance(field.dataType, NESTED) for field in rows.schema):
+        # Nested columns are converted to JSON text.
+        return None
+    plan: Any = without_names(rows)
+    outputs = _outputs(plan, records._jdf.queryExecution().analyzed()) or {}
+    picks = [outputs.get(attribute) for attribute in _ids(plan)]
+    if not all(picks):
+        return None
+    return dict(zip(rows.columns, (source for source in picks if source), strict=True))
+
+
+def pick(records: pa.Table, picks: Mapping[str, Pick]) -> pa.Table:
+    """The rows that these picks select from decoded records."""
+    return pa.table({name: source.of(records) for name, source in picks.items()})
+
+
+def _outputs(plan: Any, records: Any) -> dict[int, Pick] | None:
+    """The output of a plan by Spark's column ids; None if the plan does more than pick columns."""
+    if plan.children().isEmpty():
+        # Comparing column ids is not enough: a checkpoint of other rows has the same ids.
+        if not plan.fastEquals(records):
+            return None
+        return {attribute.exprId().id(): Pick(attribute.name()) for attribute in _listed(plan.output())}
+    below = _outputs(plan.child(), records) if plan.nodeName() == "Project" else None
+    if below is None:
+        return None
+    picks = {expression.exprId().id(): _pick(expression, below) for expression in _listed(plan.projectList())}
+    return {attribute: source for attribute, source in picks.items() if source}
+
+
+def _pick(expression: Any, below: Mapping[int, Pick]) -> Pick | None:
+    kind = expression.getClass().getSimpleName()
+    if kind == "AttributeReference":
+        return below.get(expression.exprId().id())
+    if kind not in ("Alias", "GetStructField", "IsNull", "Cast"):
+        return None
+    child = _pick(expression.child(), below)
+    if child is None or (child.is_null and kind in ("GetStructField", "IsNull")):
+        return None
+    if kind == "GetStructField":
+        # Use the name in the schema: the function may spell it in another case.
+        name = expression.child().dataType().fields()[expression.ordinal()].name()
+        return replace(child, fields=(*child.fields, name))
+    if kind == "Cast" and not expression.dataType().equals(expression.child().dataType()):
+        return None
+    return replace(child, is_null=True) if kind == "IsNull" else child
+
+
+def over_several_records(rows: DataFrame) -> list[str]:
+    """The columns that a window function computes, directly or indirectly."""
+    plan = without_names(rows)
+    windowed = _windowed(plan)
+    return [name for name, attribute in zip(rows.columns, _ids(plan), strict=True) if attribute in windowed]
+
+
+def _windowed(plan: Any) -> set[int]:
+    windowed = set[int]().union(*map(_windowed, _listed(plan.children())))
+    if plan.nodeName() == "Window":
+        return windowed | {expression.exprId().id() for expression in _listed(plan.windowExpressions())}
+    if plan.nodeName() != "Project" or not windowed:
+        return windowed
+    return {
+        expression.exprId().id()
+        for expression in _listed(plan.projectList())
+        if any(used.exprId().id() in windowed for used in _listed(expression.references().toSeq()))
+    }
+
+
+def without_names(rows: DataFrame) -> Any:
+    """The analyzed plan without subquery aliases and views."""
+    jvm: Any = rows.sparkSession._jvm
+    analysis = jvm.org.apache.spark.sql.catalyst.analysis
+    return analysis.EliminateView.apply(analysis.EliminateSubqueryAliases.apply(rows._jdf.queryExecution().analyzed()))
+
+
+def _ids(plan: Any) -> list[int]:
+    return [attribute.exprId().id() for attribute in _listed(plan.output())]
+
+
+def _listed(items: Any) -> list[Any]:
+    return [items.apply(at) for at in range(items.size())]
