@@ -1,4 +1,4 @@
-"""``python -m bench.throughput`` races on the user's own servers and leaves them as they were."""
+"""``python -m bench.throughput`` and ``bench.computing`` race on the user's own servers and leave them as they were."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ TABLES = {
 }
 
 
-def throughput(*arguments: str | Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "bench.throughput", *arguments]
+def bench(part: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", f"bench.{part}", *arguments]
     return subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -46,7 +46,7 @@ def test_a_race_reports_its_laps_and_leaves_nothing_behind(
     before = query(store, TABLES["sqlite"])
 
     servers, short = ("--brokers", brokers, "--store", store), ("--records", "3000", "--rounds", "1")
-    process = throughput(*servers, *short, "--only", "tallymark", "--json", kept)
+    process = bench("throughput", *servers, *short, "--only", "tallymark", "--json", kept)
     report, errors = process.communicate(timeout=240)
 
     assert process.returncode == 0, errors
@@ -64,10 +64,25 @@ def test_a_race_reports_its_laps_and_leaves_nothing_behind(
 
 
 @pytest.mark.faults
+def test_a_race_of_functions_fills_two_tables_and_leaves_nothing_behind(
+    brokers: str, database: Callable[[str], str], tmp_path: Path
+) -> None:
+    store, kept = database("postgresql"), tmp_path / "results.json"
+    short = ("--records", "3000", "--rounds", "1", "--only", "nested", "--json", kept)
+    process = bench("computing", "--brokers", brokers, "--store", store, *short)
+    _, errors = process.communicate(timeout=240)
+    assert process.returncode == 0, errors
+    (found,) = json.loads(kept.read_text())["races"]
+    assert set(found["laps"]) == {"tallymark", "foreachBatch + JDBC, tuned"}
+    assert query(store, TABLES["postgresql"]) == []
+    wait_for(lambda: not topics(brokers), DEADLINE, "the topic is gone")
+
+
+@pytest.mark.faults
 def test_a_race_that_is_ended_leaves_nothing_behind(brokers: str, database: Callable[[str], str]) -> None:
     """The store had no ledger before, and has none afterwards."""
     store = database("postgresql")
-    process = throughput("--brokers", brokers, "--store", store, "--records", "3000", "--only", "limit: bulk")
+    process = bench("throughput", "--brokers", brokers, "--store", store, "--records", "3000", "--only", "limit: bulk")
     wait_for(lambda: bool(query(store, TABLES["postgresql"])) or process.poll() is not None, DEADLINE, "it has a table")
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=240)
@@ -81,7 +96,7 @@ def test_an_unknown_contender_is_an_error_and_a_new_file_is_removed(
     brokers: str, database: Callable[[str], str], tmp_path: Path
 ) -> None:
     servers = ("--brokers", brokers, "--store", database("sqlite"))
-    process = throughput(*servers, "--records", "1000", "--only", "nobody")
+    process = bench("throughput", *servers, "--records", "1000", "--only", "nobody")
     _, errors = process.communicate(timeout=240)
     assert process.returncode == 1
     assert "error: no contender has 'nobody' in its name" in errors

@@ -99,7 +99,7 @@ def test_no_password_is_shown_anywhere(
         listed = _process_list_while(talking)
     printed = "".join(talking.result())
     assert running.returncode == 0, printed
-    assert "road=executors" in printed, "the URL of the database went to the executors, too"
+    assert "path=executors" in printed, "the URL of the database went to the executors, too"
     assert "Parsed Logical Plan" in printed
     logged = _everything_in(events)
     assert "SparkListenerSQLExecutionStart" in logged

@@ -266,7 +266,7 @@ def without_provenance(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.mark.faults_where(name=["window", "distinct", "explode", "renamed"])
 @pytest.mark.parametrize("name", ROW_WISE)
 def test_a_row_wise_function_keeps_the_record_of_each_row(records: DataFrame, name: str) -> None:
-    from tallymark.spark.functions import with_provenance
+    from tallymark.spark.plans import with_provenance
 
     rows = as_rows(with_provenance(ROW_WISE[name](records), records))
     assert rows
@@ -280,7 +280,7 @@ def test_a_row_wise_function_keeps_the_record_of_each_row(records: DataFrame, na
 @pytest.mark.faults_where(name="exceptAll")
 @pytest.mark.parametrize("name", MERGED)
 def test_a_row_of_several_records_has_no_single_one(records: DataFrame, name: str) -> None:
-    from tallymark.spark.functions import with_provenance
+    from tallymark.spark.plans import with_provenance
 
     result = with_provenance(MERGED[name](records), records)
     assert not set(HIDDEN) & set(result.columns)

@@ -211,7 +211,7 @@ def test_executors_stage_what_one_transaction_promotes(
         return records.select("value.id", "value.name", "value.v")
 
     assert pipeline.run("caught-up") == Tally(applied=120, dead=1)
-    assert caplog.text.count("road=executors") == 2
+    assert caplog.text.count("path=executors") == 2
     assert "smaller batches" not in caplog.text
     assert names(url) == {n: f"n{n + 80}" for n in range(40)}
     assert databases.query(url, "SELECT count(*), count(DISTINCT name) FROM log") == [(120, 120)]
@@ -241,7 +241,7 @@ def test_executors_stage_in_one_pass_what_only_picks_columns(
     pipeline.table("log", provenance=True)(lambda records: records.select("value.id"))
     tally = pipeline.run("caught-up")
     assert tally == (Tally(applied=120, dead=5) if kind == "postgresql" else Tally(applied=121, dead=4))
-    assert "road=executors" in caplog.text
+    assert "path=executors" in caplog.text
     assert "could not stage" not in caplog.text
     assert databases.query(url, "SELECT count(*), count(DISTINCT id) FROM orders") == [(tally.applied, tally.applied)]
     assert databases.query(url, "SELECT count(*), count(DISTINCT id) FROM log") == [(tally.applied, tally.applied)]

@@ -1,0 +1,286 @@
+"""A batch gives the same reading on every path: direct, through the driver, and in Spark's tasks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from tallymark import Json, Kafka
+from tallymark.core import raw
+from tallymark.core.spans import Partition, Span, split
+from tallymark.core.tables import OFFSET, PARTITION, TableSpec
+from tallymark.errors import BatchTooLarge, ReadFailed
+from tallymark.kafka.fetch import Direct
+from tests.support.background import wait_for
+from tests.support.kafka import Topics
+from tests.support.paths import (
+    DEAD,
+    FUNCTIONS,
+    SCHEMA,
+    Function,
+    calls,
+    comparable,
+    limited_reader,
+    reader,
+    values,
+    whole,
+)
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tallymark.spark.reader import Path
+
+OTHERS: list[Path] = ["driver", "tasks"]
+
+
+@pytest.fixture(scope="module")
+def topic(topics: Topics) -> str:
+    name = topics.create(2)
+    topics.send(name, values(), partitions=2, key=b"k", headers=[("h", b"1")])
+    topics.send_in_transaction(name, {0: [{"id": 1000}]}, commit=False)
+    return name
+
+
+def everything(topic: str) -> list[Span]:
+    return whole(topic, 207, 204)
+
+
+@pytest.mark.faults_where(name=["renames", "explodes", "nested"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("path", "alone"),
+    [("driver", False), ("tasks", True), ("tasks", False)],
+    ids=["driver", "one pass", "shared cache"],
+)
+def test_every_path_gives_the_same(
+    spark: SparkSession, brokers: str, topic: str, name: str, path: Path, alone: bool
+) -> None:
+    tables = {name: FUNCTIONS[name]} | ({} if alone else {"plain": FUNCTIONS["picks"]})
+    direct, other = (reader(spark, brokers, topic, each, **tables) for each in ("direct", path))
+    expected, found = (each.read(everything(topic), "b") for each in (direct, other))
+    assert comparable(found) == comparable(expected)
+    assert sum(counts.records for counts in found.seen.values()) == len(values())
+    assert len(found.dead_letters) == DEAD
+    for table, rows in found.rows.items():
+        columns = [column for column in rows.schema if not column.name.startswith("_tallymark")]
+        assert [(c.name, c.type) for c in columns] == [(c.name, c.type) for c in other.schemas()[table]]
+
+
+@pytest.mark.parametrize("path", OTHERS)
+def test_a_batch_without_a_living_record(spark: SparkSession, brokers: str, topic: str, path: Path) -> None:
+    dead, tables = [Span(Partition(topic, 1), 150, 151)], {name: FUNCTIONS[name] for name in ("picks", "computes")}
+    tables["counts"] = lambda records: records.groupBy().count()
+    expected, found = (reader(spark, brokers, topic, each, **tables).read(dead, "b") for each in ("direct", path))
+    assert comparable(found) == comparable(expected)
+    assert [len(found.dead_letters), found.rows["counts"].num_rows] == [1, 1]
+
+
+@pytest.mark.parametrize("path", ["direct", *OTHERS])
+def test_records_that_are_left_out_are_neither_counted_nor_shaped(
+    spark: SparkSession, brokers: str, topic: str, path: Path
+) -> None:
+    gone = [(Partition(topic, 0), 2), (Partition(topic, 1), 150)]
+    found = reader(spark, brokers, topic, path, picks=FUNCTIONS["picks"]).read(everything(topic), "b", gone)
+    rows = found.rows["picks"]
+    places = set(zip(rows[PARTITION].to_pylist(), rows[OFFSET].to_pylist(), strict=True))
+    assert not places & {(0, 2), (1, 150)}
+    dead = sum(counts.dead for counts in found.seen.values())
+    records = sum(counts.records for counts in found.seen.values())
+    # The record at offset 150 is dead.
+    assert (dead, records) == (DEAD - 1, len(values()) - 2)
+    assert len(places) == rows.num_rows == records - dead
+
+
+def test_row_wise_functions_are_read_in_parts_and_give_the_same(
+    spark: SparkSession, brokers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tallymark.spark import reader as module
+    from tallymark.spark.tasks import Tasks
+
+    tables = {name: FUNCTIONS[name] for name in ("computes", "explodes")}
+    expected = reader(spark, brokers, topic, "direct", **tables).read(everything(topic), "b")
+    monkeypatch.setattr(module, "PART", expected.size // 3)
+    with calls(monkeypatch, Tasks, "collect") as parts:
+        found = reader(spark, brokers, topic, "tasks", **tables).read(everything(topic), "b")
+        assert len(parts) >= 3
+        assert comparable(found) == comparable(expected)
+        parts.clear()
+        merging = {**tables, "merges": FUNCTIONS["merges"]}
+        reader(spark, brokers, topic, "tasks", **merging).read(everything(topic), "b")
+        assert len(parts) == 1
+
+
+def test_records_that_grow_from_part_to_part_are_not_all_scanned(
+    spark: SparkSession, brokers: str, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tallymark.spark import reader as module
+    from tallymark.spark.scan import Scan
+
+    made = topics.create(1)
+    topics.send(made, [{"id": n, "name": "x" * (10 if n < 100 else 5_000)} for n in range(400)])
+    monkeypatch.setattr(module, "PART", 3_300)
+    growing = limited_reader(spark, brokers, made, "driver", 50_000, {"picks": FUNCTIONS["picks"]})
+    with calls(monkeypatch, Scan, "to_arrow") as scanned, pytest.raises(BatchTooLarge):
+        growing.read(whole(made, 400), "b")
+    sizes = [sum(map(len, spans)) for spans in scanned]
+    # A third part may be in progress by then.
+    assert sizes[:2] == [100, 100]
+    assert len(sizes) <= 3
+
+
+@pytest.mark.parametrize("path", ["direct", *OTHERS])
+def test_a_batch_that_exceeds_the_memory_is_refused_with_the_share_that_fits(
+    spark: SparkSession, brokers: str, topics: Topics, path: Path
+) -> None:
+    made = topics.create(1)
+    topics.send(made, [{"id": n, "name": "x" * (10 if n < 100 else 1_000)} for n in range(200)])
+    grown = limited_reader(spark, brokers, made, path, 60_000, {"computes": FUNCTIONS["computes"]})
+    with pytest.raises(BatchTooLarge, match=r"limits\.memory=60,000") as refused:
+        grown.read(whole(made, 200), "b")
+    assert 0 < refused.value.share < 1
+
+
+def test_the_next_batch_is_scanned_ahead_and_gives_the_same(
+    spark: SparkSession, brokers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tallymark.spark import reader as module
+    from tallymark.spark.scan import Scan
+
+    first, second = split(everything(topic), 2)
+    tables = {name: FUNCTIONS[name] for name in ("picks", "computes")}
+    plain, ahead = (reader(spark, brokers, topic, "driver", **tables) for _ in range(2))
+    expected = [comparable(plain.read(spans, "b")) for spans in (first, second)]
+    monkeypatch.setattr(module, "SMALL", 0)
+    with calls(monkeypatch, Scan, "to_arrow") as scanned:
+        found = [comparable(ahead.read(first, "b", then=second))]
+        wait_for(lambda: scanned == [first, second])
+        found.append(comparable(ahead.read(second, "b", then=())))
+    assert found == expected
+    assert scanned == [first, second]
+
+
+@pytest.mark.parametrize(("name", "ahead"), [("picks", True), ("merges", False)])
+def test_a_batch_is_scanned_ahead_only_if_the_driver_decodes_it(
+    spark: SparkSession, brokers: str, topic: str, monkeypatch: pytest.MonkeyPatch, name: str, ahead: bool
+) -> None:
+    from tallymark.spark import reader as module
+    from tallymark.spark.scan import Scan
+
+    first, second = split(everything(topic), 2)
+    monkeypatch.setattr(module, "SMALL", 0)
+    made = reader(spark, brokers, topic, None, table=FUNCTIONS[name])
+    with calls(monkeypatch, Scan, "to_arrow") as scanned:
+        made.read(first, "b", then=second)
+        made.read(second, "b", then=())
+    assert scanned == ([first, second] if ahead else [])
+
+
+@pytest.mark.parametrize("end", ["release", "cancel"])
+def test_what_was_scanned_ahead_of_released_partitions_is_not_used(
+    spark: SparkSession, brokers: str, topic: str, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    from tallymark.spark import reader as module
+    from tallymark.spark.scan import Scan
+
+    first, second = split(everything(topic), 2)
+    monkeypatch.setattr(module, "SMALL", 0)
+    ahead = reader(spark, brokers, topic, "driver", picks=FUNCTIONS["picks"])
+    ahead.read(first, "b", then=second)
+    monkeypatch.setattr(Scan, "to_arrow", lambda *_: raw.SCHEMA.empty_table())
+    if end == "release":
+        ahead.release([Partition(topic, 0)])
+        assert ahead.read(second, "b").seen == {}
+    else:
+        ahead.cancel()
+        with pytest.raises(ReadFailed, match="the run is ending"):
+            ahead.read(second, "b")
+
+
+def test_records_that_have_grown_are_measured_again(
+    spark: SparkSession, brokers: str, topics: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pyspark.errors import PySparkException
+
+    from tallymark.spark import reader as module
+    from tallymark.spark.scan import Scan
+
+    made = topics.create(1)
+    topics.send(made, [{"id": n} for n in range(300)])
+    grown = reader(spark, brokers, made, "driver", picks=FUNCTIONS["picks"])
+
+    def refuse(*_: Any) -> pa.Table:
+        raise PySparkException("Total size of serialized results is bigger than spark.driver.maxResultSize")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Scan, "to_arrow", refuse)
+        with pytest.raises(BatchTooLarge):
+            grown.read(whole(made, 300), "b")
+    with calls(monkeypatch, Direct, "read") as sampled:
+        assert grown.read(whole(made, 150), "b").rows["picks"].num_rows == 150
+    assert sampled == [whole(made, module.SAMPLE)]
+
+
+def test_functions_are_judged_by_their_plans(spark: SparkSession) -> None:
+    from tallymark.spark.decode import SparkDecoder
+    from tallymark.spark.plans import is_row_wise, picked
+    from tallymark.spark.scan import RAW_RECORDS
+
+    schema = SparkDecoder(Json(SCHEMA)).records(spark.createDataFrame([], RAW_RECORDS)).schema
+    records = spark.createDataFrame([], schema)
+
+    def judged(function: Function) -> tuple[bool, bool]:
+        rows = function(records)
+        return picked(rows, records) is not None, is_row_wise(rows, records)
+
+    picks: list[Function] = [
+        FUNCTIONS["picks"],
+        FUNCTIONS["renames"],
+        lambda records: spark.sql("SELECT value.id, offset FROM {r} AS x", r=records),
+        lambda records: records.selectExpr("value.id", "value.name IS NULL AS nameless"),
+    ]
+    row_wise: list[Function] = [
+        *(FUNCTIONS[name] for name in ("nested", "computes", "explodes", "fails")),
+        lambda records: records.selectExpr("CAST(value.id AS STRING)"),
+        lambda records: records.selectExpr("value.id", "1 AS one"),
+    ]
+    others: list[Function] = [
+        FUNCTIONS["merges"],
+        lambda records: records.select("value.id").limit(1),
+        lambda records: records.select("value.id").distinct(),
+        lambda records: records.select("value.id").sample(0.5),
+        lambda records: records.select("value.id").union(records.select("value.id")),
+        lambda records: records.selectExpr("value.id", "row_number() OVER (ORDER BY offset) AS nth"),
+        lambda _: spark.range(3).toDF("id"),
+    ]
+    assert [judged(function) for function in picks] == [(True, True)] * len(picks)
+    assert [judged(function) for function in row_wise] == [(False, True)] * len(row_wise)
+    assert [judged(function) for function in others] == [(False, False)] * len(others)
+
+
+def test_a_function_is_judged_by_its_plan_with_records(spark: SparkSession, brokers: str, topic: str) -> None:
+    """Also if it spells names in another case."""
+    from tallymark.spark.decode import SparkDecoder
+    from tallymark.spark.rows import Shaper
+    from tallymark.spark.scan import RAW_RECORDS
+    from tallymark.spark.session import own_session
+
+    def careful(records: DataFrame) -> DataFrame:
+        if records.isEmpty():
+            return records.select("value.id")
+        return records.where("value.id % 3 > 0").select("value.id")
+
+    checkpointed: Function = lambda records: records.where("value.id % 3 > 0").localCheckpoint().select("value.id")  # noqa: E731
+    shouting: Function = lambda records: records.select("value.ID", "VALUE.Name")  # noqa: E731
+    tables = {"careful": careful, "checkpointed": checkpointed, "shouting": shouting}
+    source, own = Kafka(brokers, topic, value=Json(SCHEMA)), own_session(spark)
+    schema = SparkDecoder(source.value).records(own.createDataFrame([], RAW_RECORDS)).schema
+    specs = [(TableSpec(name), function) for name, function in tables.items()]
+    computing = Shaper(own, spark, source, specs, schema).computing
+    assert [spec.name for spec, _ in computing] == ["careful", "checkpointed"]
+    direct, tasks = (
+        reader(spark, brokers, topic, path, **tables).read(everything(topic), "b") for path in ("direct", "tasks")
+    )
+    assert comparable(direct) == comparable(tasks)
