@@ -28,7 +28,7 @@ from tallymark.core.claims import Advance, Entry, FirstClaim, PositionChanges
 from tallymark.core.spans import Owner, Partition, Tally
 from tallymark.core.tables import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, finish
 from tallymark.spark.executors import stage
-from tallymark.spark.functions import collect
+from tallymark.spark.functions import complete, to_collect
 from tallymark.spark.session import session
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
@@ -90,7 +90,8 @@ class Writer(Idle):
     def write(self, course: Course, rows: DataFrame) -> None:
         """With all that a pipeline does in a batch: hidden columns, one row for each key, ledger and positions."""
         spec, entry = tables.spec(course, self.mode), self.entry(course.records)
-        self.store.apply([finish(spec, collect(spec, rows, ["orders"]), entry.batch)], entry)
+        found = complete(to_collect(spec, rows, "orders").toArrow(), "orders")
+        self.store.apply([finish(spec, found, entry.batch)], entry)
 
     def entry(self, rows: int) -> Entry:
         """The ledger's part of a commit of so many records."""
@@ -112,7 +113,7 @@ class OnExecutors(Writer):
         stages = self.store.stages("bench", "bench")
         assert stages is not None
         spec, entry, empty = tables.spec(course, self.mode), self.entry(course.records), SCHEMA.empty_table()
-        staged = stage(stages, spec, rows, SCHEMA, entry.batch)
+        staged, _ = stage(stages, spec, rows, SCHEMA, entry.batch)
         self.store.apply([Changes(spec, empty, empty, staged)], entry)
         stages.drop([staged.name])
 

@@ -16,25 +16,23 @@ from bench.harness import jdbc
 from bench.harness.chart import chart
 from bench.harness.command import Command, run
 from bench.harness.machine import sentence
-from bench.harness.race import Contender, Course, Outcome, race
+from bench.harness.race import Contender, Course, Outcome
+from bench.harness.races import Race, measure
 from bench.harness.records import Shape
-from bench.harness.report import keep, markdown, races_as_json
-from bench.harness.servers import Servers, course, kind_of
+from bench.harness.report import markdown, races_as_json, short
+from bench.harness.servers import kind_of
 from tallymark.errors import BadInput
-from tallymark.spark.session import session
 
 NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "sqlite": "SQLite"}
 SIZES: dict[Shape, str] = {"small": "140 B", "large": "1 KB"}
 BATCH = 250_000
 RECORDS, QUICK_RECORDS = 2_000_000, 200_000
-WARM = 2
-"""Rounds that do not count. After a single one, the contender behind a slow loop still had a faster JVM."""
 
 
 def races(at: Course, shape: Shape, *, quick: bool) -> Iterator[tuple[str, list[Contender]]]:
     """The title and the contenders of every race on one course. Large records are raced for appends alone."""
-    size = max(1, min(BATCH, at.records // 4)) if quick else BATCH
-    title = f"{NAMES[at.kind]}, {{}}, {_short(size)} a batch, {SIZES[shape]} a record"
+    size = lineup.batch_size(BATCH, at.records, quick=quick)
+    title = f"{NAMES[at.kind]}, {{}}, {short(size)} a batch, {SIZES[shape]} a record"
     append = [*lineup.scans(), *lineup.appending(at.kind, size, shape, jdbc=jdbc.reaches(at))]
     upsert = lineup.upserting(size, shape, at.records, quick=quick)
     if not quick:
@@ -50,24 +48,14 @@ def races(at: Course, shape: Shape, *, quick: bool) -> Iterator[tuple[str, list[
         yield title.format("upsert"), upsert
 
 
-def measure(chosen: argparse.Namespace) -> dict[str, Any]:
-    """Run all races. Results are kept after each, so that a failure later loses none."""
-    facts: dict[str, str] = {}
-    outcomes: list[Outcome] = []
-    with Servers(chosen.brokers, chosen.store) as servers:
-        spark = session({"spark.master": "local[2]", "spark.jars": jdbc.jars()})
-        try:
-            for kind, shape, records in _courses(chosen):
-                with course(servers.brokers, servers.url(kind), records, shape) as at:
-                    facts |= servers.facts(kind)
-                    for title, contenders in races(at, shape, quick=chosen.quick):
-                        if those := lineup.chosen(contenders, chosen.only):
-                            compared = lineup.comparisons(kind, targets=not chosen.quick)
-                            warm = 1 if chosen.quick else WARM
-                            outcomes.append(race(title, those, at, chosen.rounds, compared, warm))
-                            keep(chosen.json, races_as_json(facts, outcomes))
-        finally:
-            spark.stop()
+def measured(chosen: argparse.Namespace) -> dict[str, Any]:
+    def planned(at: Course, shape: Shape) -> Iterator[Race]:
+        compared = lineup.comparisons(at.kind, targets=not chosen.quick)
+        for title, contenders in races(at, shape, quick=chosen.quick):
+            if those := lineup.chosen(contenders, chosen.only):
+                yield Race(title, those, compared)
+
+    facts, outcomes = measure(chosen, _courses(chosen), planned)
     if not outcomes:
         raise BadInput(f"no contender has {chosen.only!r} in its name; leave out --only to see all names")
     return races_as_json(facts, outcomes)
@@ -98,35 +86,25 @@ def _charted(outcome: Outcome, page: Path) -> str:
     return f"![{outcome.title}](charts/{file.name})"
 
 
-def _short(size: int) -> str:
-    return f"{size // 1000}k" if size % 1000 == 0 else f"{size:,}"
-
-
 def _parsed(command: Command) -> argparse.Namespace:
     options = command.options
-    options.add_argument("--quick", action="store_true", help="PostgreSQL alone, few records, and fewer contenders.")
+    command.add_race_options(RECORDS, QUICK_RECORDS)
     options.add_argument("--only", default="", help="Contenders whose name has this in it, such as 'tallymark'.")
-    options.add_argument("--brokers", help="Race on this cluster instead of a sandbox; as --quick.")
-    options.add_argument("--store", help="Race on this database instead of a sandbox; as --quick.")
-    options.add_argument("--rounds", type=int, default=3, help="Rounds that count, after those that warm up.")
-    options.add_argument("--records", type=int, help=f"{RECORDS:,}, quick {QUICK_RECORDS:,}; of large ones half.")
     options.add_argument("--stores", nargs="+", choices=list(NAMES), help="All, unless it is quick.")
     options.add_argument("--shapes", nargs="+", choices=list(SIZES), help="All, unless it is quick.")
     options.add_argument("--from", dest="kept", type=Path, help="Report the results in this file, without a race.")
-    chosen = command.parse()
-    chosen.quick = bool(chosen.quick or chosen.brokers or chosen.store)
+    chosen = command.parse_race()
     if chosen.store:
         chosen.stores = [kind_of(chosen.store)]
     chosen.stores = chosen.stores or (["postgresql"] if chosen.quick else list(NAMES))
     chosen.shapes = chosen.shapes or (["small"] if chosen.quick else list(SIZES))
-    chosen.records = chosen.records or (QUICK_RECORDS if chosen.quick else RECORDS)
     return chosen
 
 
 def main() -> None:
     command = Command("throughput", __doc__)
     chosen = _parsed(command)
-    results = json.loads(chosen.kept.read_text()) if chosen.kept else measure(chosen)
+    results = json.loads(chosen.kept.read_text()) if chosen.kept else measured(chosen)
     command.publish(chosen, report(results, chosen.write), results)
 
 

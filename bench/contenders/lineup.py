@@ -6,13 +6,13 @@ get a share of the records: rates are compared.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from bench.contenders import limits
 from bench.contenders.limits import BulkLoad, Scan
 from bench.contenders.loops import Loop, hand_arrow, hand_batches, textbook
-from bench.contenders.ours import OurListener, OurPipeline, general
+from bench.contenders.ours import OurListener, OurPipeline
 from bench.contenders.streaming import ForeachBatch
 from bench.harness.race import Comparison, Contender
 from bench.harness.records import Shape
@@ -26,7 +26,7 @@ FROM_JSON, ARROW_JSON = f"{LIMIT}scan + from_json", f"{LIMIT}scan + pyarrow.json
 BULK, MERGE = f"{LIMIT}bulk load", f"{LIMIT}bulk upsert"
 PIPELINE, UPSERT, LISTENER = OURS, f"{OURS}, upsert", f"{OURS}, listener"
 EXECUTORS, ONE_MILLION = f"{OURS}, executors", f"{OURS}, 1M"
-AT_LEAST_ONCE, GENERAL = f"{OURS}, at-least-once", f"{OURS}, general function"
+AT_LEAST_ONCE = f"{OURS}, at-least-once"
 JDBC_DEFAULT, JDBC_TUNED = "foreachBatch + JDBC, default", "foreachBatch + JDBC, tuned"
 TEXTBOOK, HAND_ARROW = "by hand, a record", "by hand, Arrow and COPY"
 MANY = {1_000: "by hand, executemany 1,000", 10_000: "by hand, executemany 10,000"}
@@ -83,11 +83,8 @@ def upserting(size: int, shape: Shape, records: int, *, quick: bool) -> list[Con
 
 
 def varieties(kind: str, size: int) -> list[Contender]:
-    """The same pipeline on executors, at least once, and with a function that computes."""
-    found: list[Contender] = [
-        OurPipeline(AT_LEAST_ONCE, records=size, delivery="at-least-once", memory=AMPLE),
-        OurPipeline(GENERAL, records=size, function=general, memory=AMPLE),
-    ]
+    """The same pipeline at least once, and on executors."""
+    found: list[Contender] = [OurPipeline(AT_LEAST_ONCE, records=size, delivery="at-least-once", memory=AMPLE)]
     return found if kind == "sqlite" else [*found, OurPipeline(EXECUTORS, records=size, road="executors")]
 
 
@@ -127,7 +124,6 @@ POSTGRESQL_TARGETS = (
     Comparison(PIPELINE, FROM_JSON),
     Comparison(PIPELINE, BULK),
     Comparison(PIPELINE, AT_LEAST_ONCE, 0.95),
-    Comparison(GENERAL, JDBC_TUNED),
     Comparison(EXECUTORS, JDBC_TUNED),
     Comparison(LISTENER, HAND_ARROW, 0.9),
     *(
@@ -160,7 +156,16 @@ TARGETS = {"postgresql": POSTGRESQL_TARGETS, "mariadb": MARIADB_TARGETS}
 def comparisons(kind: str, *, targets: bool) -> Sequence[Comparison]:
     """What is compared on this store. Targets are for whole races on the sandbox."""
     known = TARGETS.get(kind, POSTGRESQL_TARGETS)
-    return known if targets and kind in TARGETS else [replace(one, least=None, aim=None) for one in known]
+    return known if targets and kind in TARGETS else without_targets(known)
+
+
+def without_targets(known: Iterable[Comparison]) -> list[Comparison]:
+    return [replace(one, least=None, aim=None) for one in known]
+
+
+def batch_size(most: int, records: int, *, quick: bool) -> int:
+    """A quick race has few records, and should have several batches nevertheless."""
+    return max(1, min(most, records // 4)) if quick else most
 
 
 def chosen(contenders: Collection[Contender], only: str) -> list[Contender]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 
+from bench.contenders.workloads import PICKED, Workload
 from bench.harness import tables
 from bench.harness.race import Course, Idle, Lap
 from bench.harness.records import DDL
@@ -23,26 +23,9 @@ from tallymark.service.app import App
 from tallymark.spark.pipeline import Pipeline, Road
 from tallymark.stores.opening import open_sql
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 JSON = Json(DDL)
 ALONE = Standalone()
 """No group is joined: a race is about records, and brokers may make a new group wait for seconds."""
-
-
-def plain(records: DataFrame) -> DataFrame:
-    """The function of most tables."""
-    return records.select("value.*")
-
-
-def general(records: DataFrame) -> DataFrame:
-    """A function that computes, and that only Spark understands."""
-    from pyspark.sql import functions as F  # noqa: N812
-
-    kept = records.select("value.*").where(F.col("amount") >= 0)
-    total = F.round(F.col("amount") * 1.19, 2).cast("double")
-    return kept.withColumn("customer", F.upper("customer")).withColumn("amount", total)
 
 
 @dataclass
@@ -51,14 +34,14 @@ class OurPipeline(Idle):
 
     name: str
     mode: Mode = "append"
-    records: int = 250_000
+    records: int = Limits.records
     road: Road = "auto"
     delivery: Delivery = "exactly-once"
-    function: Callable[[DataFrame], DataFrame] = plain
-    memory: int = 128 << 20
+    workload: Workload = PICKED
+    memory: int = Limits.memory
 
     def lap(self, course: Course) -> Lap:
-        tables.prepare(course, self.mode)
+        self.workload.prepare(course, self.mode)
         pipeline = self.pipeline(course)
         commits: list[tuple[int, float]] = []
 
@@ -72,20 +55,21 @@ class OurPipeline(Idle):
             seconds = time.perf_counter() - began
         finally:
             forget(course)
-        return tables.lap(course, self.name, course.records, seconds, commits[0] if len(commits) > 1 else (0, 0.0))
+        return self.workload.lap(course, self.name, seconds, commits[0] if len(commits) > 1 else (0, 0.0))
 
     def pipeline(self, course: Course) -> Pipeline:
         pipeline = Pipeline(
             group=new_group(course),
-            source=Kafka(course.brokers, course.topic, value=JSON),
+            source=Kafka(course.brokers, course.topic, value=Json(self.workload.ddl)),
             store=course.url,
             limits=Limits(records=self.records, memory=self.memory),
             road=self.road,
             delivery=self.delivery,
             membership=ALONE,
         )
-        spec = tables.spec(course, self.mode)
-        pipeline.table(spec.name, key=spec.key, write=spec.write)(self.function)
+        for table, output in self.workload.tables(course).items():
+            spec = tables.spec(replace(course, table=table), self.mode)
+            pipeline.table(spec.name, key=spec.key, write=spec.write)(output.function)
         return pipeline
 
 

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bench.contenders.limits import from_json, from_json_plain, kafka_options, running
-from bench.harness import jdbc, tables
+from bench.contenders.limits import kafka_options, parsed, running
+from bench.contenders.workloads import PICKED, Workload
+from bench.harness import jdbc
 from bench.harness.race import Course, Idle, Lap
 
 if TYPE_CHECKING:
@@ -28,10 +29,11 @@ class ForeachBatch(Idle):
     name: str
     tuned: bool
     records: int = 250_000
+    workload: Workload = PICKED
 
     def lap(self, course: Course) -> Lap:
-        tables.prepare(course)
-        with writer(course, tuned=self.tuned, maxOffsetsPerTrigger=str(self.records)) as ready:
+        self.workload.prepare(course)
+        with writer(course, self.workload, tuned=self.tuned, maxOffsetsPerTrigger=str(self.records)) as ready:
             began = time.perf_counter()
             query = ready.trigger(availableNow=True).start()
             try:
@@ -39,21 +41,31 @@ class ForeachBatch(Idle):
                 seconds = time.perf_counter() - began
             finally:
                 query.stop()
-        return tables.lap(course, self.name, course.records, seconds)
+        return self.workload.lap(course, self.name, seconds)
 
 
 @contextmanager
-def writer(course: Course, *, tuned: bool, **options: str) -> Iterator[DataStreamWriter]:
-    """A query from the topic to the table that is not started yet, with a checkpoint in a local directory."""
+def writer(course: Course, workload: Workload = PICKED, *, tuned: bool, **options: str) -> Iterator[DataStreamWriter]:
+    """A query from the topic to the tables that is not started yet, with a checkpoint in a local directory.
+
+    With several tables, each batch is persisted, so that it is decoded once.
+    """
     spark = running()
     spark.conf.set("spark.sql.session.timeZone", "UTC")
     source = spark.readStream.format("kafka").options(**kafka_options(course, tuned=tuned))
     records = source.options(subscribe=course.topic, startingOffsets="earliest", **options).load()
-    target = jdbc.spark_options(course, tuned=tuned)
+    decoded, target = parsed(records, workload.ddl, tuned=tuned), jdbc.spark_options(course, tuned=tuned)
 
     def write(rows: DataFrame, _: int) -> None:
-        rows.write.format("jdbc").options(**target).mode("append").save()
+        several = len(workload.outputs) > 1
+        if several:
+            rows.persist()
+        for table, output in workload.tables(course).items():
+            ready = rows if workload.in_query else output.function(rows)
+            ready.write.format("jdbc").options(**{**target, "dbtable": table}).mode("append").save()
+        if several:
+            rows.unpersist()
 
     with tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as checkpoint:
-        rows = (from_json if tuned else from_json_plain)(records)
+        rows = workload.outputs[0].function(decoded) if workload.in_query else decoded
         yield rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)

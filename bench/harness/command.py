@@ -28,6 +28,22 @@ class Command:
             "--json", type=Path, help=f"Keep all that was measured in this file; with --write: {name}.json in results."
         )
 
+    def add_race_options(self, records: int, quick_records: int) -> None:
+        """Options of a part that runs races with ``bench.harness.course``."""
+        add = self.options.add_argument
+        add("--quick", action="store_true", help="Few records, fewer races, and no targets.")
+        add("--brokers", help="Race on this cluster instead of a sandbox; as --quick.")
+        add("--store", help="Race on this database instead of a sandbox; as --quick.")
+        add("--rounds", type=int, default=3, help="Rounds that count, after those that warm up.")
+        add("--records", type=int, help=f"{records:,}, quick {quick_records:,}; of large ones half.")
+        self._records = {False: records, True: quick_records}
+
+    def parse_race(self) -> argparse.Namespace:
+        chosen = self.parse()
+        chosen.quick = bool(chosen.quick or chosen.brokers or chosen.store)
+        chosen.records = chosen.records or self._records[chosen.quick]
+        return chosen
+
     def parse(self) -> argparse.Namespace:
         chosen = self.options.parse_args()
         if chosen.write and not chosen.json:

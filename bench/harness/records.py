@@ -1,4 +1,4 @@
-"""The records of a race: orders as JSON, in two sizes, and the rows that they become.
+"""The records of a race: orders as JSON, flat in two sizes or nested, and the rows that flat ones become.
 
 The id of record ``n`` is ``n * 7919 % records``: every id once, in an order that is none, as keys come in life. Values
 are put together by Arrow, a hundred thousand at a time, so that making two million takes seconds.
@@ -17,7 +17,7 @@ from tallymark.errors import BadInput, TallymarkError
 from tallymark.kafka.brokers import Brokers, connect
 from tallymark.kafka.cluster import Cluster
 
-Shape = Literal["small", "large"]
+Shape = Literal["small", "large", "nested"]
 
 PARTITIONS = 4
 DDL = "id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP, note STRING"
@@ -29,6 +29,11 @@ SCHEMA = pa.schema(
         ("at", pa.timestamp("us", "UTC")),
         ("note", pa.string()),
     ]
+)
+NESTED_DDL = (
+    "id BIGINT, at TIMESTAMP, customer STRUCT<id: BIGINT, name: STRING, email: STRING, "
+    "address: STRUCT<street: STRING, city: STRING, zip: STRING>>, "
+    "items ARRAY<STRUCT<sku: STRING, quantity: INT, price: DOUBLE>>, status STRING, total DOUBLE"
 )
 NOTES: dict[Shape, int] = {"small": 1, "large": 29}
 """How often the note of an order repeats itself: values have about 140 bytes, or 1 KB."""
@@ -65,16 +70,45 @@ def rows(start: int, stop: int, records: int, shape: Shape = "small") -> pa.Tabl
 
 def values(start: int, stop: int, records: int, shape: Shape = "small") -> list[bytes]:
     """The same orders as JSON. A time is text without a zone, which is how databases take it too."""
+    joined = _nested(start, stop, records) if shape == "nested" else _flat(start, stop, records, shape)
+    found: list[bytes] = joined.cast(pa.binary()).to_pylist()
+    return found
+
+
+def _flat(start: int, stop: int, records: int, shape: Shape) -> pa.Array:
     made = rows(start, stop, records, shape)
     text = [made[name].combine_chunks() for name in SCHEMA.names]
     number, customer, amount, at, note = text
     moment = at.cast(pa.timestamp("us")).cast(pa.string())
-    joined = _joined(
+    return _joined(
         '{"id": ', number.cast(pa.string()), ', "customer": "', customer, '", "amount": ', amount.cast(pa.string()),
         ', "at": "', moment, '", "note": "', note, '"}',
     )  # fmt: skip
-    found: list[bytes] = joined.cast(pa.binary()).to_pylist()
-    return found
+
+
+def _nested(start: int, stop: int, records: int) -> pa.Array:
+    """An order with its customer and one to three items, in about 0.4 KB."""
+    made, number = rows(start, stop, records), pa.array(range(start, stop), pa.int64())
+    identity, amount = (made[name].combine_chunks().cast(pa.string()) for name in ("id", "amount"))
+    moment = made["at"].combine_chunks().cast(pa.timestamp("us")).cast(pa.string())
+    customer, rest = _modulo(number, 5000).cast(pa.string()), _modulo(number, 3)
+    one, second, third = (_item(number, place) for place in range(3))
+    two = _joined(one, ", ", second)
+    return _joined(
+        '{"id": ', identity, ', "at": "', moment, '", "customer": {"id": ', customer, ', "name": "customer number ',
+        customer, '", "email": "c', customer, '@example.org", "address": {"street": "',
+        _modulo(number, 100).cast(pa.string()), ' Main Street", "city": "Springfield", "zip": "',
+        _modulo(number, 90_000, 10_000).cast(pa.string()), '"}}, "items": [',
+        pc.choose(rest, one, two, _joined(two, ", ", third)),
+        '], "status": "', pc.choose(rest, "new", "paid", "sent"), '", "total": ', amount, "}",
+    )  # fmt: skip
+
+
+def _item(number: pa.Array, place: int) -> pa.Array:
+    """One item of each order; the one at place 0 has quantity 1."""
+    sku = _modulo(pc.add(pc.multiply(number, 7), place), 1000).cast(pa.string())
+    price = pc.multiply(_modulo(pc.add(number, place), 80, 1).cast(pa.float64()), 1.25).cast(pa.string())
+    return _joined('{"sku": "sku-', sku, f'", "quantity": {place + 1}, "price": ', price, "}")
 
 
 def pieces(records: int, most: int = AT_ONCE) -> Iterator[tuple[int, int]]:
@@ -126,5 +160,6 @@ def _joined(*parts: Any) -> pa.Array:
     return pc.binary_join_element_wise(*(pa.scalar(one) if isinstance(one, str) else one for one in parts), "")
 
 
-def _modulo(numbers: pa.Array, by: int) -> pa.Array:
-    return pc.subtract(numbers, pc.multiply(pc.divide(numbers, by), by))
+def _modulo(numbers: pa.Array, by: int, least: int = 0) -> pa.Array:
+    """The remainders, from ``least`` on."""
+    return pc.add(pc.subtract(numbers, pc.multiply(pc.divide(numbers, by), by)), least)

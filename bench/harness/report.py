@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.harness.race import Outcome, spread
+from bench.harness.race import Comparison, Outcome, spread
 from tallymark.errors import BadInput
 
 RATES = ("contender", "k records/s", "spread")
@@ -27,7 +27,7 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     rows = [(outcome.title, *row, _ratios(outcome, row[0])) for outcome in outcomes for row in rate_rows(outcome)]
     rounds = max(outcome.rounds for outcome in outcomes)
     lines = table(("race", *RATES, "is"), rows, left=2)
-    return "\n".join([*lines, "", f"Medians of {rounds} rounds in turns, after one that warmed up."])
+    return "\n".join([*lines, "", f"Medians of {rounds} rounds in turns, after the laps that warmed up."])
 
 
 def rate_rows(outcome: Outcome) -> Iterator[tuple[str, str, str]]:
@@ -43,8 +43,12 @@ def ratio_rows(outcome: Outcome) -> Iterator[tuple[str, ...]]:
 
 
 def _ratios(outcome: Outcome, name: str) -> str:
-    compared = ((one.peer, ratio) for one, ratio in outcome.compared if one.ours == name)
-    return "; ".join(f"{ratio_of(ratio)} {peer}" for peer, ratio in compared)
+    compared = ((one, ratio) for one, ratio in outcome.compared if one.ours == name)
+    return "; ".join(f"{ratio_of(ratio)} {one.peer}{_judged(one, ratio[0])}" for one, ratio in compared)
+
+
+def _judged(one: Comparison, ratio: float) -> str:
+    return f", target {one.target}: **{one.verdict(ratio)}**" if one.least is not None else ""
 
 
 def ratio_of(ratio: tuple[float, float, float]) -> str:
@@ -55,6 +59,13 @@ def ratio_of(ratio: tuple[float, float, float]) -> str:
 def thousands(rate: float) -> str:
     """Of records per second: as many digits as mean something."""
     return f"{rate / 1000:,.0f}" if rate >= 100_000 else f"{rate / 1000:,.1f}"
+
+
+def short(size: int) -> str:
+    """Of a batch: 1M, 250k, 1,250."""
+    if size % 1_000_000 == 0:
+        return f"{size // 1_000_000}M"
+    return f"{size // 1000}k" if size % 1000 == 0 else f"{size:,}"
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:

@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from bench.harness import machine
 from bench.harness.race import Course, say
 from bench.harness.records import Shape, delete_topic, fill
-from bench.harness.tables import drop
+from bench.harness.tables import ITEMS, drop
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.cluster import Cluster
 from tallymark.local.sandbox import Sandbox
@@ -106,7 +106,7 @@ def _restore_store(stack: ExitStack, made: Course) -> None:
     store.ping()
     if not store.has_ledger():
         stack.callback(_remove_ledger, store)
-    stack.callback(drop, store, made.table, f"{made.table}_offsets")
+    stack.callback(drop, store, *(f"{made.table}{end}" for end in ("", "_offsets", ITEMS)))
     stack.callback(_forget, store, made.topic)
 
 

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pyspark
 
 import tallymark as tm
-from bench.contenders.ours import ALONE, JSON, plain
+from bench.contenders.ours import ALONE, JSON
+from bench.contenders.workloads import picked
 from tallymark.core.progress import Progress, Step
 from tallymark.errors import TallymarkError
 from tallymark.local.java import java_home_for_spark
@@ -169,7 +170,7 @@ def drive(master: str) -> None:
             membership=ALONE,
             spark={"spark.master": master, "spark.executor.memory": "1g"},
         )
-        pipeline.table(order.table)(plain)
+        pipeline.table(order.table)(picked)
         committed = began = time.perf_counter()
 
         def step(reached: Step, progress: Progress) -> None:

@@ -1,9 +1,11 @@
-"""The table of a lap: empty for appends, full of old rows for upserts, and counted at the end."""
+"""The tables of a lap: empty for appends, full of old rows for upserts, and counted at the end."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import closing, suppress
+from dataclasses import replace
 from typing import Literal
 
 import pyarrow as pa
@@ -21,18 +23,20 @@ Mode = Literal["append", "upsert"]
 
 NAMES = ", ".join(SCHEMA.names)
 OLD = -1.0
-"""The amount of a row that was not overwritten: no order has it."""
+"""The amount of a row that was not overwritten: no order has it. Every table of a race has a column ``amount``."""
+ITEMS = "_items"
+"""The end of the name of the second table, where a race has two."""
 
 
 def spec(course: Course, mode: Mode) -> TableSpec:
     return TableSpec(course.table, ("id",), "upsert") if mode == "upsert" else TableSpec(course.table)
 
 
-def prepare(course: Course, mode: Mode = "append") -> None:
+def prepare(course: Course, mode: Mode = "append", schema: pa.Schema = SCHEMA) -> None:
     """A new table: an empty one without a key, or one that has an old row for every key."""
     with closing(open_sql(course.url)) as store:
         drop(store, course.table)
-        store.create_tables([spec(course, mode)], {course.table: SCHEMA})
+        store.create_tables([spec(course, mode)], {course.table: schema})
         if mode == "upsert":
             for start, stop in pieces(course.records, 250_000):
                 put(store, course, mode, _old_rows(start, stop))
@@ -72,11 +76,24 @@ def written(course: Course) -> int:
         return int(counted.scalar_one())
 
 
-def lap(course: Course, name: str, records: int, seconds: float, first: tuple[int, float] = (0, 0.0)) -> Lap:
-    """Return a lap of so many records if the table has them; ``first`` has records and seconds of the first commit."""
-    found = written(course)
-    if found != records:
-        raise TallymarkError(f"{name} went through {records:,} records and left {found:,} rows in {course.table}")
+def lap(
+    course: Course,
+    name: str,
+    records: int,
+    seconds: float,
+    first: tuple[int, float] = (0, 0.0),
+    rows: Mapping[str, int] | None = None,
+) -> Lap:
+    """Return a lap of so many records if every table has its ``rows``; by default the table has a row for each record.
+
+    ``first`` has records and seconds of the first commit.
+    """
+    for table, expected in (rows or {course.table: records}).items():
+        found = written(replace(course, table=table))
+        if found != expected:
+            raise TallymarkError(
+                f"{name} went through {records:,} records and left {found:,} rows in {table} instead of {expected:,}"
+            )
     return Lap(records, seconds, *first)
 
 
