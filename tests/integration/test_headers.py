@@ -82,6 +82,6 @@ def test_spark_and_the_driver_read_the_same(
     from tallymark.spark.scan import Scan
 
     spans = [Span(Partition(topic, 0), 0, 3)]
-    by_spark = Scan(spark, Kafka(brokers, topic, Bytes()), group).to_arrow(spans)
+    by_spark = Scan(spark, Kafka(brokers, topic, Bytes()), group).frame(spans).toArrow()
     assert raw.of_messages(direct.read(spans))["headers"].to_pylist() == by_spark["headers"].to_pylist()
     assert [header["key"] for header in by_spark["headers"][0].as_py()] == [name for name, _ in FOUND]

@@ -1,14 +1,13 @@
-"""A batch gives the same reading on every path: direct, through the driver, and in Spark's tasks."""
+"""A batch gives the same reading on every path: direct, and in Spark's tasks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
 import pytest
 
 from tallymark import Json, Kafka
-from tallymark.core import raw
+from tallymark.core.records import Reading
 from tallymark.core.spans import Partition, Span, split
 from tallymark.core.tables import OFFSET, PARTITION, TableSpec
 from tallymark.errors import BatchTooLarge, ReadFailed
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
     from tallymark.spark.reader import Path
 
-OTHERS: list[Path] = ["driver", "tasks"]
+PATHS: list[Path] = ["direct", "tasks"]
 
 
 @pytest.fixture(scope="module")
@@ -50,16 +49,10 @@ def everything(topic: str) -> list[Span]:
 
 @pytest.mark.faults_where(name=["renames", "explodes", "nested"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize(
-    ("path", "alone"),
-    [("driver", False), ("tasks", True), ("tasks", False)],
-    ids=["driver", "one pass", "shared cache"],
-)
-def test_every_path_gives_the_same(
-    spark: SparkSession, brokers: str, topic: str, name: str, path: Path, alone: bool
-) -> None:
+@pytest.mark.parametrize("alone", [True, False], ids=["one pass", "shared cache"])
+def test_every_path_gives_the_same(spark: SparkSession, brokers: str, topic: str, name: str, alone: bool) -> None:
     tables = {name: FUNCTIONS[name]} | ({} if alone else {"plain": FUNCTIONS["picks"]})
-    direct, other = (reader(spark, brokers, topic, each, **tables) for each in ("direct", path))
+    direct, other = (reader(spark, brokers, topic, path, **tables) for path in PATHS)
     expected, found = (each.read(everything(topic), "b") for each in (direct, other))
     assert comparable(found) == comparable(expected)
     assert sum(counts.records for counts in found.seen.values()) == len(values())
@@ -69,16 +62,15 @@ def test_every_path_gives_the_same(
         assert [(c.name, c.type) for c in columns] == [(c.name, c.type) for c in other.schemas()[table]]
 
 
-@pytest.mark.parametrize("path", OTHERS)
-def test_a_batch_without_a_living_record(spark: SparkSession, brokers: str, topic: str, path: Path) -> None:
+def test_a_batch_without_a_living_record(spark: SparkSession, brokers: str, topic: str) -> None:
     dead, tables = [Span(Partition(topic, 1), 150, 151)], {name: FUNCTIONS[name] for name in ("picks", "computes")}
     tables["counts"] = lambda records: records.groupBy().count()
-    expected, found = (reader(spark, brokers, topic, each, **tables).read(dead, "b") for each in ("direct", path))
+    expected, found = (reader(spark, brokers, topic, each, **tables).read(dead, "b") for each in PATHS)
     assert comparable(found) == comparable(expected)
     assert [len(found.dead_letters), found.rows["counts"].num_rows] == [1, 1]
 
 
-@pytest.mark.parametrize("path", ["direct", *OTHERS])
+@pytest.mark.parametrize("path", PATHS)
 def test_records_that_are_left_out_are_neither_counted_nor_shaped(
     spark: SparkSession, brokers: str, topic: str, path: Path
 ) -> None:
@@ -113,25 +105,25 @@ def test_row_wise_functions_are_read_in_parts_and_give_the_same(
         assert len(parts) == 1
 
 
-def test_records_that_grow_from_part_to_part_are_not_all_scanned(
+def test_records_that_grow_from_part_to_part_are_not_all_read(
     spark: SparkSession, brokers: str, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tallymark.spark import reader as module
-    from tallymark.spark.scan import Scan
+    from tallymark.spark.tasks import Tasks
 
     made = topics.create(1)
     topics.send(made, [{"id": n, "name": "x" * (10 if n < 100 else 5_000)} for n in range(400)])
     monkeypatch.setattr(module, "PART", 3_300)
-    growing = limited_reader(spark, brokers, made, "driver", 50_000, {"picks": FUNCTIONS["picks"]})
-    with calls(monkeypatch, Scan, "to_arrow") as scanned, pytest.raises(BatchTooLarge):
+    growing = limited_reader(spark, brokers, made, "tasks", 50_000, {"picks": FUNCTIONS["picks"]})
+    with calls(monkeypatch, Tasks, "collect") as read, pytest.raises(BatchTooLarge):
         growing.read(whole(made, 400), "b")
-    sizes = [sum(map(len, spans)) for spans in scanned]
+    sizes = [sum(map(len, spans)) for spans in read]
     # A third part may be in progress by then.
     assert sizes[:2] == [100, 100]
     assert len(sizes) <= 3
 
 
-@pytest.mark.parametrize("path", ["direct", *OTHERS])
+@pytest.mark.parametrize("path", PATHS)
 def test_a_batch_that_exceeds_the_memory_is_refused_with_the_share_that_fits(
     spark: SparkSession, brokers: str, topics: Topics, path: Path
 ) -> None:
@@ -143,53 +135,38 @@ def test_a_batch_that_exceeds_the_memory_is_refused_with_the_share_that_fits(
     assert 0 < refused.value.share < 1
 
 
-def test_the_next_batch_is_scanned_ahead_and_gives_the_same(
-    spark: SparkSession, brokers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("names", [("picks", "computes"), ("merges",)])
+def test_the_next_batch_is_read_ahead_and_gives_the_same(
+    spark: SparkSession, brokers: str, topic: str, monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
 ) -> None:
     from tallymark.spark import reader as module
-    from tallymark.spark.scan import Scan
+    from tallymark.spark.tasks import Tasks
 
     first, second = split(everything(topic), 2)
-    tables = {name: FUNCTIONS[name] for name in ("picks", "computes")}
-    plain, ahead = (reader(spark, brokers, topic, "driver", **tables) for _ in range(2))
+    tables = {name: FUNCTIONS[name] for name in names}
+    plain, ahead = (reader(spark, brokers, topic, "tasks", **tables) for _ in range(2))
     expected = [comparable(plain.read(spans, "b")) for spans in (first, second)]
     monkeypatch.setattr(module, "SMALL", 0)
-    with calls(monkeypatch, Scan, "to_arrow") as scanned:
+    with calls(monkeypatch, Tasks, "collect") as read:
         found = [comparable(ahead.read(first, "b", then=second))]
-        wait_for(lambda: scanned == [first, second])
+        wait_for(lambda: read == [first, second])
         found.append(comparable(ahead.read(second, "b", then=())))
     assert found == expected
-    assert scanned == [first, second]
-
-
-@pytest.mark.parametrize(("name", "ahead"), [("picks", True), ("merges", False)])
-def test_a_batch_is_scanned_ahead_only_if_the_driver_decodes_it(
-    spark: SparkSession, brokers: str, topic: str, monkeypatch: pytest.MonkeyPatch, name: str, ahead: bool
-) -> None:
-    from tallymark.spark import reader as module
-    from tallymark.spark.scan import Scan
-
-    first, second = split(everything(topic), 2)
-    monkeypatch.setattr(module, "SMALL", 0)
-    made = reader(spark, brokers, topic, None, table=FUNCTIONS[name])
-    with calls(monkeypatch, Scan, "to_arrow") as scanned:
-        made.read(first, "b", then=second)
-        made.read(second, "b", then=())
-    assert scanned == ([first, second] if ahead else [])
+    assert read == [first, second]
 
 
 @pytest.mark.parametrize("end", ["release", "cancel"])
-def test_what_was_scanned_ahead_of_released_partitions_is_not_used(
+def test_what_was_read_ahead_of_released_partitions_is_not_used(
     spark: SparkSession, brokers: str, topic: str, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
     from tallymark.spark import reader as module
-    from tallymark.spark.scan import Scan
+    from tallymark.spark.tasks import Tasks
 
     first, second = split(everything(topic), 2)
     monkeypatch.setattr(module, "SMALL", 0)
-    ahead = reader(spark, brokers, topic, "driver", picks=FUNCTIONS["picks"])
+    ahead = reader(spark, brokers, topic, "tasks", picks=FUNCTIONS["picks"])
     ahead.read(first, "b", then=second)
-    monkeypatch.setattr(Scan, "to_arrow", lambda *_: raw.SCHEMA.empty_table())
+    monkeypatch.setattr(Tasks, "collect", lambda *_: Reading({}, {}, []))
     if end == "release":
         ahead.release([Partition(topic, 0)])
         assert ahead.read(second, "b").seen == {}
@@ -202,20 +179,18 @@ def test_what_was_scanned_ahead_of_released_partitions_is_not_used(
 def test_records_that_have_grown_are_measured_again(
     spark: SparkSession, brokers: str, topics: Topics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pyspark.errors import PySparkException
-
     from tallymark.spark import reader as module
-    from tallymark.spark.scan import Scan
+    from tallymark.spark.tasks import Tasks
 
     made = topics.create(1)
     topics.send(made, [{"id": n} for n in range(300)])
-    grown = reader(spark, brokers, made, "driver", picks=FUNCTIONS["picks"])
+    grown = reader(spark, brokers, made, "tasks", picks=FUNCTIONS["picks"])
 
-    def refuse(*_: Any) -> pa.Table:
-        raise PySparkException("Total size of serialized results is bigger than spark.driver.maxResultSize")
+    def refuse(*_: Any) -> Reading:
+        raise BatchTooLarge("Total size of serialized results is bigger than spark.driver.maxResultSize")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Scan, "to_arrow", refuse)
+        patch.setattr(Tasks, "collect", refuse)
         with pytest.raises(BatchTooLarge):
             grown.read(whole(made, 300), "b")
     with calls(monkeypatch, Direct, "read") as sampled:
@@ -224,11 +199,11 @@ def test_records_that_have_grown_are_measured_again(
 
 
 def test_functions_are_judged_by_their_plans(spark: SparkSession) -> None:
-    from tallymark.spark.decode import SparkDecoder
+    from tallymark.spark.decode import RECORD, SparkDecoder
     from tallymark.spark.plans import is_row_wise, picked
     from tallymark.spark.scan import RAW_RECORDS
 
-    schema = SparkDecoder(Json(SCHEMA)).records(spark.createDataFrame([], RAW_RECORDS)).schema
+    schema = SparkDecoder(Json(SCHEMA))(spark.createDataFrame([], RAW_RECORDS)).select(*RECORD).schema
     records = spark.createDataFrame([], schema)
 
     def judged(function: Function) -> tuple[bool, bool]:
@@ -262,7 +237,7 @@ def test_functions_are_judged_by_their_plans(spark: SparkSession) -> None:
 
 def test_a_function_is_judged_by_its_plan_with_records(spark: SparkSession, brokers: str, topic: str) -> None:
     """Also if it spells names in another case."""
-    from tallymark.spark.decode import SparkDecoder
+    from tallymark.spark.decode import RECORD, SparkDecoder
     from tallymark.spark.rows import Shaper
     from tallymark.spark.scan import RAW_RECORDS
     from tallymark.spark.session import own_session
@@ -276,7 +251,7 @@ def test_a_function_is_judged_by_its_plan_with_records(spark: SparkSession, brok
     shouting: Function = lambda records: records.select("value.ID", "VALUE.Name")  # noqa: E731
     tables = {"careful": careful, "checkpointed": checkpointed, "shouting": shouting}
     source, own = Kafka(brokers, topic, value=Json(SCHEMA)), own_session(spark)
-    schema = SparkDecoder(source.value).records(own.createDataFrame([], RAW_RECORDS)).schema
+    schema = SparkDecoder(source.value)(own.createDataFrame([], RAW_RECORDS)).select(*RECORD).schema
     specs = [(TableSpec(name), function) for name, function in tables.items()]
     computing = Shaper(own, spark, source, specs, schema).computing
     assert [spec.name for spec, _ in computing] == ["careful", "checkpointed"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tallymark.spark.reader import Path
 
-PATHS: list[Path] = ["direct", "driver", "tasks"]
+PATHS: list[Path] = ["direct", "tasks"]
 SETTINGS = {
     "spark.sql.session.timeZone": "Europe/Berlin",
     "spark.sql.redaction.options.regex": "(?i)mine",

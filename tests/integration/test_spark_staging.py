@@ -16,8 +16,7 @@ from tallymark import Json, Kafka, Pipeline
 from tallymark.core.records import Reading
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import Staged, TableSpec, finish, visible
-from tallymark.errors import BadInput, ReadFailed, TallymarkError
-from tallymark.formats.decoded import DecodedRecords
+from tallymark.errors import BadInput, ReadFailed
 from tallymark.stores.opening import open_sql
 from tallymark.stores.sql.staging import ATTEMPT
 from tallymark.stores.sql.store import SqlStore
@@ -109,7 +108,7 @@ def by_driver(spark: SparkSession, brokers: str, topic: str, tables: Tables, gon
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-def test_tasks_stage_picked_columns_in_one_pass(
+def test_tasks_stage_picked_columns(
     spark: SparkSession, brokers: str, topic: str, kind: str, database: Callable[[str], str]
 ) -> None:
     gone = [(Partition(topic, 0), 2)]
@@ -167,11 +166,9 @@ def test_counts_that_are_not_known_stage_the_batch_again(
         assert tables_of(store) == [found.staged["computes"].name]
 
 
-def test_many_undecodable_values_are_left_to_spark_and_nothing_stays_staged(
-    spark: SparkSession, brokers: str, topics: Topics, database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+def test_many_undecodable_values_are_not_staged(
+    spark: SparkSession, brokers: str, topics: Topics, database: Callable[[str], str]
 ) -> None:
-    from tallymark.spark import reader as module
-
     made = topics.create(1)
     partition = Partition(made, 0)
     topics.send(made, [b"broken"] * 1_100 + [{"id": n} for n in range(50)])
@@ -180,10 +177,6 @@ def test_many_undecodable_values_are_left_to_spark_and_nothing_stays_staged(
         assert found.seen[partition] == replace(found.seen[partition], records=1_150, dead=1_100)
         assert (len(found.dead_letters), found.staged["picks"].rows) == (1_100, 50)
         assert tables_of(store) == sorted(staged.name for staged in found.staged.values())
-        # Spark decodes the next batches from the start.
-        with calls(monkeypatch, module, "OnePass") as tried:
-            assert executors.read([Span(partition, 1_000, 1_150)], "c").staged["picks"].rows == 50
-        assert not tried
 
 
 def test_a_cancelled_batch_is_not_read_on_another_path(
@@ -191,17 +184,16 @@ def test_a_cancelled_batch_is_not_read_on_another_path(
 ) -> None:
     from pyspark.errors import PySparkException
 
-    from tallymark.spark.scan import Scan
-    from tallymark.spark.tasks import Tasks
+    from tallymark.spark import tasks
 
-    with staging(spark, brokers, topic, database("postgresql")) as (executors, store):
+    with staging(spark, brokers, topic, database("postgresql"), COMPUTES) as (executors, store):
 
         def cancelled(*_: Any) -> DataFrame:
             executors.cancel()
             raise PySparkException("Job 7 cancelled part of cancelled job group run-staging")
 
-        monkeypatch.setattr(Scan, "columns", cancelled)
-        with calls(monkeypatch, Tasks, "stage") as again, pytest.raises(TallymarkError, match="cancelled"):
+        monkeypatch.setattr(tasks, "as_columns", cancelled)
+        with calls(monkeypatch, tasks, "count") as again, pytest.raises(ReadFailed, match="the run is ending"):
             executors.read(everything(topic), "b")
         assert not again
         assert tables_of(store) == []
@@ -226,7 +218,6 @@ def test_staged_rows_are_dropped_if_the_rest_of_a_batch_fails(
             assert len(tables_of(store)) == len(tables)
             raise ReadFailed("no letters")
 
-        monkeypatch.setattr(DecodedRecords, "of", fails)
         monkeypatch.setattr(tasks, "fetched", fails)
         with pytest.raises(ReadFailed, match="no letters"):
             executors.read(everything(topic), "b")

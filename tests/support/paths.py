@@ -94,12 +94,12 @@ def rows_of(rows: pa.Table) -> list[str]:
 
 @contextmanager
 def calls(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> Iterator[list[Any]]:
-    """The last arguments of all calls of a function inside the block."""
+    """The first arguments of all calls of a function or method inside the block."""
     made: list[Any] = []
     original = getattr(owner, name)
 
     def recorded(*arguments: Any, **named: Any) -> Any:
-        made.append(arguments[-1])
+        made.append(arguments[isinstance(owner, type)])
         return original(*arguments, **named)
 
     with monkeypatch.context() as patch:

@@ -1,4 +1,4 @@
-"""A batch must fit the driver's memory; its size and the functions decide its path."""
+"""A batch must fit the driver's memory; its size decides its path."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import pytest
 from tallymark.core.spans import Partition, Span
 from tallymark.spark.memory import SLACK, DriverMemory
 from tallymark.spark.reader import SMALL, Path, choose
+from tallymark.spark.rows import FEW
 
 MANY = [Span(Partition("orders", 0), 0, 100), Span(Partition("orders", 1), 0, 100)]
 LEAST = [Span(Partition("orders", 0), 7, 8), Span(Partition("orders", 1), 3, 4)]
@@ -36,15 +37,16 @@ def test_the_size_of_a_batch_is_estimated_from_earlier_records() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offsets", "fits", "in_arrow", "path"),
+    ("offsets", "fits", "in_bulk", "path"),
     [
         (1, True, True, "direct"),
-        (SMALL, True, False, "direct"),
-        (SMALL + 1, True, True, "driver"),
-        (SMALL + 1, True, False, "tasks"),
+        (SMALL, True, True, "direct"),
+        (SMALL + 1, True, True, "tasks"),
+        (FEW, True, False, "direct"),
+        (FEW + 1, True, False, "tasks"),
         (SMALL + 1, False, True, "executors"),
         (1, False, False, "executors"),
     ],
 )
-def test_the_path_of_a_batch(offsets: int, fits: bool, in_arrow: bool, path: Path) -> None:
-    assert choose(offsets, fits=fits, in_arrow=in_arrow) == path
+def test_the_path_of_a_batch(offsets: int, fits: bool, in_bulk: bool, path: Path) -> None:
+    assert choose(offsets, fits=fits, in_bulk=in_bulk) == path

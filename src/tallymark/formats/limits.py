@@ -1,4 +1,4 @@
-"""Limits of JSON values that Arrow does not check: nesting, lengths of numbers and names, and constants such as NaN.
+"""Limits of JSON values that Arrow does not check: nesting, lengths of numbers, and constants such as NaN.
 
 ``is_doubtful`` checks many values at once and may suspect valid values; the other functions check one value exactly.
 """
@@ -34,7 +34,6 @@ def is_doubtful(values: pa.Array, text: pa.Buffer, signs: Signs, longest: int) -
         or ((_holds(b"NaN", signs) or _holds(b"Inf", signs)) and CONSTANT.search(text))
         or (longest > DEEPEST and any(_may_be_deep(values, signs, sign) for sign in "[{"))
         or (longest > fields.LONGEST and _may_hold_long_numbers(signs))
-        or (longest > fields.LONGEST_NAME and _may_hold_long_names(signs))
     )
 
 
@@ -47,7 +46,7 @@ def is_deep(value: bytes) -> bool:
 
 
 def has_long_number(value: bytes) -> bool:
-    """Whether a number has more digits than Java parses in acceptable time."""
+    """Whether a number has too many digits."""
     if len(value) - len(value.translate(None, b"0123456789")) <= fields.LONGEST:
         return False
     return b"0" * (fields.LONGEST + 1) in _outside_strings(value).translate(DIGITS, IN_NUMBERS)
@@ -66,12 +65,6 @@ def _may_hold_long_numbers(signs: Signs) -> bool:
     if b"0" * (fields.LONGEST // APART) not in signs[::APART].tobytes().translate(DIGITS):
         return False
     return b"0" * fields.LONGEST in signs.tobytes().translate(DIGITS)
-
-
-def _may_hold_long_names(signs: Signs) -> bool:
-    quotes = np.flatnonzero(signs == ord('"'))
-    ends = quotes[signs[quotes - 1] != ord("\\")]
-    return bool((np.diff(ends) > fields.LONGEST_NAME).any())
 
 
 def _may_be_deep(values: pa.Array, signs: Signs, sign: str) -> bool:

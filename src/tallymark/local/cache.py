@@ -36,11 +36,11 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def replace_file(path: Path, text: str, *, mode: int = 0o644) -> None:
+def replace_file(path: Path, content: str | bytes, *, mode: int = 0o644) -> None:
     """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
+    with os.fdopen(handle, "wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
     Path(name).chmod(mode)
     Path(name).replace(path)

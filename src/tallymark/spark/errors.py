@@ -11,7 +11,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from tallymark.errors import AccessDenied, BadInput, BatchTooLarge, ReadFailed, TallymarkError, Unreachable, Verdict
-from tallymark.spark.decode import first_line
 
 TOO_MUCH = Verdict(
     BatchTooLarge,
@@ -111,6 +110,10 @@ def _explain(error: Exception, brokers: str, table: str | None) -> TallymarkErro
     if verdict is FAILED and table is not None:
         return FunctionFailed(table, _user_words(error))
     return verdict.on(brokers, _root_cause(error))
+
+
+def first_line(error: BaseException) -> str:
+    return " ".join(str(error).split("\n\n")[0].split("JVM stacktrace")[0].split())[:300].rstrip(".")
 
 
 def _user_words(error: Exception) -> str:

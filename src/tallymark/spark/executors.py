@@ -1,24 +1,14 @@
-"""Stages the rows of large batches from the executors, so that they never pass through the driver.
-
-If all tables append and their functions only pick columns, tasks read, decode and stage in one pass. Records that they
-can't decode are sent to the driver undecoded, for their dead letters.
-"""
+"""Stages the rows of large batches from the executors, so that they never pass through the driver."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from tallymark.core import raw
-from tallymark.core.records import PartitionCounts, merged
-from tallymark.core.spans import Partition
 from tallymark.core.tables import (
     HIDDEN,
     OFFSET,
@@ -28,18 +18,11 @@ from tallymark.core.tables import (
     TOPIC,
     Staged,
     TableSpec,
-    finish,
     table_schema,
-    visible,
 )
-from tallymark.errors import BatchTooLarge, DataRefused, Unreachable
-from tallymark.formats.decoded import DecodedRecords
-from tallymark.formats.json import JsonDecoder
-from tallymark.formats.value import Bytes, Json
-from tallymark.spark.decode import column
-from tallymark.spark.plans import Pick, pick
-from tallymark.spark.scan import complete
-from tallymark.stores.sql.staging import Loader, Stages, new_attempt, pieces
+from tallymark.errors import BatchTooLarge, Unreachable
+from tallymark.spark.plans import column
+from tallymark.stores.sql.staging import Stages
 
 AGE, RANK = "_tallymark_age", "_tallymark_rank"
 STAGED = "attempt BIGINT, rows BIGINT, refused STRING"
@@ -101,166 +84,3 @@ def _order(spec: TableSpec, name: str, *, null_is_oldest: bool) -> Column:
     if spec.write == "ignore":
         return column(name).asc_nulls_first() if null_is_oldest else column(name).asc_nulls_last()
     return column(name).desc_nulls_last() if null_is_oldest else column(name).desc_nulls_first()
-
-
-MOST_DOUBTFUL = 1000
-"""Maximum number of undecodable records from a task to the driver; with more, Spark decodes the batch faster."""
-DDL = (
-    "attempt BIGINT, rows BIGINT, refused STRING, size BIGINT, slow BIGINT, too_doubtful BOOLEAN, doubtful BINARY, "
-    "seen ARRAY<STRUCT<topic: STRING, partition: INT, records: BIGINT, last: TIMESTAMP>>"
-)
-SEEN = pa.list_(
-    pa.struct([("topic", pa.string()), ("partition", pa.int32()), ("records", pa.int64()), ("last", raw.TIMESTAMP)])
-)
-REPORT = pa.schema(
-    [
-        ("attempt", pa.int64()),
-        ("rows", pa.int64()),
-        ("refused", pa.string()),
-        ("size", pa.int64()),
-        ("slow", pa.int64()),
-        ("too_doubtful", pa.bool_()),
-        ("doubtful", pa.binary()),
-        ("seen", SEEN),
-    ]
-)
-
-
-class _TooManyDoubtful(Exception):
-    """Too many records of this task can't be decoded by Arrow."""
-
-
-@dataclass(frozen=True)
-class StagingTarget:
-    """A table whose function only picks columns, and the loader of its staging table."""
-
-    spec: TableSpec
-    picks: Mapping[str, Pick]
-    loader: Loader
-
-
-@dataclass(frozen=True)
-class StagingOutcome:
-    """The combined reports of all tasks; ``doubtful`` records could not be decoded and are in no table yet."""
-
-    seen: Mapping[Partition, PartitionCounts]
-    staged: Mapping[str, Staged]
-    doubtful: pa.Table
-    size: int
-    slow: int
-
-
-@dataclass
-class _Report:
-    """The report of one task."""
-
-    attempt: int = field(default_factory=new_attempt)
-    rows: int = 0
-    refused: str | None = None
-    size: int = 0
-    slow: int = 0
-    too_doubtful: bool = False
-    doubtful: list[pa.Table] = field(default_factory=list)
-    seen: dict[Partition, PartitionCounts] = field(default_factory=dict)
-
-    def add(self, arrived: DecodedRecords) -> None:
-        self.size += arrived.size
-        self.slow += arrived.slow
-        self.rows += arrived.found.num_rows - len(arrived.errors)
-        self.seen = merged(self.seen, raw.seen(arrived.found, ()))
-        if arrived.errors:
-            self.doubtful.append(raw.only(arrived.found, arrived.errors.keys()))
-        if sum(table.num_rows for table in self.doubtful) > MOST_DOUBTFUL:
-            raise _TooManyDoubtful
-
-    def to_arrow(self) -> pa.RecordBatch:
-        seen = [
-            {
-                "topic": partition.topic,
-                "partition": partition.number,
-                "records": counts.records,
-                "last": counts.last_timestamp,
-            }
-            for partition, counts in self.seen.items()
-        ]
-        doubtful = b"" if self.too_doubtful else _packed(pa.concat_tables([raw.SCHEMA.empty_table(), *self.doubtful]))
-        return pa.RecordBatch.from_pylist([vars(self) | {"seen": seen, "doubtful": doubtful}], REPORT)
-
-
-@dataclass(frozen=True)
-class OnePass:
-    """The function that executors run: it decodes records and stages rows for all tables."""
-
-    source: Json | Bytes
-    topic: str | None
-    batch: str
-    without: Collection[tuple[Partition, int]]
-    targets: Sequence[StagingTarget]
-
-    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        report = _Report()
-        try:
-            self._stage(batches, report)
-        except DataRefused as error:
-            report.refused = str(error)
-        except _TooManyDoubtful:
-            report.too_doubtful = True
-        yield report.to_arrow()
-
-    def _stage(self, batches: Iterable[pa.RecordBatch], report: _Report) -> None:
-        from tallymark.stores.opening import open_sql
-
-        decode = JsonDecoder(self.source)
-        with closing(open_sql(self.targets[0].loader.url)) as store, store.transaction() as connection:
-            for piece in pieces(batches):
-                arrived = DecodedRecords.of(raw.without(complete(piece, self.topic), self.without), decode)
-                report.add(arrived)
-                good = raw.leave_out(arrived.records, arrived.errors.keys())
-                for target in self.targets if good.num_rows else ():
-                    rows = visible(finish(target.spec, pick(good, target.picks), self.batch).puts)
-                    target.loader.put(store.dialect, connection, rows, report.attempt)
-
-    def run(self, records: DataFrame) -> StagingOutcome | None:
-        """Run on the executors; None if a task has given up."""
-        reports = records.mapInArrow(self, DDL).toArrow().to_pylist()
-        if any(report["too_doubtful"] for report in reports):
-            return None
-        staged = {target.spec.name: target.loader.staged(reports) for target in self.targets}
-        seen: Mapping[Partition, PartitionCounts] = {}
-        for report in reports:
-            seen = merged(
-                seen,
-                {
-                    _partition(counts): PartitionCounts(counts["records"], 0, counts["last"])
-                    for counts in report["seen"]
-                },
-            )
-        doubtful = pa.concat_tables(_unpacked(report["doubtful"]) for report in reports)
-        size, slow = (sum(report[name] for report in reports) for name in ("size", "slow"))
-        return StagingOutcome(seen, staged, doubtful, size, slow)
-
-
-def targets(
-    stages: Stages, tables: Iterable[tuple[TableSpec, Mapping[str, Pick]]], schemas: Mapping[str, pa.Schema]
-) -> list[StagingTarget]:
-    """Create a staging table for each table."""
-    opened: list[StagingTarget] = []
-    with stages.kept(target.loader.name for target in opened):
-        for spec, picks in tables:
-            opened.append(StagingTarget(spec, picks, stages.open(table_schema(spec, schemas[spec.name]))))
-    return opened
-
-
-def _partition(report: Mapping[str, Any]) -> Partition:
-    return Partition(report["topic"], report["partition"])
-
-
-def _packed(table: pa.Table) -> bytes:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue())
-
-
-def _unpacked(data: bytes) -> pa.Table:
-    return pa.ipc.open_stream(data).read_all()

@@ -15,8 +15,8 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from tallymark.core.tables import DELETED, HIDDEN, TIMESTAMP, TOPIC, TableSpec
 from tallymark.errors import BadInput, TallymarkError
-from tallymark.spark.decode import column, first_line
-from tallymark.spark.plans import NESTED, bound, with_provenance
+from tallymark.spark.errors import first_line
+from tallymark.spark.plans import NESTED, bound, column, with_provenance
 from tallymark.stores.arrow import JSON_MARK
 
 TableFunction = Callable[[DataFrame], DataFrame]

@@ -15,11 +15,10 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tallymark.core.tables import DELETED, OFFSET, PARTITION, TOPIC, Changes, TableSpec, finish
 from tallymark.errors import BadInput
-from tallymark.spark.decode import column, first_line
-from tallymark.spark.errors import explained
+from tallymark.spark.errors import explained, first_line
 from tallymark.spark.executors import stage
 from tallymark.spark.functions import TableFunction, arrow_schema, as_columns, call
-from tallymark.spark.plans import NESTED
+from tallymark.spark.plans import NESTED, column
 from tallymark.stores.arrow import JSON_MARK
 from tallymark.stores.sql.staging import Stages
 

@@ -15,17 +15,28 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import SparkContext
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC
-from tallymark.spark.decode import quoted
 
 COLUMNS = {"topic": TOPIC, "partition": PARTITION, "offset": OFFSET, "timestamp": TIMESTAMP, DELETED: DELETED}
 NESTED = (T.StructType, T.ArrayType, T.MapType, T.VariantType)
 ROW_WISE = ("Project", "Filter", "Generate")
 """Nodes that compute the rows of each record by itself, and read all records."""
+
+
+def column(name: str) -> Column:
+    """The column with exactly this name, whatever characters it contains."""
+    return F.col(quoted(name))
+
+
+def quoted(name: str) -> str:
+    """Quote a name, because Spark takes a dot as access to a field within a column."""
+    return f"`{name.replace('`', '``')}`"
 
 
 def clone(spark: SparkSession) -> SparkSession:
@@ -49,6 +60,20 @@ def observed(frame: DataFrame, name: str) -> Any:
     # An Observation would return those of the first action, which may be an action of the user's function.
     metrics = frame._jdf.queryExecution().observedMetrics()
     return json.loads(metrics.apply(name).json()) if metrics.contains(name) else None
+
+
+def invoked(target: Any, method: str, kind: T.StructType, argument: Column) -> Column:
+    """The result of a method of a Java object for each row. Spark calls it once for each, and in no filter."""
+    jvm: Any = SparkContext._jvm
+    classes, seq = jvm.org.apache.spark.sql, jvm.org.apache.spark.api.python.PythonUtils.toSeq
+    literal = classes.catalyst.expressions.Literal(target, classes.types.ObjectType(target.getClass()))
+    columns = classes.classic.ExpressionUtils
+    result = classes.types.DataType.fromJson(kind.json()).asNullable()
+    arguments = seq([columns.expression(argument._jc)])
+    flags = (True, True, False)  # NULL gives NULL; the result may be NULL; not deterministic, so never repeated
+    return Column(
+        columns.column(classes.catalyst.expressions.objects.Invoke(literal, method, result, arguments, seq([]), *flags))
+    )
 
 
 def is_row_wise(rows: DataFrame, records: DataFrame) -> bool:

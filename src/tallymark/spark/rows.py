@@ -208,13 +208,6 @@ class Shaper:
         """The tables whose functions do more than pick columns."""
         return [table for table in self.tables if self._picks(table[0]) is None]
 
-    @cached_property
-    def picking(self) -> Sequence[tuple[TableSpec, Mapping[str, Pick]]] | None:
-        """The tables with their picks, if all functions only pick columns and all tables append; else None."""
-        appending = [(spec, self._picks(spec)) for spec, _ in self.tables if spec.write == "append"]
-        picking = [(spec, picks) for spec, picks in appending if picks is not None]
-        return picking if len(picking) == len(self.tables) else None
-
     def no_rows(self) -> dict[str, pa.Table]:
         return {name: schema.empty_table() for name, schema in self.schemas.items()}
 

@@ -21,6 +21,7 @@ from tallymark.core.batch import fetched
 from tallymark.core.records import DeadLetter, PartitionCounts, Reading, merged
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import Refusal, Staged
+from tallymark.errors import ReadFailed
 from tallymark.formats import json as formats
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import Kafka
@@ -45,14 +46,18 @@ class Tasks:
 
     def __init__(self, source: Kafka, scan: Scan, decode: SparkDecoder, shaper: Shaper, brokers: Brokers) -> None:
         self._source, self._scan, self._decode, self._shaper, self._brokers = source, scan, decode, shaper, brokers
+        self.is_cancelled = False
+        """Whether the results are no longer needed."""
 
     def collect(self, spans: Sequence[Span], without: Records = ()) -> Reading:
         """Read the spans, and collect the rows of all tables."""
+        self.check_running()
         reading = None if without else self._in_one_pass(spans)
         return reading or self._by_cache(spans, without)
 
     def stage(self, stages: Stages, spans: Sequence[Span], batch: str, without: Records = ()) -> Reading:
         """Read the spans, and have the tasks write the rows of all tables to staging tables."""
+        self.check_running()
         reading = None if without else self._staged_in_one_pass(stages, spans, batch)
         return reading or self._staged_by_cache(stages, spans, batch, without)
 
@@ -115,10 +120,15 @@ class Tasks:
     @contextmanager
     def _counted_cache(self, spans: Sequence[Span], without: Records) -> Iterator[tuple[DataFrame, Counted]]:
         """The decoded records, cached and counted."""
+        self.check_running()
         with _cached(self._decode(leave_out(self._scan.frame(spans), without))) as decoded:
             with explained(self._source.brokers):
                 found = count(decoded)
             yield decoded, found
+
+    def check_running(self) -> None:
+        if self.is_cancelled:
+            raise ReadFailed("the batch was not read, because the run is ending")
 
     def _letters(self, found: Counted, decoded: DataFrame) -> list[DeadLetter]:
         """The dead letters of the records that could not be decoded."""

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from tallymark.errors import BadInput
-from tallymark.spark.decode import first_line
+from tallymark.spark.errors import first_line
 from tallymark.spark.plans import without_names
 
 VIEW = "records"

@@ -13,8 +13,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import DELETED, OFFSET, PARTITION, TOPIC
 from tallymark.operate.audit.scope import MADE, RECORDS
-from tallymark.spark.decode import RAW, RECORD, column
+from tallymark.spark.decode import RAW, RECORD
 from tallymark.spark.errors import explained
+from tallymark.spark.plans import column
 from tallymark.spark.reader import SparkReader
 
 PLACE = ("topic", "partition", "offset")

@@ -1,0 +1,65 @@
+"""Reads the spans of the next batch while the current batch is processed.
+
+What was read ahead is used only by a read of exactly the same spans; otherwise it is discarded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from tallymark.core.records import Reading
+from tallymark.core.retry import Background
+from tallymark.core.spans import Partition, Span
+
+Spans = Sequence[Span]
+Records = Collection[tuple[Partition, int]]
+
+
+class Ahead:
+    """Reads spans in a separate thread, one part after the other; ``split`` makes the parts."""
+
+    def __init__(self, read: Callable[[Spans, Records], Reading], split: Callable[[Spans], Sequence[Spans]]) -> None:
+        self._read = read
+        self._split = split
+        self._thread = Background("tallymark-read")
+        self._lock = threading.Lock()
+        self._ahead: tuple[Spans, deque[Future[Reading]]] = (), deque()
+
+    def parts(self, spans: Spans, then: Spans | None, without: Records = ()) -> Generator[Reading, None, None]:
+        """The parts of these spans in order. Afterwards the thread reads ``then``, the spans of the next call.
+
+        If ``then`` is None, what was read ahead stays as it is.
+        """
+        with self._lock:
+            expected, futures = self._ahead
+            if expected == spans and not without:
+                self._ahead = (), deque()
+            else:
+                futures = self._submit(spans, without)
+            if then is not None:
+                _cancel(self._ahead[1])
+                self._ahead = then, self._submit(then)
+        try:
+            while futures:
+                yield futures.popleft().result()
+        finally:
+            _cancel(futures)
+
+    def drop(self) -> None:
+        """Discard everything that was read ahead."""
+        with self._lock:
+            _cancel(self._ahead[1])
+            self._ahead = (), deque()
+
+    def _submit(self, spans: Spans, without: Records = ()) -> deque[Future[Reading]]:
+        return deque(self._thread.submit(partial(self._read, part, without)) for part in self._split(spans))
+
+
+def _cancel(futures: deque[Future[Reading]]) -> None:
+    """Cancel reads that have not begun; a running read finishes."""
+    while futures:
+        futures.popleft().cancel()
