@@ -113,7 +113,7 @@ class OnExecutors(Writer):
         stages = self.store.stages("bench", "bench")
         assert stages is not None
         spec, entry, empty = tables.spec(course, self.mode), self.entry(course.records), SCHEMA.empty_table()
-        staged, _ = stage(stages, spec, rows, SCHEMA, entry.batch)
+        staged = stage(stages, spec, rows, SCHEMA, entry.batch)
         self.store.apply([Changes(spec, empty, empty, staged)], entry)
         stages.drop([staged.name])
 

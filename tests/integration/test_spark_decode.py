@@ -49,7 +49,7 @@ def decoded(spark: SparkSession) -> Callable[[list[bytes | None]], list[tuple[An
     from tallymark.spark.decode import RAW, SparkDecoder
 
     def decoded(values: list[bytes | None]) -> list[tuple[Any, str | None]]:
-        rows = SparkDecoder(SCHEMA)(kafka_frame(spark, values)).select("value", RAW).toArrow().to_pylist()
+        rows = SparkDecoder(spark, SCHEMA)(kafka_frame(spark, values)).select("value", RAW).toArrow().to_pylist()
         return [(row["value"], explain(SCHEMA, row[RAW]) if row[RAW] is not None else None) for row in rows]
 
     return decoded
@@ -182,7 +182,7 @@ def test_everything_but_the_value_is_as_kafka_has_it(spark: SparkSession) -> Non
 
     raw = kafka_frame(spark, [b'{"id":1}', b"dead", None])
     for source in (SCHEMA, Bytes()):
-        frame = SparkDecoder(source)(raw)
+        frame = SparkDecoder(spark, source)(raw)
         others = [name for name in RECORD if name != "value"]
         assert sorted(frame.columns) == sorted([*RECORD, RAW, SIZE])
         assert frame.select(*others).collect() == raw.select(*others).collect()
@@ -192,7 +192,7 @@ def test_bytes_are_left_as_they_are_and_never_die(spark: SparkSession) -> None:
     from tallymark.spark.decode import RAW, SparkDecoder
 
     values = [b"\xff\x00", b"", None, b'{"id":1}']
-    rows = SparkDecoder(Bytes())(kafka_frame(spark, values)).toArrow().to_pylist()
+    rows = SparkDecoder(spark, Bytes())(kafka_frame(spark, values)).toArrow().to_pylist()
     assert [row["value"] for row in rows] == values
     assert [row[RAW] for row in rows] == [None] * 4
 
@@ -213,7 +213,7 @@ def records(spark: SparkSession) -> DataFrame:
     from tallymark.spark.decode import RECORD, SparkDecoder
 
     values = [json.dumps({"id": n % 3, "name": f"n{n}", "list": [n, n + 100]}).encode() for n in range(6)]
-    return SparkDecoder(SCHEMA)(kafka_frame(spark, values)).select(*RECORD)
+    return SparkDecoder(spark, SCHEMA)(kafka_frame(spark, values)).select(*RECORD)
 
 
 def from_sql(statement: str) -> Function:

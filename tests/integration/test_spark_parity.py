@@ -32,7 +32,7 @@ def utc(spark: SparkSession) -> None:
 def by_spark(spark: SparkSession, schema: str, values: list[bytes]) -> list[Any]:
     from tallymark.spark.decode import RAW, SparkDecoder
 
-    decoded = SparkDecoder(Json(schema))(kafka_frame(spark, values)).select("offset", "value", RAW)
+    decoded = SparkDecoder(spark, Json(schema))(kafka_frame(spark, values)).select("offset", "value", RAW)
     rows = sorted(decoded.toArrow().to_pylist(), key=lambda row: int(row["offset"]))
     return [DEAD if row[RAW] is not None else row["value"] for row in rows]
 
@@ -184,7 +184,7 @@ def test_a_schema_gives_the_types_that_spark_gives(spark: SparkSession, schema: 
 
     from tallymark.spark.decode import SparkDecoder
 
-    spark_type = SparkDecoder(Json(schema))(kafka_frame(spark, [])).schema["value"].dataType
+    spark_type = SparkDecoder(spark, Json(schema))(kafka_frame(spark, [])).schema["value"].dataType
     assert JsonDecoder(Json(schema)).type == to_arrow_type(spark_type)
 
 

@@ -159,7 +159,7 @@ def test_counts_that_are_not_known_stage_the_batch_again(
 ) -> None:
     from tallymark.spark import tasks
 
-    monkeypatch.setattr(tasks, "counted", lambda _: None)
+    monkeypatch.setattr(tasks, "counted", lambda *_: None)
     with staging(spark, brokers, topic, database("postgresql"), COMPUTES) as (executors, store):
         found = executors.read(everything(topic), "b")
         assert_same(store, found, by_driver(spark, brokers, topic, COMPUTES), COMPUTES)

@@ -21,8 +21,12 @@ def timestamp(message: Any) -> datetime | None:
 
 def moment(kind: int, millis: int) -> datetime | None:
     """Return None if a record has no timestamp, or one out of range, such as microseconds written as milliseconds."""
-    known = kind != TIMESTAMP_NOT_AVAILABLE and 0 <= millis <= LAST_MILLIS
-    return EPOCH + timedelta(milliseconds=millis) if known else None
+    return from_micros(millis * 1000) if kind != TIMESTAMP_NOT_AVAILABLE else None
+
+
+def from_micros(micros: int) -> datetime | None:
+    """Return the time of a record; None if it is out of range."""
+    return EPOCH + timedelta(microseconds=micros) if 0 <= micros <= LAST_MILLIS * 1000 else None
 
 
 def headers(message: Any) -> Sequence[tuple[str, bytes | None]]:

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import Future
 from functools import partial
+from itertools import cycle
 
 from tallymark.core.records import Reading
 from tallymark.core.retry import Background
@@ -20,17 +21,17 @@ Records = Collection[tuple[Partition, int]]
 
 
 class Ahead:
-    """Reads spans in a separate thread, one part after the other; ``split`` makes the parts."""
+    """Reads spans in parts that ``split`` makes, in two threads: while one query ends, another keeps Spark busy."""
 
     def __init__(self, read: Callable[[Spans, Records], Reading], split: Callable[[Spans], Sequence[Spans]]) -> None:
         self._read = read
         self._split = split
-        self._thread = Background("tallymark-read")
+        self._threads = cycle([Background("tallymark-read-1"), Background("tallymark-read-2")])
         self._lock = threading.Lock()
         self._ahead: tuple[Spans, deque[Future[Reading]]] = (), deque()
 
     def parts(self, spans: Spans, then: Spans | None, without: Records = ()) -> Generator[Reading, None, None]:
-        """The parts of these spans in order. Afterwards the thread reads ``then``, the spans of the next call.
+        """The parts of these spans in order. Afterwards the threads read ``then``, the spans of the next call.
 
         If ``then`` is None, what was read ahead stays as it is.
         """
@@ -56,7 +57,7 @@ class Ahead:
             self._ahead = (), deque()
 
     def _submit(self, spans: Spans, without: Records = ()) -> deque[Future[Reading]]:
-        return deque(self._thread.submit(partial(self._read, part, without)) for part in self._split(spans))
+        return deque(next(self._threads).submit(partial(self._read, part, without)) for part in self._split(spans))
 
 
 def _cancel(futures: deque[Future[Reading]]) -> None:

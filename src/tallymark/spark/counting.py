@@ -1,35 +1,19 @@
-"""Counts the records of a batch in the pass that computes its rows, so that the batch needs no cache.
-
-A task reads one span in the order of offsets. The number of the last record in its task is therefore the number of
-records in the span. The last record is looked for near the end of the span: transaction markers may follow it.
-Metrics that ``observe`` collects in the tasks of a result count each task once. If a plan shuffles, or a span ends with
-more offsets without records, the counts are not known, and the batch is read in another way.
-"""
+"""Counts the records of a batch, in the pass that computes its rows or in a pass of its own."""
 
 from __future__ import annotations
 
-from collections import Counter
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from tallymark.core.records import PartitionCounts
-from tallymark.core.spans import Partition, Span
-from tallymark.core.times import EPOCH
+from tallymark.core.spans import Partition
+from tallymark.core.times import from_micros
 from tallymark.spark.decode import RAW, SIZE
-from tallymark.spark.plans import observed
-
-METRICS = "tallymark"
-NUMBER = "_tallymark_number"
-NUMBER_BITS = (1 << 33) - 1
-"""The bits of monotonically_increasing_id that number the records of one task; the others number the task."""
-MOST_ENDS = 1024
-"""Maximum number of offsets at which the last records of all spans are looked for."""
-LONGEST_END = 16
 
 
 @dataclass(frozen=True)
@@ -41,43 +25,23 @@ class Counted:
     size: int
 
 
-def counting(decoded: DataFrame, spans: Sequence[Span]) -> DataFrame:
-    """The decoded records of these spans; whatever computes them from here on also counts them."""
-    place = F.struct("topic", "partition", "offset")
-    last = F.struct("topic", "partition", "offset", NUMBER, F.unix_micros("timestamp").alias("micros"))
-    return decoded.withColumn(NUMBER, F.monotonically_increasing_id().bitwiseAND(F.lit(NUMBER_BITS))).observe(
-        METRICS,
-        F.count(F.lit(1)).alias("records"),
-        F.coalesce(F.sum(SIZE), F.lit(0)).alias("size"),
-        F.collect_list(F.when(_is_at_end(spans), last)).alias("last"),
-        F.collect_list(F.when(F.col(RAW).isNotNull(), place)).alias("dead"),
-    )
+def counted(counts: Any) -> Counted | None:
+    """What the accumulator has counted since it was reset; None if a record may have been counted twice, or not at all.
 
-
-def counted(computed: DataFrame) -> Counted | None:
-    """The counts after these rows have been computed; None if the last record of a span was not found.
-
-    Also None if Spark's optimizer knew that there are no rows, and has read nothing.
+    A lost cache is computed again, and if Spark's optimizer knows that there are no rows, it reads nothing.
     """
-    metrics = observed(computed, METRICS)
-    if metrics is None:
+    found = json.loads(counts.value())
+    if found["is_twice"] or not found["partitions"]:
         return None
-    last: dict[Partition, Any] = {}
-    for record in metrics["last"]:
-        partition = _partition(record)
-        if partition not in last or record["offset"] > last[partition]["offset"]:
-            last[partition] = record
-    counts = {partition: record[NUMBER] + 1 for partition, record in last.items()}
-    # Each of these counts is at most the true count, so they are right if their sum is.
-    if sum(counts.values()) != metrics["records"]:
-        return None
-    dead = [(_partition(record), record["offset"]) for record in metrics["dead"]]
-    died = Counter(partition for partition, _ in dead)
-    seen = {
-        partition: PartitionCounts(count, died[partition], _time(last[partition].get("micros")))
-        for partition, count in counts.items()
-    }
-    return Counted(seen, dead, metrics["size"])
+    seen: dict[Partition, PartitionCounts] = {}
+    dead: list[tuple[Partition, int]] = []
+    size = 0
+    for topic, number, records, bytes_, micros, offsets in found["partitions"]:
+        partition = Partition(topic, number)
+        seen[partition] = PartitionCounts(records, len(offsets), from_micros(micros))
+        dead += [(partition, offset) for offset in offsets]
+        size += bytes_
+    return Counted(seen, dead, size)
 
 
 def count(decoded: DataFrame) -> Counted:
@@ -102,20 +66,3 @@ def count(decoded: DataFrame) -> Counted:
 
 def _partition(row: Mapping[str, Any]) -> Partition:
     return Partition(row["topic"], row["partition"])
-
-
-def _is_at_end(spans: Sequence[Span]) -> Column:
-    """Whether a record is one of the last of its span; true for some other records if there are several topics."""
-    each = max(1, min(LONGEST_END, MOST_ENDS // max(1, len(spans))))
-    partitions = max((span.partition.number for span in spans), default=0) + 1
-    ends = {
-        offset * partitions + span.partition.number
-        for span in spans
-        for offset in range(max(span.start, span.stop - each), span.stop)
-    }
-    # SQL text needs a single call to the JVM.
-    return F.expr(f"offset * {partitions} + partition IN ({', '.join(map(str, sorted(ends)))})")
-
-
-def _time(micros: int | None) -> Any:
-    return None if micros is None else EPOCH + timedelta(microseconds=micros)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from tallymark.errors import BadInput
 from tallymark.formats.value import Bytes, Json
 from tallymark.spark.errors import first_line
-from tallymark.spark.java import json_decoder
-from tallymark.spark.plans import invoked
+from tallymark.spark.java import classes, new_counts
+from tallymark.spark.plans import Selection, invoked
 
 RAW = "_tallymark_raw"
 """The undecodable value; NULL for records that could be decoded."""
@@ -34,32 +34,37 @@ def parse_schema(source: Json) -> T.StructType:
 
 
 class SparkDecoder:
-    """Converts Kafka's columns to RECORD, and adds RAW for values that could not be decoded, and SIZE."""
+    """Decodes the values of Kafka's records.
 
-    def __init__(self, source: Json | Bytes) -> None:
-        self._schema = parse_schema(source) if isinstance(source, Json) else None
-        self._steps: list[list[Column]] | None = None
+    ``counts`` is an accumulator of the records that are decoded (``spark/jvm/Counts.java``).
+    """
+
+    def __init__(self, spark: SparkSession, source: Json | Bytes) -> None:
+        self.counts = new_counts(spark)
+        schema = parse_schema(source) if isinstance(source, Json) else None
+        decoder = classes(spark).RecordDecoder(schema.json() if schema else None, self.counts)
+        kind, method = (schema, "json") if schema else (T.BinaryType(), "bytes")
+        found = invoked(decoder, method, kind, *RECORD[:6])
+        decoded, value = F.col(DECODED), F.col("value")
+        record = [decoded.alias("value") if name == "value" else _column(name) for name in RECORD]
+        is_dead = decoded.isNull() & value.isNotNull()
+        self._is_alive = ~is_dead
+        # Built once, because that costs more than decoding a small batch.
+        self._decode = Selection(*map(F.col, RECORD), found.alias(DECODED))
+        self._records = Selection(*record)
+        self._all = Selection(*record, F.when(is_dead, value).alias(RAW), _size())
 
     def __call__(self, raw: DataFrame) -> DataFrame:
-        if self._steps is None:
-            # Built once, because that costs more than decoding a small batch.
-            self._steps = self._columns(raw)
-        for columns in self._steps:
-            raw = raw.select(*columns)
-        return raw
+        """All records: the columns of RECORD, RAW for values that could not be decoded, and SIZE."""
+        return self._all(self._decode(raw))
 
-    def _columns(self, raw: DataFrame) -> list[list[Column]]:
-        given = [_time() if name == "timestamp" else F.col(name) for name in RECORD]
-        if self._schema is None:
-            return [[*given, F.lit(None).cast("binary").alias(RAW), _size()]]
-        decoder = json_decoder(raw.sparkSession, self._schema.json())
-        decoded, value = F.col(DECODED), F.col("value")
-        others = [F.col(name) for name in RECORD if name != "value"]
-        undecodable = F.when(decoded.isNull() & value.isNotNull(), value)
-        return [
-            [*given, invoked(decoder, "decode", self._schema, value).alias(DECODED)],
-            [decoded.alias("value"), *others, undecodable.alias(RAW), _size()],
-        ]
+    def records(self, raw: DataFrame) -> DataFrame:
+        """The records that could be decoded, as a table's function sees them."""
+        return self._records(self._decode(raw).where(self._is_alive))
+
+
+def _column(name: str) -> Column:
+    return _time() if name == "timestamp" else F.col(name)
 
 
 def _time() -> Column:

@@ -33,11 +33,8 @@ def can_stage() -> bool:
     return importlib.util.find_spec("pandas") is not None
 
 
-def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, batch: str) -> tuple[Staged, DataFrame]:
-    """Write rows, given with their hidden columns, to a staging table. Also returns the tasks' reports.
-
-    Only the reports travel to the driver.
-    """
+def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, batch: str) -> Staged:
+    """Write rows, given with their hidden columns, to a staging table. Only the tasks' reports travel to the driver."""
     if spec.deletes is not None:
         raise BatchTooLarge(f"table {spec.name} deletes rows, which only the driver can do")
     if spec.write != "append":
@@ -51,7 +48,7 @@ def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, b
     numbered = [column(name).alias(f"_{at}") for at, name in enumerate(columns.names)]
     reports = rows.select(*numbered).mapInArrow(loader, STAGED)
     with stages.kept([loader.name]):
-        return loader.staged(reports.toArrow().to_pylist()), reports
+        return loader.staged(reports.toArrow().to_pylist())
 
 
 def check_reached(error: Exception) -> None:

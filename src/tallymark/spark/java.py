@@ -7,6 +7,7 @@ import io
 import tempfile
 import threading
 import zipfile
+from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,28 @@ from tallymark.errors import BadInput, SandboxError
 from tallymark.local.cache import cache_dir, replace_file
 from tallymark.spark.session import is_local
 
-CLASS = "tallymark.JsonDecoder"
+SOURCES = ("JsonDecoder", "Counts", "RecordDecoder")
 _loading = threading.Lock()
 
 
-def json_decoder(spark: SparkSession, schema: str) -> Any:
-    """A decoder in the JVM for a schema, which is given in the JSON notation of Spark."""
+def classes(spark: SparkSession) -> Any:
+    """The Java classes of ``spark/jvm/``."""
     jvm: Any = spark._jvm
     with _loading:
         loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
         try:
-            loader.loadClass(CLASS)
+            loader.loadClass(f"tallymark.{SOURCES[-1]}")
         except Py4JError:
             _load(spark, loader)
-    return jvm.tallymark.JsonDecoder(schema)
+    return jvm.tallymark
+
+
+def new_counts(spark: SparkSession) -> Any:
+    """A new accumulator."""
+    counts = classes(spark).Counts()
+    session: Any = spark._jsparkSession
+    session.sparkContext().register(counts)
+    return counts
 
 
 def _load(spark: SparkSession, loader: Any) -> None:
@@ -47,25 +56,28 @@ def _load(spark: SparkSession, loader: Any) -> None:
 
 def _jar(jvm: Any, loader: Any, version: str) -> Path:
     """The compiled classes, from the cache of this machine if they were compiled before."""
-    source = (files("tallymark.spark") / "JsonDecoder.java").read_text()
-    name = f"tallymark-{hashlib.sha256(f'{version} {source}'.encode()).hexdigest()[:16]}.jar"
+    sources = [(files("tallymark.spark") / "jvm" / f"{name}.java").read_text() for name in SOURCES]
+    name = f"tallymark-{hashlib.sha256(''.join([version, *sources]).encode()).hexdigest()[:16]}.jar"
     try:
         path = cache_dir() / "java" / name
         if not path.exists():
-            replace_file(path, _compiled(jvm, loader, source))
+            replace_file(path, _compiled(jvm, loader, sources))
     except (SandboxError, OSError):
-        # Without a cache, it is compiled for every session.
+        # Without a cache, they are compiled for every session.
         path = Path(tempfile.mkdtemp(prefix="tallymark-")) / name
-        path.write_bytes(_compiled(jvm, loader, source))
+        path.write_bytes(_compiled(jvm, loader, sources))
     return path
 
 
-def _compiled(jvm: Any, loader: Any, source: str) -> bytes:
-    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(loader)
-    compiler.cook(source)
+def _compiled(jvm: Any, loader: Any, sources: Sequence[str]) -> bytes:
+    """A jar with the classes. Each source may use those before it."""
     jar = io.BytesIO()
     with zipfile.ZipFile(jar, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, code in dict(compiler.getBytecodes()).items():
-            archive.writestr(f"{name.replace('.', '/')}.class", bytes(code))
+        for source in sources:
+            compiler = jvm.org.codehaus.janino.SimpleCompiler()
+            compiler.setParentClassLoader(loader)
+            compiler.cook(source)
+            loader = compiler.getClassLoader()
+            for name, code in dict(compiler.getBytecodes()).items():
+                archive.writestr(f"{name.replace('.', '/')}.class", bytes(code))
     return jar.getvalue()

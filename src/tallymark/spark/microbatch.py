@@ -129,7 +129,7 @@ def staged(spec: TableSpec, result: DataFrame, batch: str, stages: Stages) -> Ch
             values = ", ".join(f"{name} {key[name]}" for name in spec.key)
             raise BadInput(f"table {spec.name}: several rows have {values}; aggregate to one row per key")
         as_they_are = TableSpec(spec.name)
-        done, _ = stage(stages, as_they_are, as_columns(result), columns, batch)
+        done = stage(stages, as_they_are, as_columns(result), columns, batch)
     return Changes(spec, columns.empty_table(), columns.empty_table(), done)
 
 

@@ -8,7 +8,6 @@ several records (an aggregate), there is no single record, and Spark raises an e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,22 +54,29 @@ def _of_plan(plan: Any, session: SparkSession) -> DataFrame:
     return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan), session)
 
 
-def observed(frame: DataFrame, name: str) -> Any:
-    """The metrics that ``observe`` has collected while this frame was computed; None if Spark has read nothing."""
-    # An Observation would return those of the first action, which may be an action of the user's function.
-    metrics = frame._jdf.queryExecution().observedMetrics()
-    return json.loads(metrics.apply(name).json()) if metrics.contains(name) else None
+class Selection:
+    """Selects the same columns from many frames. PySpark by itself calls Java several times for each column."""
+
+    def __init__(self, *columns: Column) -> None:
+        self._columns = columns
+        self._seq: Any = None
+
+    def __call__(self, frame: DataFrame) -> DataFrame:
+        java: Any = frame
+        self._seq = self._seq or java._jcols(*self._columns)
+        return DataFrame(java._jdf.select(self._seq), frame.sparkSession)
 
 
-def invoked(target: Any, method: str, kind: T.StructType, argument: Column) -> Column:
-    """The result of a method of a Java object for each row. Spark calls it once for each, and in no filter."""
+def invoked(target: Any, method: str, kind: T.DataType, *names: str) -> Column:
+    """The result of a method of a Java object for each row, called with these columns. Spark calls it once a row."""
     jvm: Any = SparkContext._jvm
     classes, seq = jvm.org.apache.spark.sql, jvm.org.apache.spark.api.python.PythonUtils.toSeq
     literal = classes.catalyst.expressions.Literal(target, classes.types.ObjectType(target.getClass()))
     columns = classes.classic.ExpressionUtils
     result = classes.types.DataType.fromJson(kind.json()).asNullable()
-    arguments = seq([columns.expression(argument._jc)])
-    flags = (True, True, False)  # NULL gives NULL; the result may be NULL; not deterministic, so never repeated
+    arguments = seq([columns.expression(F.col(name)._jc) for name in names])
+    # NULL is passed on, the result may be NULL, and the result is not deterministic: Spark must not repeat the call.
+    flags = (False, True, False)
     return Column(
         columns.column(classes.catalyst.expressions.objects.Invoke(literal, method, result, arguments, seq([]), *flags))
     )

@@ -15,6 +15,7 @@ import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Literal
 
 import pyarrow as pa
@@ -90,7 +91,8 @@ class SparkReader:
         self._run = run
         self._memory = DriverMemory(memory)
         self._stages = stages
-        self._decode = SparkDecoder(source.value)
+        new_decoder = partial(SparkDecoder, self._spark, source.value)
+        self._decode = new_decoder()
         self._decode_in_driver = formats.JsonDecoder(source.value)
         self._scan = Scan(self._spark, source, run)
         self._ahead = Ahead(self._collect, self._parts)
@@ -98,7 +100,7 @@ class SparkReader:
         self._direct = Direct(source, brokers)
         records = self._decode(self._spark.createDataFrame([], RAW_RECORDS)).select(*RECORD)
         self._shaper = Shaper(self._spark, spark, source, tables, records.schema)
-        self._tasks = Tasks(source, self._scan, self._decode, self._shaper, brokers)
+        self._tasks = Tasks(source, self._scan, new_decoder, self._shaper, brokers)
         self._rows_per_batch = 0
 
     def schemas(self) -> Mapping[str, pa.Schema]:

@@ -186,7 +186,7 @@ class Shaper:
             for spec, function in self.tables:
                 with explained(self._source.brokers, spec.name):
                     rows = as_columns(self.rows(spec, function, records))
-                    staged[spec.name], _ = stage(stages, spec, rows, self.schemas[spec.name], batch)
+                    staged[spec.name] = stage(stages, spec, rows, self.schemas[spec.name], batch)
         except (FunctionFailed, BatchTooLarge) as error:
             stages.drop(table.name for table in staged.values())
             check_reached(error)

@@ -7,7 +7,7 @@ a cache that was counted before, so that counts, rows and dead letters are of th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
@@ -25,7 +25,7 @@ from tallymark.errors import ReadFailed
 from tallymark.formats import json as formats
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import Kafka
-from tallymark.spark.counting import Counted, count, counted, counting
+from tallymark.spark.counting import Counted, count, counted
 from tallymark.spark.decode import RAW, RECORD, SparkDecoder
 from tallymark.spark.errors import FunctionFailed, explained
 from tallymark.spark.executors import check_reached, stage
@@ -42,101 +42,119 @@ Records = Collection[tuple[Partition, int]]
 
 
 class Tasks:
-    """Reads spans of one source for the tables of a shaper."""
+    """Reads spans of one source for the tables of a shaper, also in several threads."""
 
-    def __init__(self, source: Kafka, scan: Scan, decode: SparkDecoder, shaper: Shaper, brokers: Brokers) -> None:
-        self._source, self._scan, self._decode, self._shaper, self._brokers = source, scan, decode, shaper, brokers
+    def __init__(
+        self, source: Kafka, scan: Scan, new_decoder: Callable[[], SparkDecoder], shaper: Shaper, brokers: Brokers
+    ) -> None:
+        self._source, self._scan, self._shaper, self._brokers = source, scan, shaper, brokers
+        self._new_decoder = new_decoder
+        self._decoders: list[SparkDecoder] = []
         self.is_cancelled = False
         """Whether the results are no longer needed."""
 
     def collect(self, spans: Sequence[Span], without: Records = ()) -> Reading:
         """Read the spans, and collect the rows of all tables."""
         self.check_running()
-        reading = None if without else self._in_one_pass(spans)
-        return reading or self._by_cache(spans, without)
+        with self._decoder() as decode:
+            reading = None if without else self._in_one_pass(decode, spans)
+            return reading or self._by_cache(decode, spans, without)
 
     def stage(self, stages: Stages, spans: Sequence[Span], batch: str, without: Records = ()) -> Reading:
         """Read the spans, and have the tasks write the rows of all tables to staging tables."""
         self.check_running()
-        reading = None if without else self._staged_in_one_pass(stages, spans, batch)
-        return reading or self._staged_by_cache(stages, spans, batch, without)
-
-    def _in_one_pass(self, spans: Sequence[Span]) -> Reading | None:
-        """None if the rows can't be computed in a pass that counts the records."""
-        decoded = counting(self._decode(self._scan.frame(spans)), spans)
-        rows: dict[str, pa.Table] = {}
-        found: Counted | None = None
-        with _cached(decoded) if len(self._shaper.tables) > 1 else nullcontext():
-            try:
-                for spec, function in self._shaper.tables:
-                    frame = self._shaper.frame(spec, function, _records(decoded))
-                    if not is_row_wise(frame, decoded):
-                        return None
-                    rows[spec.name] = self._shaper.collect(spec, frame)
-                    found = found or counted(frame)
-                    if found is None:
-                        return None
-            except FunctionFailed:
-                return None
-            assert found is not None
-            letters = self._letters(found, decoded)
-        return Reading(found.seen, rows, letters, size=found.size)
-
-    def _by_cache(self, spans: Sequence[Span], without: Records) -> Reading:
-        with self._counted_cache(spans, without) as (decoded, found):
-            rows, refusals = self._shaper.shape(_records(decoded), spans)
-            return Reading(found.seen, rows, self._letters(found, decoded), refusals, found.size)
-
-    def _staged_in_one_pass(self, stages: Stages, spans: Sequence[Span], batch: str) -> Reading | None:
-        spec, function = self._shaper.tables[0]
-        if len(self._shaper.tables) > 1 or spec.write != "append" or spec.deletes is not None:
-            return None
-        decoded = counting(self._decode(self._scan.frame(spans)), spans)
-        try:
-            with explained(self._source.brokers, spec.name):
-                rows = as_columns(self._shaper.rows(spec, function, _records(decoded)))
-                if not is_row_wise(rows, decoded):
-                    return None
-                done, reports = stage(stages, spec, rows, self._shaper.schemas[spec.name], batch)
-        except FunctionFailed as error:
-            check_reached(error)
-            return None
-        with stages.kept([done.name]):
-            if (found := counted(reports)) is not None:
-                return self._of_stages(found, {spec.name: done}, decoded)
-        stages.drop([done.name])
-        return None
-
-    def _staged_by_cache(self, stages: Stages, spans: Sequence[Span], batch: str, without: Records) -> Reading:
-        with self._counted_cache(spans, without) as (decoded, found):
-            done = self._shaper.stage(stages, _records(decoded), batch)
-            with stages.kept(table.name for table in done.values()):
-                return self._of_stages(found, done, decoded)
-
-    def _of_stages(self, found: Counted, done: Mapping[str, Staged], decoded: DataFrame) -> Reading:
-        letters = self._letters(found, decoded)
-        return Reading(found.seen, self._shaper.no_rows(), letters, size=found.size, staged=done)
-
-    @contextmanager
-    def _counted_cache(self, spans: Sequence[Span], without: Records) -> Iterator[tuple[DataFrame, Counted]]:
-        """The decoded records, cached and counted."""
-        self.check_running()
-        with _cached(self._decode(leave_out(self._scan.frame(spans), without))) as decoded:
-            with explained(self._source.brokers):
-                found = count(decoded)
-            yield decoded, found
+        with self._decoder() as decode:
+            reading = None if without else self._staged_in_one_pass(decode, stages, spans, batch)
+            return reading or self._staged_by_cache(decode, stages, spans, batch, without)
 
     def check_running(self) -> None:
         if self.is_cancelled:
             raise ReadFailed("the batch was not read, because the run is ending")
 
-    def _letters(self, found: Counted, decoded: DataFrame) -> list[DeadLetter]:
+    @contextmanager
+    def _decoder(self) -> Iterator[SparkDecoder]:
+        """A decoder that nothing else uses in the block: its counts are of one query."""
+        decoder = self._decoders.pop() if self._decoders else self._new_decoder()
+        yield decoder
+        self._decoders.append(decoder)
+
+    def _in_one_pass(self, decode: SparkDecoder, spans: Sequence[Span]) -> Reading | None:
+        """None if the rows can't be computed in a pass that counts the records."""
+        records = decode.records(self._scan.frame(spans))
+        frames = {spec: self._shaper.frame(spec, function, records) for spec, function in self._shaper.tables}
+        if not all(is_row_wise(frame, records) for frame in frames.values()):
+            return None
+        # A function may have read records already, so the cache and the counts begin here.
+        decode.counts.reset()
+        try:
+            with _cached(records) if len(frames) > 1 else nullcontext():
+                rows = {spec.name: self._shaper.collect(spec, frame) for spec, frame in frames.items()}
+        except FunctionFailed:
+            return None
+        found = counted(decode.counts)
+        if found is None or len(found.dead) > MOST_FETCHED:
+            return None
+        return Reading(found.seen, rows, self._fetched_letters(found), size=found.size)
+
+    def _by_cache(self, decode: SparkDecoder, spans: Sequence[Span], without: Records) -> Reading:
+        with self._counted_cache(decode, spans, without) as (decoded, found):
+            rows, refusals = self._shaper.shape(_records(decoded), spans)
+            return Reading(found.seen, rows, self._cached_letters(found, decoded), refusals, found.size)
+
+    def _staged_in_one_pass(
+        self, decode: SparkDecoder, stages: Stages, spans: Sequence[Span], batch: str
+    ) -> Reading | None:
+        spec, function = self._shaper.tables[0]
+        if len(self._shaper.tables) > 1 or spec.write != "append" or spec.deletes is not None:
+            return None
+        records = decode.records(self._scan.frame(spans))
+        try:
+            with explained(self._source.brokers, spec.name):
+                rows = as_columns(self._shaper.rows(spec, function, records))
+                if not is_row_wise(rows, records):
+                    return None
+                decode.counts.reset()
+                done = stage(stages, spec, rows, self._shaper.schemas[spec.name], batch)
+        except FunctionFailed as error:
+            check_reached(error)
+            return None
+        with stages.kept([done.name]):
+            found = counted(decode.counts)
+            if found is not None and len(found.dead) <= MOST_FETCHED:
+                return self._of_stages(found, {spec.name: done}, self._fetched_letters(found))
+        stages.drop([done.name])
+        return None
+
+    def _staged_by_cache(
+        self, decode: SparkDecoder, stages: Stages, spans: Sequence[Span], batch: str, without: Records
+    ) -> Reading:
+        with self._counted_cache(decode, spans, without) as (decoded, found):
+            done = self._shaper.stage(stages, _records(decoded), batch)
+            with stages.kept(table.name for table in done.values()):
+                return self._of_stages(found, done, self._cached_letters(found, decoded))
+
+    def _of_stages(self, found: Counted, done: Mapping[str, Staged], letters: list[DeadLetter]) -> Reading:
+        return Reading(found.seen, self._shaper.no_rows(), letters, size=found.size, staged=done)
+
+    @contextmanager
+    def _counted_cache(
+        self, decode: SparkDecoder, spans: Sequence[Span], without: Records
+    ) -> Iterator[tuple[DataFrame, Counted]]:
+        """The decoded records, cached and counted."""
+        self.check_running()
+        with _cached(decode(leave_out(self._scan.frame(spans), without))) as decoded:
+            with explained(self._source.brokers):
+                found = count(decoded)
+            yield decoded, found
+
+    def _fetched_letters(self, found: Counted) -> list[DeadLetter]:
         """The dead letters of the records that could not be decoded."""
-        if not found.dead:
-            return []
+        refusals = [Refusal(*record, "", UNDECODED) for record in found.dead]
+        return [self._explained(letter) for letter in fetched(refusals, self._brokers.records)]
+
+    def _cached_letters(self, found: Counted, decoded: DataFrame) -> list[DeadLetter]:
         if len(found.dead) <= MOST_FETCHED:
-            refusals = [Refusal(*record, "", UNDECODED) for record in found.dead]
-            return [self._explained(letter) for letter in fetched(refusals, self._brokers.records)]
+            return self._fetched_letters(found)
         names = [F.col(RAW).alias("value") if name == "value" else F.col(name) for name in raw.SCHEMA.names]
         with explained(self._source.brokers):
             dead = decoded.where(F.col(RAW).isNotNull()).select(*names).toArrow()
