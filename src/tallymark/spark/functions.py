@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -16,18 +16,19 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from tallymark.core.tables import DELETED, HIDDEN, TIMESTAMP, TOPIC, TableSpec
 from tallymark.errors import BadInput, TallymarkError
 from tallymark.spark.errors import first_line
-from tallymark.spark.plans import NESTED, bound, column, with_provenance
+from tallymark.spark.plans import NESTED, bound, column, quoted, with_provenance
 from tallymark.stores.arrow import JSON_MARK
 
 TableFunction = Callable[[DataFrame], DataFrame]
 EXACT = (T.StringType, T.BooleanType, T.IntegralType, T.FractionalType, T.BinaryType, T.NullType)
 """Types that PySpark converts to Python and back without a loss."""
-NUMBERS: dict[type[T.DataType], Callable[[Column], Column]] = {
-    T.DateType: F.unix_date,
-    T.TimestampType: F.unix_micros,
-    T.TimestampNTZType: lambda time: F.unix_micros(time.cast("timestamp")),
+NUMBERS: dict[type[T.DataType], str] = {
+    T.DateType: "unix_date({0}) AS {0}",
+    T.TimestampType: "unix_micros({0}) AS {0}",
+    T.TimestampNTZType: "unix_micros(CAST({0} AS TIMESTAMP)) AS {0}",
 }
 """Times as numbers: PySpark converts a timestamp by the time zone of this process."""
+STORED = {number: pa.int32() if kind is T.DateType else pa.int64() for kind, number in NUMBERS.items()}
 
 
 def apply(spec: TableSpec, function: TableFunction, records: DataFrame, users: SparkSession | None = None) -> DataFrame:
@@ -74,14 +75,13 @@ def few(rows: DataFrame) -> pa.Table | None:
     """
     if not all(isinstance(field.dataType, (*EXACT, *NUMBERS)) for field in rows.schema):
         return None
-    kinds = {field.name: NUMBERS.get(type(field.dataType)) for field in rows.schema}
-    numbers = rows.select(*(to(column(name)).alias(name) if to else column(name) for name, to in kinds.items()))
-    found = numbers.collect()
+    kinds = {field.name: NUMBERS.get(type(field.dataType), "{0}") for field in rows.schema}
+    # SQL text needs fewer calls to the JVM than columns.
+    found = rows.selectExpr(*(kind.format(quoted(name)) for name, kind in kinds.items())).collect()
     columns = zip(*found, strict=True) if found else ([] for _ in kinds)
     schema = arrow_schema(rows)
-    plain = {pa.date32(): pa.int32()}
     arrays = [
-        pa.array(values, plain.get(field.type, pa.int64()) if kinds[field.name] else field.type).cast(field.type)
+        pa.array(values, STORED.get(kinds[field.name], field.type)).cast(field.type)
         for values, field in zip(columns, schema, strict=True)
     ]
     return pa.Table.from_arrays(arrays, schema=schema)

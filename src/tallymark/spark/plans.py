@@ -99,9 +99,11 @@ def with_provenance(result: DataFrame, records: DataFrame) -> DataFrame:
     """
     kept = {name: alias for name, alias in COLUMNS.items() if name in records.columns}
     try:
-        order = result.sortWithinPartitions(*(records[name] for name in kept))
-        columns = [*(result[quoted(name)] for name in result.columns), *(records[n].alias(a) for n, a in kept.items())]
-        return _of_plan(_below_sort(order), records.sparkSession).select(*columns)
+        places: dict[str, Any] = {alias: records[name] for name, alias in kept.items()}
+        order = result.sortWithinPartitions(*places.values())
+        # Column.alias of PySpark needs nine calls to the JVM.
+        columns = [Column(place._jc.alias(alias)) for alias, place in places.items()]
+        return _of_plan(_below_sort(order), records.sparkSession).select(result["*"], *columns)
     except PySparkException:
         return bound(result, records.sparkSession)
 
