@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -153,6 +154,30 @@ def test_the_next_batch_is_read_ahead_and_gives_the_same(
         found.append(comparable(ahead.read(second, "b", then=())))
     assert found == expected
     assert sorted(map(list, read)) == [first, second]
+
+
+def test_functions_are_called_one_at_a_time_and_may_use_views(
+    spark: SparkSession, brokers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tallymark.spark import reader as module
+
+    running, together = threading.Semaphore(), threading.Event()
+
+    def by_view(records: DataFrame) -> DataFrame:
+        if not running.acquire(blocking=False):
+            together.set()
+        records.createOrReplaceTempView("shared")
+        # Another call would begin meanwhile.
+        together.wait(0.2)
+        rows = records.sparkSession.sql("SELECT value.id FROM shared")
+        running.release()
+        return rows
+
+    expected = reader(spark, brokers, topic, "direct", views=by_view).read(everything(topic), "b")
+    monkeypatch.setattr(module, "PART", expected.size // 4)
+    found = reader(spark, brokers, topic, "tasks", views=by_view).read(everything(topic), "b")
+    assert comparable(found) == comparable(expected)
+    assert not together.is_set()
 
 
 @pytest.mark.parametrize("end", ["release", "cancel"])

@@ -31,7 +31,7 @@ class Kept:
 
     def split(self, spans: Sequence[Span]) -> Sequence[Sequence[Span]]:
         self.begun.append(spans)
-        return split(spans, 2) if spans else []
+        return split(spans, 2)
 
     def __call__(self, spans: Sequence[Span], without: Records) -> Reading:
         (span,) = spans
@@ -80,7 +80,7 @@ def test_other_spans_are_read_and_reads_ahead_do_not_begin() -> None:
     found: list[Reading] = []
     second = threading.Thread(target=lambda: found.extend(other))
     second.start()
-    wait_for(lambda: kept.begun[-1] == ())
+    wait_for(lambda: kept.begun[-1] == THIRD)
     kept.may_go_on.set()
     worker.join(10)
     second.join(10)

@@ -57,14 +57,10 @@ DAY_MICROS = 86_400_000_000
 
 @dataclass(frozen=True)
 class Decoded:
-    """``values`` is NULL for tombstones and for dead records; ``errors`` maps the index of dead records to errors.
-
-    ``slow`` is the number of values that Python decoded individually.
-    """
+    """``values`` is NULL for tombstones and for dead records; ``errors`` maps the index of dead records to errors."""
 
     values: pa.ChunkedArray | pa.Array
     errors: Mapping[int, str]
-    slow: int = 0
 
 
 class JsonDecoder:
@@ -95,17 +91,16 @@ class JsonDecoder:
             pieces += found_pieces
             dead += found_dead
         found = pa.chunked_array(pieces, self.type)
-        slow = sum(len(piece) for piece in found.chunks if not self._objects.bulk or len(piece) <= FEW)
         if given.null_count:
             places = pc.indices_nonzero(given.is_valid())
             dead = [places[at].as_py() for at in dead]
             found = _spread(found, given.is_valid())
-        return Decoded(found, {at: explain(self._source, given[at].as_py()) for at in dead}, slow)
+        return Decoded(found, {at: explain(self._source, given[at].as_py()) for at in dead})
 
     def _few(self, objects: _Objects, values: Sequence[bytes | None]) -> Decoded:
         dead: list[int] = []
         found = objects.one_by_one(values, 0, dead)
-        return Decoded(found, {at: explain(self._source, values[at] or b"") for at in dead}, len(values))
+        return Decoded(found, {at: explain(self._source, values[at] or b"") for at in dead})
 
 
 def explain(source: Json | Bytes, value: bytes) -> str:

@@ -40,9 +40,10 @@ class Ahead:
             if expected == spans and not without:
                 self._ahead = (), deque()
             else:
+                if then is not None:
+                    _cancel(futures)
                 futures = self._submit(spans, without)
             if then is not None:
-                _cancel(self._ahead[1])
                 self._ahead = then, self._submit(then)
         try:
             while futures:
@@ -57,7 +58,8 @@ class Ahead:
             self._ahead = (), deque()
 
     def _submit(self, spans: Spans, without: Records = ()) -> deque[Future[Reading]]:
-        return deque(next(self._threads).submit(partial(self._read, part, without)) for part in self._split(spans))
+        parts = self._split(spans) if spans else ()
+        return deque(next(self._threads).submit(partial(self._read, part, without)) for part in parts)
 
 
 def _cancel(futures: deque[Future[Reading]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
@@ -103,9 +104,15 @@ def schema_of(rows: DataFrame) -> pa.Schema:
     )
 
 
+_calling = threading.Lock()
+"""Several threads compute rows, and a function may use temporary views, which belong to the session."""
+
+
 def call(spec: TableSpec, function: TableFunction, records: DataFrame) -> DataFrame:
+    """The function's result, checked. Functions are called one at a time."""
     try:
-        result = function(records)
+        with _calling:
+            result = function(records)
     except TallymarkError:
         raise
     except Exception as error:

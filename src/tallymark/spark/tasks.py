@@ -73,7 +73,10 @@ class Tasks:
 
     @contextmanager
     def _decoder(self) -> Iterator[SparkDecoder]:
-        """A decoder that nothing else uses in the block: its counts are of one query."""
+        """A decoder that nothing else uses in the block: its counts are of one query.
+
+        After an error it is not used again, because tasks of the query may still run.
+        """
         decoder = self._decoders.pop() if self._decoders else self._new_decoder()
         yield decoder
         self._decoders.append(decoder)

@@ -8,7 +8,6 @@ plan, and common table expressions are put in where they are used.
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -20,8 +19,6 @@ from tallymark.spark.plans import without_names
 
 VIEW = "records"
 CTE_POLICY = "spark.sql.legacy.ctePrecedencePolicy"
-_one_at_a_time = threading.Lock()
-"""A view belongs to the session, and several threads compute rows."""
 
 
 def select(sql: str, records: DataFrame, where: str) -> DataFrame:
@@ -30,8 +27,7 @@ def select(sql: str, records: DataFrame, where: str) -> DataFrame:
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     spark, sql = records.sparkSession, sql.strip().removesuffix(";")
     try:
-        with _one_at_a_time:
-            return _without_names(spark, _analyzed(spark, sql, records))
+        return _without_names(spark, _analyzed(spark, sql, records))
     except PySparkException as error:
         raise BadInput(f"{where}: {first_line(error)}") from None
 
