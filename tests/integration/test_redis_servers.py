@@ -132,7 +132,7 @@ def test_all_of_a_store_is_in_one_slot_of_a_cluster(cluster: str) -> None:
 def test_keys_of_two_slots_are_refused(cluster: str) -> None:
     """Every key is declared to the server, which refuses keys without the tag."""
     with pytest.raises(redis.exceptions.ResponseError, match="same slot"):
-        script.run(client(cluster), ["a", "b"], script.Work().arguments())
+        script.run(client(cluster), ["a", "b"], script.ScriptInput().arguments())
 
 
 def test_a_server_that_is_no_cluster_is_told_from_one(servers: dict[str, str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from tallymark.core.records import Reading
 from tallymark.core.spans import Partition, Span, split
-from tallymark.spark.ahead import Ahead, Records
+from tallymark.spark.read_ahead import ReadAhead, Records
 from tests.support.background import wait_for
 
 ONE = Partition("orders", 0)
@@ -27,7 +27,7 @@ class Kept:
         self.may_go_on.set()
         self.fails = False
         self.begun: list[Sequence[Span]] = []
-        self.ahead = Ahead(self, self.split)
+        self.ahead = ReadAhead(self, self.split)
 
     def split(self, spans: Sequence[Span]) -> Sequence[Sequence[Span]]:
         self.begun.append(spans)

@@ -32,11 +32,11 @@ from tallymark.formats.decoded import DecodedRecords
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.fetch import Direct
 from tallymark.kafka.source import Kafka
-from tallymark.spark.ahead import Ahead
 from tallymark.spark.decode import RECORD, SparkDecoder
 from tallymark.spark.errors import while_java_lives
 from tallymark.spark.functions import TableFunction
 from tallymark.spark.memory import DriverMemory
+from tallymark.spark.read_ahead import ReadAhead
 from tallymark.spark.rows import FEW, Shaper
 from tallymark.spark.scan import RAW_RECORDS, Scan
 from tallymark.spark.session import own_session
@@ -95,7 +95,7 @@ class SparkReader:
         self._decode = new_decoder()
         self._decode_in_driver = formats.JsonDecoder(source.value)
         self._scan = Scan(self._spark, source, run)
-        self._ahead = Ahead(self._collect, self._parts)
+        self._ahead = ReadAhead(self._collect, self._parts)
         brokers = Brokers(source.cluster)
         self._direct = Direct(source, brokers)
         records = self._decode(self._spark.createDataFrame([], RAW_RECORDS)).select(*RECORD)

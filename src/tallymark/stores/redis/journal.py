@@ -19,7 +19,7 @@ from tallymark.errors import BadInput, CommitRefused
 from tallymark.stores.contract import HISTORY, NOTES, Moment, Snapshot, SnapshotMark
 from tallymark.stores.redis import ledger, letters, notes
 from tallymark.stores.redis.keys import RedisKeys, from_text, score
-from tallymark.stores.redis.script import Work
+from tallymark.stores.redis.script import ScriptInput
 
 T = TypeVar("T")
 
@@ -30,12 +30,12 @@ class RedisJournal(Journal):
 
     keys: RedisKeys
     ask: Callable[[Callable[[Any], Any]], Any]
-    run: Callable[[Work], list[dict[str, str]] | None]
-    change: Callable[[str, Callable[[Mapping[Partition, Position]], Work]], object]
+    run: Callable[[ScriptInput], list[dict[str, str]] | None]
+    change: Callable[[str, Callable[[Mapping[Partition, Position]], ScriptInput]], object]
 
     def groups(self) -> dict[str, GroupState]:
         names = sorted(name.decode() for name in self.ask(lambda client: client.smembers(self.keys.groups())))
-        hashes = self.run(Work(reads=[self.keys.group(name) for name in names])) or [] if names else []
+        hashes = self.run(ScriptInput(reads=[self.keys.group(name) for name in names])) or [] if names else []
         states = {name: ledger.state(fields) for name, fields in zip(names, hashes, strict=True)}
         return {name: state for name, state in states.items() if state is not None}
 
@@ -67,7 +67,7 @@ class RedisJournal(Journal):
         return dict(sorted(Counter(states).items()))
 
     def settle(self, chosen: Sequence[Letter], state: str, by: str, now: datetime) -> None:
-        work = Work()
+        work = ScriptInput()
         for letter in chosen:
             letters.settle(work, letters.key(self.keys, letter), state, by, now)
         if chosen and self.run(work) is None:
@@ -78,7 +78,7 @@ class RedisJournal(Journal):
             )
 
     def move(self, group: str, partitions: Collection[Partition], decide: Decision, by: str, now: datetime) -> None:
-        def plan(found: Mapping[Partition, Position]) -> Work:
+        def plan(found: Mapping[Partition, Position]) -> ScriptInput:
             skips, dead = self._hash(self.keys.skips(group)), partial(self._letters, group)
             concerned = {partition: found[partition] for partition in partitions if partition in found}
             changes = decide(concerned, self.runs(group))
@@ -87,9 +87,9 @@ class RedisJournal(Journal):
         self.change(group, plan)
 
     def delete(self, group: str, consent: Consent) -> None:
-        def plan(found: Mapping[Partition, Position]) -> Work:
+        def plan(found: Mapping[Partition, Position]) -> ScriptInput:
             consent(found, self.runs(group))
-            work = Work()
+            work = ScriptInput()
             for partition, position in found.items():
                 key, tally = self.keys.position(group, partition), position.tally
                 now = {"epoch": position.epoch, "next_offset": position.next_offset}
@@ -109,7 +109,7 @@ class RedisJournal(Journal):
         return self.ask(lambda client: letters.read(client, self.keys, group, ids))  # type: ignore[no-any-return]
 
     def _hash(self, key: str) -> dict[str, str]:
-        return (self.run(Work(reads=[key])) or [{}])[0]
+        return (self.run(ScriptInput(reads=[key])) or [{}])[0]
 
 
 SNAPSHOT = """

@@ -39,7 +39,7 @@ from tallymark.core.records import storable
 from tallymark.core.spans import OUTCOMES, GroupState, Owner, Partition, Position, Tally
 from tallymark.stores.redis import letters, notes
 from tallymark.stores.redis.keys import RedisKeys, as_text, from_text, score
-from tallymark.stores.redis.script import Work
+from tallymark.stores.redis.script import ScriptInput
 
 VERSION = 4
 KEEP_BATCHES = 100_000
@@ -59,9 +59,9 @@ def claim(
     found: Mapping[Partition, Position],
     skips: Mapping[str, str],
     dead: Callable[[], Sequence[Letter]],
-) -> Work:
+) -> ScriptInput:
     """Raise the epochs, record the owner, apply what ``decide`` returns, and read the resulting positions."""
-    changes, work = decide([found[partition] for partition in sorted(found)]), Work()
+    changes, work = decide([found[partition] for partition in sorted(found)]), ScriptInput()
     check_held(held, found)
     for partition in held:
         work.expect(keys.position(group, partition), "owner", owner.run)
@@ -82,7 +82,7 @@ def claim(
 
 
 def _restart(
-    work: Work,
+    work: ScriptInput,
     keys: RedisKeys,
     group: str,
     old: Position,
@@ -114,9 +114,9 @@ def move(
     dead: Callable[[], Sequence[Letter]],
     by: str,
     now: datetime,
-) -> Work:
+) -> ScriptInput:
     """Create positions or move them, without an owner."""
-    work = Work()
+    work = ScriptInput()
     _register(work, keys, group, by, now)
     for partition, start in sorted(changes.first.items()):
         _insert(work, keys, group, None, now, partition, start)
@@ -131,19 +131,19 @@ def move(
 
 def reclaim(
     keys: RedisKeys, group: str, claims: Mapping[Partition, Claim], found: Mapping[Partition, Position]
-) -> Work:
+) -> ScriptInput:
     """Raise the epochs of claims that are still held: a commit that arrives later is refused."""
     check_held(claims, found)
-    work = Work(reads=[keys.position(group, partition) for partition in claims])
+    work = ScriptInput(reads=[keys.position(group, partition) for partition in claims])
     for partition in claims:
         old = found[partition]
         _move(work, keys, group, old, replace(old, epoch=old.epoch + 1), ("epoch",))
     return work
 
 
-def release(keys: RedisKeys, group: str, claims: Iterable[Claim], found: Mapping[Partition, Position]) -> Work:
+def release(keys: RedisKeys, group: str, claims: Iterable[Claim], found: Mapping[Partition, Position]) -> ScriptInput:
     """Remove the owner from partitions that still have the claim's epoch."""
-    work = Work()
+    work = ScriptInput()
     for held in claims:
         old = found.get(held.partition)
         if old is not None and old.epoch == held.epoch:
@@ -153,9 +153,9 @@ def release(keys: RedisKeys, group: str, claims: Iterable[Claim], found: Mapping
 
 def commit(
     keys: RedisKeys, entry: Entry, found: Mapping[Partition, Position], skips: Mapping[str, str] | None = None
-) -> Work:
+) -> ScriptInput:
     """Move the positions from start to stop, fill open skips, and write letters, notes and history."""
-    work = Work()
+    work = ScriptInput()
     for step in entry.advances:
         key, old = keys.position(entry.group, step.partition), found[step.partition]
         new = replace(old, next_offset=step.stop, updated_at=entry.now)
@@ -180,7 +180,7 @@ def commit(
     return work
 
 
-def set_state(work: Work, keys: RedisKeys, group: str, state: GroupState) -> None:
+def set_state(work: ScriptInput, keys: RedisKeys, group: str, state: GroupState) -> None:
     reason = None if state.reason is None else storable(state.reason)
     fields = {"group_name": group, "desired_state": state.desired, "reason": reason}
     work.put(keys.group(group), fields | {"changed_by": state.by, "changed_at": as_text(state.since)})
@@ -241,7 +241,7 @@ def _fields(group: str, position: Position) -> dict[str, str | int | None]:
     }
 
 
-def _move(work: Work, keys: RedisKeys, group: str, old: Position, new: Position, names: Sequence[str]) -> None:
+def _move(work: ScriptInput, keys: RedisKeys, group: str, old: Position, new: Position, names: Sequence[str]) -> None:
     """Set these fields of a position if its epoch is still that of ``old``."""
     key, fields = keys.position(group, old.partition), _fields(group, new)
     work.expect(key, "epoch", old.epoch)
@@ -249,7 +249,13 @@ def _move(work: Work, keys: RedisKeys, group: str, old: Position, new: Position,
 
 
 def _insert(
-    work: Work, keys: RedisKeys, group: str, owner: Owner | None, now: datetime, partition: Partition, start: FirstClaim
+    work: ScriptInput,
+    keys: RedisKeys,
+    group: str,
+    owner: Owner | None,
+    now: datetime,
+    partition: Partition,
+    start: FirstClaim,
 ) -> None:
     key, epoch = keys.position(group, partition), 0 if owner is None else 1
     ids, at = (start.topic_id, start.cluster_id), start.offset
@@ -259,7 +265,7 @@ def _insert(
     work.call("SADD", keys.positions(group), key)
 
 
-def _register(work: Work, keys: RedisKeys, group: str, by: str, now: datetime) -> None:
+def _register(work: ScriptInput, keys: RedisKeys, group: str, by: str, now: datetime) -> None:
     work.call("SADD", keys.groups(), group)
     fields = {"desired_state": "running", "group_name": group, "changed_by": by}
     for name, value in (fields | {"changed_at": as_text(now)}).items():

@@ -11,14 +11,14 @@ from tallymark.core.journal import DEAD, REPLAYED, UNAPPLIED, VOID, Letter, Lett
 from tallymark.core.records import DeadLetter, headers_from_json, storable
 from tallymark.core.spans import Partition, Position
 from tallymark.stores.redis.keys import RedisKeys, as_text, from_text
-from tallymark.stores.redis.script import Work
+from tallymark.stores.redis.script import ScriptInput
 
 
 def key(keys: RedisKeys, letter: Letter) -> str:
     return keys.letter_of(letter.group, letter.id)
 
 
-def put(work: Work, keys: RedisKeys, entry: Entry, letter: DeadLetter) -> str:
+def put(work: ScriptInput, keys: RedisKeys, entry: Entry, letter: DeadLetter) -> str:
     """Write a new dead letter and return its key."""
     name = keys.letter(entry.group, letter.partition, letter.offset, entry.batch)
     work.put(
@@ -75,12 +75,12 @@ def matches(query: LetterQuery, letter: Letter) -> bool:
     )
 
 
-def settle(work: Work, name: str, state: str, by: str, now: datetime) -> None:
+def settle(work: ScriptInput, name: str, state: str, by: str, now: datetime) -> None:
     work.expect(name, "state", DEAD)
     work.put(name, {"state": state, "changed_at": as_text(now), "changed_by": by})
 
 
-def replay(work: Work, keys: RedisKeys, entry: Entry, each: Replay, position: Position) -> None:
+def replay(work: ScriptInput, keys: RedisKeys, entry: Entry, each: Replay, position: Position) -> None:
     """Settle a letter that was applied and update the tally of its position; otherwise store the new error."""
     name = keys.letter_of(entry.group, each.letter)
     if each.error is not None:
@@ -95,7 +95,7 @@ def replay(work: Work, keys: RedisKeys, entry: Entry, each: Replay, position: Po
 
 
 def void(
-    work: Work, keys: RedisKeys, partition: Partition, start: int, letters: Iterable[Letter], now: datetime
+    work: ScriptInput, keys: RedisKeys, partition: Partition, start: int, letters: Iterable[Letter], now: datetime
 ) -> None:
     """Void the letters of records that will be read again: replaying them would apply the records twice."""
     for letter in letters:

@@ -17,14 +17,14 @@ from tallymark.core.journal import Run
 from tallymark.core.records import storable
 from tallymark.core.spans import OUTCOMES, Partition, Position, Span
 from tallymark.stores.redis.keys import RedisKeys, as_text, from_text, score
-from tallymark.stores.redis.script import Work
+from tallymark.stores.redis.script import ScriptInput
 
 KEEP_REBALANCES = 1_000
 KEEP_RUNS = 100
 
 
 def write(
-    work: Work, keys: RedisKeys, group: str, notes: Iterable[Note], now: datetime, batch: str | None = None
+    work: ScriptInput, keys: RedisKeys, group: str, notes: Iterable[Note], now: datetime, batch: str | None = None
 ) -> None:
     """Record spans that are missing from the tables or will be written again. Skips are open from then on."""
     for each in notes:
@@ -45,7 +45,7 @@ def skips(fields: Mapping[str, str]) -> list[Skip]:
 
 
 def fill(
-    work: Work, keys: RedisKeys, group: str, each: Fill, fields: Mapping[str, str], position: Position | None
+    work: ScriptInput, keys: RedisKeys, group: str, each: Fill, fields: Mapping[str, str], position: Position | None
 ) -> None:
     """Shrink an open skip if it has not changed since it was read, and update the tally of its position."""
     name, key = keys.skip(each.skip), keys.skips(group)
@@ -59,7 +59,9 @@ def fill(
         work.add(keys.position(group, each.skip.partition), {name: getattr(each.change, name) for name in OUTCOMES})
 
 
-def void(work: Work, keys: RedisKeys, group: str, partition: Partition, start: int, fields: Mapping[str, str]) -> None:
+def void(
+    work: ScriptInput, keys: RedisKeys, group: str, partition: Partition, start: int, fields: Mapping[str, str]
+) -> None:
     """Void skips from ``start`` on, which will be read again. The part before stays open, outside the tally."""
     for skip in skips(fields):
         if skip.span.partition != partition or skip.span.stop <= start:
@@ -72,7 +74,7 @@ def void(work: Work, keys: RedisKeys, group: str, partition: Partition, start: i
             work.call("HSET", keys.skips(group), name, _line(json.loads(fields[name]) | {"stop_offset": start}))
 
 
-def reopen(work: Work, keys: RedisKeys, group: str, lines: Iterable[str | bytes]) -> None:
+def reopen(work: ScriptInput, keys: RedisKeys, group: str, lines: Iterable[str | bytes]) -> None:
     """Restore the open skips of a ledger of version 1 from its notes: those after the last reset of their partition."""
     found: dict[Partition, dict[str, str]] = {}
     for line in map(json.loads, lines):
@@ -90,7 +92,7 @@ def was_filled(client: Any, keys: RedisKeys, group: str, batch: str) -> bool:
     return any(line["kind"] in ("backfill", "replay") and line["batch"] == batch for line in lines)
 
 
-def write_run(work: Work, keys: RedisKeys, group: str, run: Run, known: Mapping[str, str]) -> None:
+def write_run(work: ScriptInput, keys: RedisKeys, group: str, run: Run, known: Mapping[str, str]) -> None:
     """Write the run; if it is new, delete the oldest runs.
 
     Refused if the run has changed since it was read: a late heartbeat must not revive a run that has ended.
@@ -119,7 +121,7 @@ def runs(fields: Mapping[str, str]) -> list[Run]:
     return sorted(found, key=lambda run: run.started, reverse=True)
 
 
-def record_rebalances(work: Work, keys: RedisKeys, group: str, happened: Sequence[Rebalance]) -> None:
+def record_rebalances(work: ScriptInput, keys: RedisKeys, group: str, happened: Sequence[Rebalance]) -> None:
     for each in happened:
         line = {"at": as_text(each.at), "kind": each.kind, "run": each.run, "host": each.host, "seconds": each.seconds}
         gained, lost = ([[at.topic, at.number] for at in partitions] for partitions in (each.gained, each.lost))

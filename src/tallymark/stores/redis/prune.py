@@ -11,7 +11,7 @@ from tallymark.core.journal import SETTLED
 from tallymark.core.retention import Cutoffs
 from tallymark.stores.redis import notes
 from tallymark.stores.redis.keys import RedisKeys, from_text, score
-from tallymark.stores.redis.script import Work
+from tallymark.stores.redis.script import ScriptInput
 
 MOST = 1_000
 """The maximum number of members that one script removes: a script blocks the server."""
@@ -23,7 +23,7 @@ class Removal:
 
     key: str
     count: int
-    works: Iterable[Work]
+    works: Iterable[ScriptInput]
 
 
 def removals(client: Any, keys: RedisKeys, group: str, cutoffs: Cutoffs, owners: Collection[str]) -> Iterator[Removal]:
@@ -48,14 +48,14 @@ def _by_time(client: Any, key: str, before: datetime, *, keep_last: bool = False
     if keep_last:
         # Status looks at the last commit.
         end = min([end, *(int(last) for _, last in client.zrevrange(key, 0, 0, withscores=True))])
-    work = Work()
+    work = ScriptInput()
     work.call("ZREMRANGEBYSCORE", key, "-inf", f"({end}")
     return Removal(key, client.zcount(key, "-inf", f"({end}"), [work])
 
 
-def _call(command: str, key: str, members: Sequence[str], also: Sequence[str] = ()) -> Work:
+def _call(command: str, key: str, members: Sequence[str], also: Sequence[str] = ()) -> ScriptInput:
     """Remove members of a key, and the keys ``also``."""
-    work = Work()
+    work = ScriptInput()
     work.call(command, key, *members)
     for name in also:
         work.call("DEL", name)

@@ -54,7 +54,7 @@ class Block:
 
 
 @dataclass
-class Work:
+class ScriptInput:
     """The input of one script run: expectations, rows, commands of the ledger, and hashes to read at the end."""
 
     expected: list[tuple[str, str, str]] = field(default_factory=list)

@@ -12,7 +12,7 @@ from tallymark.stores.redis import script
 from tallymark.stores.redis.address import Address
 from tallymark.stores.redis.errors import translated
 from tallymark.stores.redis.keys import LEDGER, RedisKeys
-from tallymark.stores.redis.script import Work
+from tallymark.stores.redis.script import ScriptInput
 
 log = logging.getLogger(__name__)
 
@@ -44,14 +44,14 @@ class RedisServer:
 
     def hashes(self, keys: Sequence[str]) -> list[dict[str, str]]:
         """Read these hashes atomically."""
-        return (self.run(Work(reads=list(keys))) or []) if keys else []
+        return (self.run(ScriptInput(reads=list(keys))) or []) if keys else []
 
-    def run(self, work: Work) -> list[dict[str, str]] | None:
+    def run(self, work: ScriptInput) -> list[dict[str, str]] | None:
         """Run the script. Returns the hashes that it read; None if an expectation failed."""
         answer = self.answer(work)
         return [_fields(flat) for flat in answer[1]] if answer[0] == b"done" else None
 
-    def answer(self, work: Work, *, divisible: bool = False) -> list[Any]:
+    def answer(self, work: ScriptInput, *, divisible: bool = False) -> list[Any]:
         """Run the script and return its answer. ``divisible``: a batch that is too large can be split."""
         keys, arguments = work.keys(), work.arguments()
         if len(keys) + len(arguments) + 3 > script.MOST_ARGUMENTS:

@@ -51,7 +51,7 @@ from tallymark.stores.redis.address import Address
 from tallymark.stores.redis.journal import RedisJournal, RedisSnapshot
 from tallymark.stores.redis.keys import RedisKeys
 from tallymark.stores.redis.prune import removals
-from tallymark.stores.redis.script import Work
+from tallymark.stores.redis.script import ScriptInput
 from tallymark.stores.redis.server import RedisServer
 from tallymark.stores.redis.transaction import RedisTransaction
 
@@ -85,7 +85,7 @@ class RedisStore(Store):
 
     def try_commands(self) -> None:
         """Raise if the user may not call the commands of a commit. The script checks that; nothing is pruned."""
-        work = Work()
+        work = ScriptInput()
         work.call("ZREMRANGEBYSCORE", self._keys.batches(f"nobody-{uuid.uuid4().hex}"), "-inf", 0)
         self._run(work)
 
@@ -103,9 +103,9 @@ class RedisStore(Store):
                 f"the ledger has version {found}, this tallymark supports {ledger.VERSION}: upgrade tallymark"
             )
 
-    def _upgrade(self, found: int | None) -> Work:
+    def _upgrade(self, found: int | None) -> ScriptInput:
         """Create or upgrade the ledger, unless another process has done it first."""
-        schema, work = self._keys.schema(), Work()
+        schema, work = self._keys.schema(), ScriptInput()
         work.expect(schema, "version", found or "")
         work.put(schema, {"version": ledger.VERSION, "applied_at": datetime.now(UTC).isoformat()})
         for group in self._members(self._keys.groups()) if found == 1 else ():
@@ -122,7 +122,7 @@ class RedisStore(Store):
         return ledger.state(self._server.hashes([self._keys.group(group)])[0])
 
     def set_state(self, group: str, state: GroupState) -> None:
-        work = Work()
+        work = ScriptInput()
         ledger.set_state(work, self._keys, group, state)
         self._run(work)
 
@@ -134,7 +134,7 @@ class RedisStore(Store):
         yield RedisSnapshot(self._keys, self.ask)
 
     def write_run(self, group: str, run: Run, *, new: bool = False) -> None:
-        known, work = self._server.hashes([self._keys.runs(group)])[0], Work()
+        known, work = self._server.hashes([self._keys.runs(group)])[0], ScriptInput()
         if new or (run.name in known and notes.runs({run.name: known[run.name]})[0].ended is None):
             notes.write_run(work, self._keys, group, run, known)
             self._run(work)
@@ -149,7 +149,7 @@ class RedisStore(Store):
         return self.ask(lambda client: notes.was_filled(client, self._keys, group, batch))
 
     def record_rebalances(self, group: str, rebalances: Sequence[Rebalance]) -> None:
-        work = Work()
+        work = ScriptInput()
         notes.record_rebalances(work, self._keys, group, rebalances)
         self._run(work)
 
@@ -171,7 +171,7 @@ class RedisStore(Store):
         decide: Decide,
         held: Mapping[Partition, Claim],
     ) -> dict[Partition, Claim]:
-        def plan(found: Mapping[Partition, Position]) -> Work:
+        def plan(found: Mapping[Partition, Position]) -> ScriptInput:
             # Read after the positions: the script detects changes in between.
             skips, dead = self._open_skips(group), partial(self._letters, group)
             return ledger.claim(self._keys, group, owner, partitions, decide, held, found, skips, dead)
@@ -202,7 +202,7 @@ class RedisStore(Store):
         with db.opened():
             yield db
             written = entry()
-        work = self._commit(written) if written is not None else Work()
+        work = self._commit(written) if written is not None else ScriptInput()
         if not db.add_to(work) and written is None:
             return
         on_step(Step.WRITTEN)
@@ -212,7 +212,7 @@ class RedisStore(Store):
         _check_rows(answer)
         self._check_moved(answer, written)
 
-    def _try_out(self, work: Work) -> None:
+    def _try_out(self, work: ScriptInput) -> None:
         """Raise if the server would refuse the writes that a handler has collected so far."""
         _check_rows(self._server.answer(work))
 
@@ -223,7 +223,7 @@ class RedisStore(Store):
         on_step: Callable[[Step], None] = lambda _: None,
         refusals: int = sys.maxsize,
     ) -> None:
-        work = self._commit(entry) if entry is not None else Work()
+        work = self._commit(entry) if entry is not None else ScriptInput()
         batch = entry.batch if entry is not None else uuid.uuid4().hex
         divisible = entry is not None and _divisible(entry)
         answer = self._write(work, changes, batch, refusals, divisible, on_step)
@@ -235,11 +235,11 @@ class RedisStore(Store):
             raise CommitRefused(f"group {entry.group}: {answer[1].decode()} had changed; nothing was written")
 
     def try_out(self, changes: Sequence[Changes], refusals: int = sys.maxsize) -> None:
-        self._write(Work(only_try=True), changes, uuid.uuid4().hex, refusals, False, lambda _: None)
+        self._write(ScriptInput(only_try=True), changes, uuid.uuid4().hex, refusals, False, lambda _: None)
 
     def _write(
         self,
-        work: Work,
+        work: ScriptInput,
         changes: Sequence[Changes],
         batch: str,
         refusals: int,
@@ -265,7 +265,7 @@ class RedisStore(Store):
             )
         return answer
 
-    def _commit(self, entry: Entry) -> Work:
+    def _commit(self, entry: Entry) -> ScriptInput:
         """Compute the ledger's part from the current state. The decision itself is made by the script."""
         return ledger.commit(self._keys, entry, *self._check_fence(entry))
 
@@ -293,7 +293,7 @@ class RedisStore(Store):
     def _letters(self, group: str, ids: Collection[str] | None = None) -> list[Letter]:
         return self.ask(lambda client: letters.read(client, self._keys, group, ids))
 
-    def _add_rows(self, work: Work, changes: Sequence[Changes], batch: str) -> list[tuple[TableSpec, pa.Table]]:
+    def _add_rows(self, work: ScriptInput, changes: Sequence[Changes], batch: str) -> list[tuple[TableSpec, pa.Table]]:
         sources = []
         for change in changes:
             spec = change.spec
@@ -303,7 +303,9 @@ class RedisStore(Store):
                 sources.append((spec, table))
         return sources
 
-    def _changed(self, group: str, plan: Callable[[Mapping[Partition, Position]], Work]) -> dict[Partition, Claim]:
+    def _changed(
+        self, group: str, plan: Callable[[Mapping[Partition, Position]], ScriptInput]
+    ) -> dict[Partition, Claim]:
         """Read, plan and write; repeat while other processes change the group in between."""
         for pause in PAUSES:
             time.sleep(pause * random.random())

@@ -19,7 +19,7 @@ from tallymark.stores.redis.address import Form
 from tallymark.stores.redis.errors import translated
 from tallymark.stores.redis.keys import LEDGER, RedisKeys
 from tallymark.stores.redis.rows import blocks, check_table, refused_rows
-from tallymark.stores.redis.script import Block, Work
+from tallymark.stores.redis.script import Block, ScriptInput
 from tallymark.stores.transaction import Transaction, spec_for
 
 Value = str | bytes | int | float
@@ -42,7 +42,7 @@ class RedisTransaction(Transaction):
     """
 
     def __init__(
-        self, store: str, client: Callable[[], Any], keys: RedisKeys, form: Form, try_out: Callable[[Work], None]
+        self, store: str, client: Callable[[], Any], keys: RedisKeys, form: Form, try_out: Callable[[ScriptInput], None]
     ) -> None:
         self.written = {}
         self._store, self._client, self._keys, self._form = store, client, keys, form
@@ -161,7 +161,7 @@ class RedisTransaction(Transaction):
     # End of the block
 
     def check(self) -> None:
-        work = Work(only_try=True)
+        work = ScriptInput(only_try=True)
         if self.add_to(work):
             self._try_out(work)
 
@@ -172,7 +172,7 @@ class RedisTransaction(Transaction):
         finally:
             self._over = True
 
-    def add_to(self, work: Work) -> bool:
+    def add_to(self, work: ScriptInput) -> bool:
         """Add the collected writes to ``work``; return whether there are any."""
         rows = set(chain.from_iterable(block.keys for block in self._blocks))
         for _, key, *_ in self._commands:

@@ -20,7 +20,7 @@ Spans = Sequence[Span]
 Records = Collection[tuple[Partition, int]]
 
 
-class Ahead:
+class ReadAhead:
     """Reads spans in parts that ``split`` makes, in two threads: while one query ends, another keeps Spark busy."""
 
     def __init__(self, read: Callable[[Spans, Records], Reading], split: Callable[[Spans], Sequence[Spans]]) -> None:
