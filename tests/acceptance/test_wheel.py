@@ -149,5 +149,6 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     there = {path.relative_to(source) for path in (source / "tallymark").rglob("*") if path.is_file()}
     assert held == {path for path in there if "__pycache__" not in path.parts}
     assert {path.name for path in held if path.suffix != ".py"} == {
-        *("py.typed", "jars.lock", "log4j2.properties", "commit.lua")
+        *("py.typed", "jars.lock", "log4j2.properties", "commit.lua"),
+        *("Counts.java", "JsonDecoder.java", "RecordDecoder.java"),
     }
