@@ -36,7 +36,7 @@ pipeline = tm.Pipeline(
         tls=tm.Tls({ca!r}, {cert!r}, {key!r}),
     ),
     store={store!r},
-    limits=tm.Limits(memory=1000),
+    road="executors",
     spark={{
         "spark.eventLog.enabled": "true",
         "spark.eventLog.compress": "false",

@@ -221,7 +221,7 @@ def test_executors_stage_what_one_transaction_promotes(
 
 @pytest.mark.faults
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
-def test_executors_stage_in_one_pass_what_only_picks_columns(
+def test_executors_stage_picked_columns_and_leave_a_batch_with_a_refused_row_to_the_driver(
     kind: str,
     brokers: str,
     topics: Topics,
@@ -241,8 +241,8 @@ def test_executors_stage_in_one_pass_what_only_picks_columns(
     pipeline.table("log", provenance=True)(lambda records: records.select("value.id"))
     tally = pipeline.run("caught-up")
     assert tally == (Tally(applied=120, dead=5) if kind == "postgresql" else Tally(applied=121, dead=4))
-    assert "path=executors" in caplog.text
-    assert "could not stage" not in caplog.text
+    # PostgreSQL refuses the name, and only the driver finds the record of a refused row.
+    assert ("reading through the driver" if kind == "postgresql" else "path=executors") in caplog.text
     assert databases.query(url, "SELECT count(*), count(DISTINCT id) FROM orders") == [(tally.applied, tally.applied)]
     assert databases.query(url, "SELECT count(*), count(DISTINCT id) FROM log") == [(tally.applied, tally.applied)]
     assert databases.query(url, UNBALANCED) == []
