@@ -2,8 +2,8 @@
 
 The path of a batch depends on its size:
 
-- ``direct``: a small batch is fetched and decoded by the driver. Functions that compute are evaluated by Spark's
-  optimizer, without a job.
+- ``direct``: a small batch is fetched and decoded by the driver. For up to 1,000 records, Spark's optimizer evaluates
+  functions that compute, without a job.
 - ``tasks``: Spark's tasks read, decode and compute; only rows travel to the driver (``spark/tasks.py``).
 - ``executors``: Spark's tasks also write the rows to staging tables, if the batch exceeds the driver's memory.
 """
