@@ -136,10 +136,7 @@ def test_a_leader_that_is_killed_under_load_costs_and_repeats_nothing(tmp_path: 
         topics, admin = Topics(cluster.brokers), AdminClient({"bootstrap.servers": cluster.brokers})
         admin.create_topics([NewTopic("replicated", PARTITIONS, 3)])["replicated"].result(TIMEOUT)
         wait_for(lambda: in_sync(admin, "replicated") == 3)
-        leaders = {
-            one.leader for one in admin.list_topics("replicated", TIMEOUT).topics["replicated"].partitions.values()
-        }
-        leader = next(node for number, node in enumerate(cluster.nodes, 1) if number in leaders)
+        leader = cluster.nodes[wait_for(lambda: a_leader(admin, "replicated")) - 1]
         records, killed = 20_000, Background(leader.kill)
         with tm.Producer(cluster.brokers, settings={"queue.buffering.max.messages": 2000}) as producer:
             for number in range(records):
@@ -155,3 +152,9 @@ def in_sync(admin: AdminClient, topic: str) -> int:
     """The lowest number of in-sync replicas of this topic's partitions."""
     found = admin.list_topics(topic, TIMEOUT).topics[topic].partitions.values()
     return min((len(one.isrs) for one in found), default=0)
+
+
+def a_leader(admin: AdminClient, topic: str) -> int | None:
+    """The id of the broker that leads one of this topic's partitions, None where a broker does not know it yet."""
+    found = admin.list_topics(topic, TIMEOUT).topics[topic].partitions.values()
+    return next((one.leader for one in found if one.leader > 0), None)

@@ -16,12 +16,13 @@ T = TypeVar("T")
 TIMEOUT = 60.0
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = TIMEOUT, what: str = "it happens") -> None:
-    """Return as soon as the condition holds; fail if it does not within these seconds."""
+def wait_for(condition: Callable[[], T | None], seconds: float = TIMEOUT, what: str = "it happens") -> T:
+    """Return the condition's value as soon as it is true; fail if it is not within these seconds."""
     deadline = time.monotonic() + seconds
-    while not condition():
+    while not (value := condition()):
         assert time.monotonic() < deadline, f"waited in vain until {what}"
         time.sleep(0.02)
+    return value
 
 
 def holds_for(seconds: float, condition: Callable[[], bool], what: str = "it") -> None:
