@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tallymark as tm
-from bench.contenders.loops import Clock, Loop, Place, Run, hand_arrow, hand_batches, textbook
+from bench.contenders.loops import Clock, Loop, Place, Run, hand_arrow, hand_batches, hand_statements, textbook
 from bench.contenders.ours import JSON
 from bench.harness.command import Command, run
 from bench.harness.race import Comparison, race
@@ -22,10 +22,12 @@ STORES = ("postgresql", "mariadb", "sqlite")
 AS_BY_HAND = tm.Json(DDL.replace("TIMESTAMP", "STRING"))
 """The time stays text that the database parses, as with json.loads and a plain INSERT."""
 TEXTBOOK, HAND, HAND_ARROW = "by hand, a record", "by hand, 500", "by hand, Arrow and COPY"
+HAND_STATEMENTS = "by hand, 500 statements"
 CONSUMER, BY_RECORD, ARROW = "Consumer, 500", "listener by record", "listener, Arrow"
 SIZES = {500: "500", 10_000: "10,000"}
 COMPARISONS = [
-    *(Comparison(ours, peer) for ours in (CONSUMER, BY_RECORD) for peer in (TEXTBOOK, HAND)),
+    *(Comparison(CONSUMER, peer) for peer in (TEXTBOOK, HAND)),
+    *(Comparison(BY_RECORD, peer) for peer in (TEXTBOOK, HAND_STATEMENTS)),
     *(Comparison(f"{ARROW}, {n}", peer) for n in SIZES.values() for peer in (TEXTBOOK, f"{HAND_ARROW}, {n}")),
 ]
 
@@ -58,9 +60,10 @@ def our_arrow(most: int) -> Run:
 
 def our_records(place: Place, clock: Clock) -> None:
     """A handler by record."""
+    insert = plain_insert(place.course.table)
 
     def handle(record: Any, db: Any) -> None:
-        db.execute(plain_insert(place.course.table), record.value)
+        db.execute(insert, record.value)
 
     _listen(place, clock, handle, value=AS_BY_HAND)
 
@@ -80,11 +83,12 @@ def _listen(place: Place, clock: Clock, handle: Callable[..., None], **settings:
 
 def contenders(kind: str, only: str) -> Sequence[Loop]:
     """COPY is PostgreSQL's. The slow ones get a share of the records."""
-    loops = {TEXTBOOK: textbook, HAND: hand_batches(500), CONSUMER: our_batches(500), BY_RECORD: our_records}
+    loops = {TEXTBOOK: textbook, HAND: hand_batches(500), CONSUMER: our_batches(500)}
+    loops |= {HAND_STATEMENTS: hand_statements(500), BY_RECORD: our_records}
     if kind == "postgresql":
         for most, name in SIZES.items():
             loops |= {f"{HAND_ARROW}, {name}": hand_arrow(most), f"{ARROW}, {name}": our_arrow(most)}
-    shares = {TEXTBOOK: 0.02, BY_RECORD: 0.1}
+    shares = {TEXTBOOK: 0.02, HAND_STATEMENTS: 0.1, BY_RECORD: 0.1}
     return [
         Loop(name, run, share=shares.get(name, 1.0), from_first_commit=True)
         for name, run in loops.items()

@@ -163,6 +163,22 @@ def hand_batches(most: int, mode: Mode = "append") -> Run:
     return run
 
 
+def hand_statements(most: int) -> Run:
+    """A statement for every record, as in a listener by record, and a transaction for a batch."""
+
+    def run(place: Place, clock: Clock) -> None:
+        insert = place.insert()
+
+        def write(connection: Any, messages: Sequence[Any]) -> None:
+            cursor = connection.cursor()
+            for message in messages:
+                cursor.execute(insert, json.loads(message.value()))
+
+        _hand_loop(place, clock, most, write)
+
+    return run
+
+
 def hand_arrow(most: int) -> Run:
     """The same with Arrow's parser and COPY, for PostgreSQL."""
     plain = pa.schema([one if one.name != "at" else pa.field("at", pa.timestamp("us")) for one in SCHEMA])

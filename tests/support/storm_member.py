@@ -12,6 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 import tallymark as tm
 from tallymark.errors import Fenced, Unreachable
 from tallymark.kafka.membership import Group, Standalone
@@ -71,19 +74,21 @@ def work(consumer: Consumer, spec: Spec, inside: Callable[[Batch], None]) -> Non
 
 
 def put(db: Any, batch: Batch, name: str) -> None:
-    """Write a row without a key for each record, and a counter: neither hides a repetition."""
-    rows = [
-        {"number": one.value["number"], "topic": one.topic, "partition_id": one.partition, "record_offset": one.offset}
-        | {"run": name}
-        for one in batch.records
-    ]
+    """Write a row without a key for each record, and a counter: neither hides a repetition.
+
+    On SQL databases as Arrow, with which the next batch is fetched ahead; on Redis from Python objects.
+    """
     if hasattr(db, "rpush"):
-        db.rpush("seen", *("{number} {topic} {partition_id} {record_offset}".format(**row) for row in rows))
-        db.incrby("counter", len(rows))
-    elif rows:
-        db.write("seen", rows)
-        if not db.execute("UPDATE counters SET n = n + :k WHERE run = :run", {"k": len(rows), "run": name}).rowcount:
-            db.execute("INSERT INTO counters (run, n) VALUES (:run, :k)", {"k": len(rows), "run": name})
+        seen = [f"{one.value['number']} {one.topic} {one.partition} {one.offset}" for one in batch.records]
+        db.rpush("seen", *seen)
+        db.incrby("counter", len(seen))
+    elif len(batch):
+        found = batch.to_arrow()
+        places = {"topic": found["topic"], "partition_id": found["partition"], "record_offset": found["offset"]}
+        numbers = pc.struct_field(found["value"], "number")
+        db.write("seen", pa.table({"number": numbers, **places, "run": pa.repeat(name, len(found))}))
+        if not db.execute("UPDATE counters SET n = n + :k WHERE run = :run", {"k": len(found), "run": name}).rowcount:
+            db.execute("INSERT INTO counters (run, n) VALUES (:run, :k)", {"k": len(found), "run": name})
 
 
 class Working(Background[None]):

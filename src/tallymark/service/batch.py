@@ -50,6 +50,8 @@ class Records(Sequence[Record]):
     def __init__(self, messages: Sequence[Any], values: pa.Array) -> None:
         self._messages = messages
         self._values = values
+        self.as_objects = False
+        """Whether Python objects were made of the values."""
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -87,6 +89,7 @@ class Records(Sequence[Record]):
 
     def values(self) -> list[Any]:
         """Return only the decoded values, as Python objects: a dict or bytes for each record."""
+        self.as_objects = True
         return _python_values(self._values)
 
     @cached_property
@@ -101,7 +104,7 @@ class Records(Sequence[Record]):
                 value,
                 headers(message),
             )
-            for message, value in zip(self._messages, _python_values(self._values), strict=True)
+            for message, value in zip(self._messages, self.values(), strict=True)
         ]
 
 

@@ -32,7 +32,11 @@ from tallymark.service.work import ServiceWork
 FETCH_SECONDS = 0.1
 """How long to wait for records before checking for a new assignment."""
 WORTH_WORKING_AHEAD = 50
-"""Minimum number of records in a batch for the next batch to be fetched and decoded while the handler works."""
+"""Minimum number of records in a batch for the next batch to be fetched and decoded while the handler works.
+
+Only for handlers that take Arrow: with Python objects both threads would compete for the interpreter's lock, which
+takes longer than one after the other.
+"""
 
 FENCE_SECONDS = 1.0
 """How old the last check of the claims may be when a handler begins."""
@@ -54,6 +58,8 @@ class FetchedPartitions(Claimed[Batch], ServiceWork):
         self._batches = count(1)
         self._most = 0
         self._batch: Batch | None = None
+        self._in_bulk = False
+        """Whether the handler has taken the last batch as Arrow."""
 
     def next(self, most: int) -> Batch | None:
         self._most = most
@@ -64,8 +70,7 @@ class FetchedPartitions(Claimed[Batch], ServiceWork):
         return self._batch
 
     def taken(self, task: Batch) -> None:
-        # Fetching ahead does not pay for small batches.
-        if len(task) >= WORTH_WORKING_AHEAD:
+        if self._in_bulk and len(task) >= WORTH_WORKING_AHEAD:
             self._ahead.start(self._most, FETCH_SECONDS)
 
     def verify(self) -> Answer:
@@ -79,6 +84,7 @@ class FetchedPartitions(Claimed[Batch], ServiceWork):
         super().done(entry)
         self.ownership.failed(None)
         stops = self._batch.stops if self._batch is not None else {}
+        self._in_bulk = self._batch is not None and not self._batch.records.as_objects
         behind = {partition: stop for partition, stop in stops.items() if partition in self._next}
         self._next |= {partition: Move(partition, stop, 0, 0) for partition, stop in behind.items()}
         again = {partition: stop for partition, stop in behind.items() if self._ahead.current[partition] != stop}

@@ -185,13 +185,12 @@ class _Driver(NamedTuple):
 
     def arranged(self, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Any:
         """Return the parameters in the driver's form; None if some are missing, which SQLAlchemy reports better."""
-        rows = [given] if isinstance(given, Mapping) else given
-        if not all(self.names <= row.keys() for row in rows):
+        if not isinstance(given, Mapping):
+            rows = [self.arranged(row) for row in given]
+            return None if None in rows else rows
+        if not self.names <= given.keys():
             return None
-        if self.order is None:
-            return given
-        found = [tuple([row[name] for name in self.order]) for row in rows]
-        return found[0] if isinstance(given, Mapping) else found
+        return given if self.order is None else tuple([given[name] for name in self.order])
 
 
 @lru_cache(MOST_KNOWN)
