@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from multiprocessing import get_context
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Producer
 from sqlalchemy import text
 
 import tallymark as tm
+from bench.contenders.workloads import computed, picked
 from bench.harness.command import Command, run
 from bench.harness.machine import sentence
 from bench.harness.race import say, spread
@@ -36,6 +37,9 @@ from tallymark.operate.survey import ledger, look
 from tallymark.spark.pipeline import Road
 from tallymark.spark.session import session
 from tallymark.stores.opening import open_sql
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 PATIENCE = 180.0
 HELD = {"driver": 1 << 30}
@@ -67,6 +71,8 @@ class Case:
     road: Road = "auto"
     most: float | None = None
     """Seconds that a batch may take."""
+    computed: bool = False
+    """Whether the function computes. The values then have a map, too, which only Spark's tasks decode in bulk."""
 
 
 CASES = (
@@ -79,6 +85,9 @@ CASES = (
     Case(100, partitions=400, most=2.5),
     *(Case(10_000, tables=tables) for tables in range(1, 6)),
 )
+
+
+COMPUTED = Case(1_500, partitions=1, computed=True)
 
 
 def produce(brokers: str, topic: str, partitions: int, records: int) -> None:
@@ -117,10 +126,11 @@ class Place:
         """A pipeline for such batches, with a topic, a group and tables of its own, all named after the topic."""
         Brokers(self.cluster).create(topic, case.partitions)
         limits = tm.Limits(records=case.records, seconds=600, memory=HELD.get(case.road, tm.Limits().memory))
-        source = tm.Kafka(self.brokers, topic, value=tm.Json(DDL))
+        schema = f"{DDL}, tags MAP<STRING, STRING>" if case.computed else DDL
+        source = tm.Kafka(self.brokers, topic, value=tm.Json(schema))
         pipeline = tm.Pipeline(group=topic, source=source, store=self.url, limits=limits, road=case.road)
         for number in range(case.tables):
-            pipeline.table(f"{topic}_{number}")(lambda records: records.select("value.*"))
+            pipeline.table(f"{topic}_{number}")(without_tags if case.computed else picked)
         with in_background(pipeline, on_step):
             yield
         delete_topic(self.cluster, topic)
@@ -201,14 +211,23 @@ def _looks(place: Place, group: str, times: int) -> list[float]:
     return found
 
 
-def endurance(place: Place, minutes: float) -> list[Sample]:
-    """Memory over one-record batches, one after the other."""
-    topic, case = new_topic(), Case(1)
-    watch = Endurance(place.memory, minutes * 60, lambda: produce(place.brokers, topic, 1, 1))
+def endurance(place: Place, case: Case, batches: int, minutes: float) -> list[Sample]:
+    """Memory over so many batches, one after the other."""
+    topic = new_topic()
+
+    def call() -> int:
+        place.produce(topic, 1, case.records)
+        return case.records
+
+    watch = Endurance(place.memory, batches, minutes * 60, call)
     with place.running(case, topic, watch.step):
         watch.run()
-    place.empty(case, topic, watch.batches)
+    place.empty(case, topic, watch.records)
     return watch.samples
+
+
+def without_tags(records: DataFrame) -> DataFrame:
+    return computed(records).drop("tags")
 
 
 @dataclass
@@ -217,6 +236,7 @@ class Growth:
 
     idle: dict[str, float]
     samples: list[Sample] = field(default_factory=list)
+    computed: list[Sample] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
     loads: list[Load] = field(default_factory=list)
 
@@ -225,7 +245,9 @@ def measure(place: Place, cases: Sequence[Case], minutes: float, batches: int) -
     """Memory over time first: a JVM that has been large already could hide what it leaks."""
     found, warm = Growth(place.memory.now()), 2 if batches < 5 else 5
     say("one record after the other")
-    found.samples = endurance(place, minutes)
+    found.samples = endurance(place, Case(1), 10_000, minutes)
+    say("a function that computes, batch after batch")
+    found.computed = endurance(place, COMPUTED, 2_000, minutes)
     for case in cases:
         say(f"{case.records:,} records, {case.partitions} partitions, {case.tables} tables, {case.road}")
         found.timings.append(timed(place, case, batches, warm if case.records < 100_000 else 1))
@@ -241,6 +263,7 @@ def report(found: Growth) -> Iterator[str]:
     yield from ("", f"Before the first batch: Python {idle['python']:,.0f} MiB, JVM {idle['jvm']:,.0f} MiB.", "")
     yield from table(("ledger", "one-record batch, ms", "spread", "`tallymark status`, ms"), map(_load, found.loads))
     yield from ("", *over_time(found.samples))
+    yield from ("", *over_time(found.computed, f"computed batches of {COMPUTED.records:,}"))
 
 
 def _timing(timing: Timing) -> tuple[str, ...]:

@@ -19,9 +19,8 @@ from tallymark.core.progress import Progress, Step
 PATIENCE = 180.0
 PAGE = os.sysconf("SC_PAGE_SIZE")
 MIB = 1 << 20
-EVERY = 100
-"""Batches between two samples; every tenth of them has a garbage collection."""
-MOST = 10_000
+SAMPLES, COLLECTIONS = 100, 10
+"""Looks at the memory over all batches, and those of them with a garbage collection."""
 ENOUGH = 5
 """Samples that a slope takes at least."""
 
@@ -120,40 +119,49 @@ class Memory:
 
 
 class Endurance:
-    """Batch after batch, each called for when the one before is done, and the memory after every hundred of them."""
+    """Batch after batch, each called for when the records before are done, and a hundred looks at the memory."""
 
-    def __init__(self, memory: Memory, seconds: float, call: Callable[[], None]) -> None:
+    def __init__(self, memory: Memory, most: int, seconds: float, call: Callable[[], int]) -> None:
         self.samples: list[Sample] = []
-        self.batches = 0
-        self._memory, self._seconds, self._call = memory, seconds, call
+        self.batches, self.records = 0, 0
+        """``records`` are those that were called for."""
+        self._memory, self._most, self._seconds, self._produce = memory, most, seconds, call
+        self._done = 0
         self._deadline = 0.0
         self._over = threading.Event()
 
-    def step(self, step: Step, _: Progress) -> None:
+    def step(self, step: Step, progress: Progress) -> None:
         if step is not Step.DONE:
             return
         self.batches += 1
-        if self.batches % EVERY == 0:
-            self.samples.append(self._memory.sample(self.batches, collect=self.batches % (10 * EVERY) == 0))
-        if self.batches < MOST and time.monotonic() < self._deadline:
+        self._done += progress.offsets
+        if self.batches % (self._most // SAMPLES) == 0:
+            collect = self.batches % (self._most // COLLECTIONS) == 0
+            self.samples.append(self._memory.sample(self.batches, collect=collect))
+        if self._done < self.records:
+            return
+        if self.batches < self._most and time.monotonic() < self._deadline:
             self._call()
         else:
             self._over.set()
 
+    def _call(self) -> None:
+        self.records += self._produce()
+
     def run(self) -> None:
-        """Until there were ten thousand, or time is up."""
+        """Until there were so many, or time is up."""
         self._deadline = time.monotonic() + self._seconds
         self._call()
         if not self._over.wait(self._seconds + PATIENCE):
             raise RuntimeError(f"batch {self.batches + 1} was not done in {PATIENCE:.0f} s")
 
 
-def over_time(samples: Sequence[Sample]) -> Iterator[str]:
-    """A table of what was held after every thousand batches, and a sentence about how that grows."""
+def over_time(samples: Sequence[Sample], name: str = "one-record batches") -> Iterator[str]:
+    """A table of what was held after every tenth of the batches, and a sentence about how that grows."""
     if len(samples) < ENOUGH:
         yield "There were too few batches to see whether memory grows."
         return
-    heads = ("one-record batches", "Python MiB", "JVM MiB", "JVM heap after a collection, MiB")
+    heads = (name, "Python MiB", "JVM MiB", "JVM heap after a collection, MiB")
     rows = [
         (f"{one.batches:,}", f"{one.python:,.0f}", f"{one.jvm:,.0f}", f"{one.heap:,.0f}")
         for one in samples
