@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import io
+import shutil
 import tempfile
 import threading
 import zipfile
@@ -63,8 +65,10 @@ def _jar(jvm: Any, loader: Any, version: str) -> Path:
         if not path.exists():
             replace_file(path, _compiled(jvm, loader, sources))
     except (SandboxError, OSError):
-        # Without a cache, they are compiled for every session.
-        path = Path(tempfile.mkdtemp(prefix="tallymark-")) / name
+        # Without a cache, they are compiled for every process.
+        folder = tempfile.mkdtemp(prefix="tallymark-")
+        atexit.register(shutil.rmtree, folder, ignore_errors=True)
+        path = Path(folder) / name
         path.write_bytes(_compiled(jvm, loader, sources))
     return path
 
