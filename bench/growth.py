@@ -206,7 +206,7 @@ def _looks(place: Place, group: str, times: int) -> list[float]:
     with ledger(place.url) as opened:
         for _ in range(times):
             began = time.monotonic()
-            look(opened, group, brokers)
+            look(opened, [group], brokers)
             found.append(time.monotonic() - began)
     return found
 

@@ -30,7 +30,7 @@ from tallymark.run.work import T, Task, Work
 
 log = logging.getLogger(__name__)
 
-FIRST_WAIT, LONGEST_WAIT = 0.01, 0.1
+FIRST_WAIT, LONGEST_WAIT = 0.01, 0.05
 """Shortest and longest wait of an idle loop, in seconds; the wait grows while there are no new records."""
 
 
