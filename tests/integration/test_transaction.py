@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Integer, String, event, select, text
-from sqlalchemy.exc import IntegrityError, NoResultFound, OperationalError
+from sqlalchemy.exc import IntegrityError, NoResultFound, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from tallymark.core.claims import Claim, Entry
@@ -105,6 +105,13 @@ def test_rows_and_positions_commit_together(store: SqlStore, claims: dict[Partit
     assert (seen(store), position(store)) == ([1, 2, 3], 3)
     [found] = store.positions("group")["group"]
     assert (found.tally.applied, found.tally.dead) == (2, 1)
+
+
+@pytest.mark.parametrize("wrong", [{"no": 1}, [{"id": 1}, {"no": 2}], [(1,)], ["1"]])
+def test_wrong_parameters_are_reported_by_sqlalchemy(store: SqlStore, wrong: Any) -> None:
+    with pytest.raises(SQLAlchemyError, match=r"value is required|only of dictionaries"), store.begin(nothing) as db:
+        db.execute(INSERT, wrong)
+    assert seen(store) == []
 
 
 # Savepoints and errors

@@ -11,6 +11,7 @@ import pytest
 
 from tallymark.core.records import Reading
 from tallymark.core.spans import Partition, Span, split
+from tallymark.errors import BatchTooLarge
 from tallymark.spark.read_ahead import ReadAhead, Records
 from tests.support.background import wait_for
 
@@ -27,11 +28,16 @@ class Kept:
         self.may_go_on.set()
         self.fails = False
         self.begun: list[Sequence[Span]] = []
-        self.ahead = ReadAhead(self, self.split)
+        self.pieces, self.most = 2, 10
+        self.ahead = ReadAhead(self, self.split, self.check)
 
     def split(self, spans: Sequence[Span]) -> Sequence[Sequence[Span]]:
         self.begun.append(spans)
-        return split(spans, 2)
+        return split(spans, self.pieces)
+
+    def check(self, spans: Sequence[Span], size: int) -> None:
+        if size > self.most:
+            raise BatchTooLarge(f"{size} of {spans}")
 
     def __call__(self, spans: Sequence[Span], without: Records) -> Reading:
         (span,) = spans
@@ -40,7 +46,7 @@ class Kept:
         if self.fails:
             raise ConnectionError("no broker")
         rows = pa.table({"offset": [at for at in range(span.start, span.stop) if (ONE, at) not in without]})
-        return Reading({}, {"orders": rows}, [])
+        return Reading({}, {"orders": rows}, [], size=rows.num_rows)
 
     def offsets(self, spans: Sequence[Span], then: Sequence[Span] | None = None, without: Records = ()) -> list[int]:
         return [offset for part in self.ahead.parts(spans, then, without) for offset in offsets_of(part)]
@@ -109,6 +115,17 @@ def test_a_read_that_failed_is_repeated() -> None:
     with pytest.raises(ConnectionError):
         kept.offsets(SECOND)
     assert kept.offsets(SECOND) == list(range(10, 20))
+
+
+def test_the_parts_after_one_that_is_too_large_are_not_read() -> None:
+    kept = Kept()
+    kept.pieces, kept.most = 5, 3
+    with pytest.raises(BatchTooLarge):
+        kept.offsets(FIRST)
+    kept.most = 10
+    assert kept.offsets(FIRST) == list(range(10))
+    # Two parts are too large together, and a third may have begun by then; the second time all five are read.
+    assert len(kept.read) <= 3 + 5
 
 
 def test_what_is_dropped_is_read_again() -> None:

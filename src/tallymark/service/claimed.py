@@ -84,7 +84,8 @@ class FetchedPartitions(Claimed[Batch], ServiceWork):
         super().done(entry)
         self.ownership.failed(None)
         stops = self._batch.stops if self._batch is not None else {}
-        self._in_bulk = self._batch is not None and not self._batch.records.as_objects
+        if self._batch is not None and len(self._batch):
+            self._in_bulk = not self._batch.records.as_objects
         behind = {partition: stop for partition, stop in stops.items() if partition in self._next}
         self._next |= {partition: Move(partition, stop, 0, 0) for partition, stop in behind.items()}
         again = {partition: stop for partition, stop in behind.items() if self._ahead.current[partition] != stop}

@@ -21,11 +21,20 @@ Records = Collection[tuple[Partition, int]]
 
 
 class ReadAhead:
-    """Reads spans in parts that ``split`` makes, in two threads: while one query ends, another keeps Spark busy."""
+    """Reads spans in parts that ``split`` makes, in two threads: while one query ends, another keeps Spark busy.
 
-    def __init__(self, read: Callable[[Spans, Records], Reading], split: Callable[[Spans], Sequence[Spans]]) -> None:
+    ``check`` raises if so many bytes of the spans are too many. Then the parts that have not begun are not read.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[Spans, Records], Reading],
+        split: Callable[[Spans], Sequence[Spans]],
+        check: Callable[[Spans, int], None],
+    ) -> None:
         self._read = read
         self._split = split
+        self._check = check
         self._threads = cycle([Background("tallymark-read-1"), Background("tallymark-read-2")])
         self._lock = threading.Lock()
         self._ahead: tuple[Spans, deque[Future[Reading]]] = (), deque()
@@ -59,7 +68,26 @@ class ReadAhead:
 
     def _submit(self, spans: Spans, without: Records = ()) -> deque[Future[Reading]]:
         parts = self._split(spans) if spans else ()
-        return deque(next(self._threads).submit(partial(self._read, part, without)) for part in parts)
+        checked = _Checked(self._read, partial(self._check, spans))
+        return deque(next(self._threads).submit(partial(checked, part, without)) for part in parts)
+
+
+class _Checked:
+    """Reads the parts of some spans, and checks how many bytes they have together."""
+
+    def __init__(self, read: Callable[[Spans, Records], Reading], check: Callable[[int], None]) -> None:
+        self._read = read
+        self._check = check
+        self._size = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, part: Spans, without: Records) -> Reading:
+        self._check(self._size)
+        reading = self._read(part, without)
+        with self._lock:
+            self._size += reading.size
+        self._check(self._size)
+        return reading
 
 
 def _cancel(futures: deque[Future[Reading]]) -> None:

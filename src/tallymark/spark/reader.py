@@ -95,7 +95,7 @@ class SparkReader:
         self._decode = new_decoder()
         self._decode_in_driver = formats.JsonDecoder(source.value)
         self._scan = Scan(self._spark, source, run)
-        self._ahead = ReadAhead(self._collect, self._parts)
+        self._ahead = ReadAhead(self._collect, self._parts, self._check)
         brokers = Brokers(source.cluster)
         self._direct = Direct(source, brokers)
         records = self._decode(self._spark.createDataFrame([], RAW_RECORDS)).select(*RECORD)
@@ -206,14 +206,13 @@ class SparkReader:
         self._fit_batches()
         if then and not self._is_worth_reading_ahead(then):
             then = ()
-        readings: list[Reading] = []
         with self._growing(), closing(self._ahead.parts(spans, then, without)) as parts:
-            for part in parts:
-                readings.append(part)
-                size = sum(reading.size for reading in readings)
-                if not self._memory.holds(size / 2, spans):
-                    raise self._memory.refusal(size)
-        return joined(readings)
+            return joined(list(parts))
+
+    def _check(self, spans: Sequence[Span], size: int) -> None:
+        """Raise if the parts of a batch are much larger than expected. ``read`` compares the whole batch exactly."""
+        if not self._memory.holds(size / 2, spans):
+            raise self._memory.refusal(size)
 
     def _is_worth_reading_ahead(self, spans: Sequence[Span]) -> bool:
         return sum(map(len, spans)) > SMALL and self._memory.holds(self._memory.guess(spans), spans)

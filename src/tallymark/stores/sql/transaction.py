@@ -184,11 +184,14 @@ class _Driver(NamedTuple):
     order: Sequence[str] | None
 
     def arranged(self, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Any:
-        """Return the parameters in the driver's form; None if some are missing, which SQLAlchemy reports better."""
-        if not isinstance(given, Mapping):
-            rows = [self.arranged(row) for row in given]
-            return None if None in rows else rows
-        if not self.names <= given.keys():
+        """Return the parameters in the driver's form; None if they are wrong, which SQLAlchemy reports better."""
+        if isinstance(given, Mapping):
+            return self._row(given)
+        rows = [self._row(row) for row in given]
+        return None if None in rows else rows
+
+    def _row(self, given: Mapping[str, Any]) -> Any:
+        if not isinstance(given, Mapping) or not self.names <= given.keys():
             return None
         return given if self.order is None else tuple([given[name] for name in self.order])
 
