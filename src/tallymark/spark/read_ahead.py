@@ -73,7 +73,7 @@ class ReadAhead:
 
 
 class _Checked:
-    """Reads the parts of some spans, and checks how many bytes they have together."""
+    """Reads the parts of some spans. Before each part, checks how many bytes were read; the caller checks the total."""
 
     def __init__(self, read: Callable[[Spans, Records], Reading], check: Callable[[int], None]) -> None:
         self._read = read
@@ -86,7 +86,6 @@ class _Checked:
         reading = self._read(part, without)
         with self._lock:
             self._size += reading.size
-        self._check(self._size)
         return reading
 
 
