@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Integer, String, event, select, text
-from sqlalchemy.exc import IntegrityError, NoResultFound, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError, NoResultFound, OperationalError, ResourceClosedError, SQLAlchemyError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from tallymark.core.claims import Claim, Entry
@@ -112,6 +112,47 @@ def test_wrong_parameters_are_reported_by_sqlalchemy(store: SqlStore, wrong: Any
     with pytest.raises(SQLAlchemyError, match=r"value is required|only of dictionaries"), store.begin(nothing) as db:
         db.execute(INSERT, wrong)
     assert seen(store) == []
+
+
+def test_a_statement_without_rows_tells_how_many_it_changed(store: SqlStore) -> None:
+    with store.begin(nothing) as db:
+        assert db.execute(INSERT, [{"id": 1}, {"id": 2}]).rowcount == 2
+        changed = db.execute("UPDATE seen SET id = id + 10 WHERE id > :id", {"id": 0})
+        assert (changed.rowcount, changed.returns_rows) == (2, False)
+        changed.close()
+        for read in (list, lambda result: result.all(), lambda result: result.scalar_one()):
+            with pytest.raises(ResourceClosedError, match="does not return rows"):
+                read(changed)
+    assert seen(store) == [11, 12]
+
+
+def test_a_statement_with_rows_returns_them(store: SqlStore) -> None:
+    with store.begin(nothing) as db:
+        db.execute(INSERT, [{"id": 1}, {"id": 2}])
+        assert db.execute("SELECT id FROM seen WHERE id > :id", {"id": 1}).scalars().all() == [2]
+        if store.dialect.name != "mysql":
+            returned = db.execute("INSERT INTO seen (id) VALUES (:id)\n  Returning id", {"id": 3})
+            assert returned.scalar_one() == 3
+
+
+def test_a_parameter_may_occur_twice(store: SqlStore) -> None:
+    """PostgreSQL can't tell the type of a parameter that is only compared with NULL."""
+    with store.begin(nothing) as db:
+        db.execute(INSERT, {"id": 1})
+        for given in ({"text": "a"}, [{"text": "a"}, {"text": "A"}]):
+            db.execute("UPDATE seen SET id = id + 1 WHERE lower(:text) = 'a' AND :text IS NOT NULL", given)
+    assert seen(store) == [4]
+
+
+def test_values_that_fill_the_buffers_of_a_connection_are_written_all(store: SqlStore) -> None:
+    """More than a socket takes while the server is busy, in both directions."""
+    rows = [{"id": number, "text": f"{number:07}" * 60_000} for number in range(100)]
+    with store.begin(nothing) as db:
+        db.write("large", [{"id": -1, "text": ""}])
+        db.execute("INSERT INTO large (id, text) VALUES (:id, :text)", rows)
+    with store.look() as connection:
+        found = connection.execute(text("SELECT count(*), sum(length(text)) FROM large")).one()
+    assert tuple(found) == (101, 100 * 7 * 60_000)
 
 
 # Savepoints and errors

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 
 import pytest
 
@@ -118,11 +119,20 @@ def test_a_handler_may_wait_for_longer_than_the_server_allows_others(database: C
         name = connection.exec_driver_sql("SELECT current_database()").scalar_one()
         connection.exec_driver_sql(f"ALTER DATABASE {name} SET idle_in_transaction_session_timeout = '60s'")
     admin.close()
-    store = open_sql(url)
-    with store.begin(lambda: None) as db:
-        assert db.scalar("SHOW idle_in_transaction_session_timeout") == "0"
+    store, show = open_sql(url), "SHOW idle_in_transaction_session_timeout"
+    for ending in (nullcontext(), suppress(ZeroDivisionError), nullcontext()):
+        with ending, store.begin(lambda: None) as db:
+            assert db.scalar(show) == "0"
+            if isinstance(ending, suppress):
+                raise ZeroDivisionError
     with store.transaction() as other:
-        assert other.exec_driver_sql("SHOW idle_in_transaction_session_timeout").scalar_one() == "5min"
+        assert other.exec_driver_sql(show).scalar_one() == "5min"
+    with suppress(ZeroDivisionError), store.transaction():
+        raise ZeroDivisionError
+    with store.begin(lambda: None) as db:
+        assert db.scalar(show) == "0"
+    with store.look() as other:
+        assert other.exec_driver_sql(show).scalar_one() == "5min"
     store.close()
 
 

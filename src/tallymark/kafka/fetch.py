@@ -144,18 +144,15 @@ class Fetcher:
                 if partition in self.cursor:
                     fetched[partition] = Fetched(self.cursor[partition])
                 places[place] = fetched.get(partition)
-            self._take(places[place], message)
+            got, error, offset = places[place], message.error(), message.offset()
+            if error is not None and error.code() != KafkaError._PARTITION_EOF:
+                self._failed(error, message, mine=got is not None)
+            elif got is not None and error is not None:
+                got.stop = max(got.stop, offset)
+            elif got is not None and offset >= got.stop:
+                got.messages.append(message)
+                got.stop = offset + 1
         return fetched
-
-    def _take(self, fetched: Fetched | None, message: Any) -> None:
-        error = message.error()
-        if error is not None and error.code() != KafkaError._PARTITION_EOF:
-            self._failed(error, message, mine=fetched is not None)
-        elif fetched is not None and error is not None:
-            fetched.stop = max(fetched.stop, message.offset())
-        elif fetched is not None and message.offset() >= fetched.stop:
-            fetched.messages.append(message)
-            fetched.stop = message.offset() + 1
 
     def _failed(self, error: Any, message: Any, *, mine: bool) -> None:
         if error.code() == KafkaError._AUTO_OFFSET_RESET and mine:

@@ -52,6 +52,8 @@ READ_SECONDS = 300
 """Default of read_timeout=: seconds to wait for the answer to a statement."""
 READ_ONLY = "tallymark_read_only"
 """Execution option of connections that only read: on SQLite they take no write lock."""
+MAY_IDLE = "tallymark_may_idle"
+"""Execution option of a handler's transaction, which may be idle while the handler waits for something else."""
 
 
 class Dialect(ABC):
@@ -104,9 +106,6 @@ class Dialect(ABC):
         self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str]
     ) -> None:
         """Refuse a table that fits these columns but can't be exactly once on this kind of database."""
-
-    def let_wait(self, connection: Connection) -> None:  # noqa: B027
-        """Disable the idle timeout of this transaction: its handler may wait for something else."""
 
     def check_constraints(self, connection: Connection) -> None:  # noqa: B027
         """Check constraints now and after each further statement: a failure in COMMIT does not identify the row."""

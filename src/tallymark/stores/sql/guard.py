@@ -51,7 +51,7 @@ class Guard:
         self.may_commit = False
         self._store, self._dialect = store, dialect
         self._connection: Connection | None = None
-        self._driver: Any = None
+        self.driver: Any = None
         self._whole: NestedTransaction | None = None
         self._in_transaction = False
         """Whether the server has reported an open transaction. MySQL does so only after the first access to a table."""
@@ -66,11 +66,11 @@ class Guard:
 
     def watch(self, connection: Connection) -> Connection:
         """Watch everything that is executed on this connection from now on."""
-        self._driver = connection.connection.driver_connection
+        self.driver = connection.connection.driver_connection
         self._connection = connection.execution_options(**{GUARD: self})
         if self._dialect.name != "postgresql":
             self.nest()
-        self._in_transaction = self._dialect.in_transaction(self._driver)
+        self._in_transaction = self._dialect.in_transaction(self.driver)
         return self._connection
 
     def nest(self) -> None:
@@ -85,7 +85,7 @@ class Guard:
         lost then. It is also lost after a procedure that commits and begins a new transaction.
         """
         self._check()
-        if self._dialect.is_aborted(self._driver):
+        if self._dialect.is_aborted(self.driver):
             raise ABORTED.on(self._store, "")
         if self._whole is None:
             return
@@ -141,7 +141,7 @@ class Guard:
 
     def after_statement(self, statement: str, cursor: Any) -> None:
         self._running = None
-        now = self._dialect.in_transaction(self._driver)
+        now = self._dialect.in_transaction(self.driver)
         if (self._in_transaction and not now) or self._dialect.has_ended(cursor):
             self._suspect = _named(statement)
             raise self._lost()
@@ -149,7 +149,7 @@ class Guard:
 
     def after_error(self, error: BaseException | None) -> None:
         """Detect a rollback by SQLite: after ON CONFLICT ROLLBACK or RAISE(ROLLBACK), and when the disk is full."""
-        if isinstance(error, DBAPIError) and self._in_transaction and not self._dialect.in_transaction(self._driver):
+        if isinstance(error, DBAPIError) and self._in_transaction and not self._dialect.in_transaction(self.driver):
             self._undone_by = self._undone_by or error
 
     def _check(self) -> None:
@@ -161,7 +161,7 @@ class Guard:
         undone = self._whole is not None and not self._whole.is_active
         if undone or (self._connection is not None and not self._connection.in_transaction()):
             raise BadInput(f"the transaction was ended inside the block, and is rolled back: {ENDS_ITSELF}")
-        if self._in_transaction and not self._dialect.in_transaction(self._driver):
+        if self._in_transaction and not self._dialect.in_transaction(self.driver):
             raise self._lost()
 
     def _lost(self) -> TallymarkError:

@@ -19,7 +19,7 @@ from tallymark.core.tables import TableSpec
 from tallymark.errors import TallymarkError
 from tallymark.stores.sql import pgcopy
 from tallymark.stores.sql.columns import hexed, is_binary
-from tallymark.stores.sql.dialect import READ_SECONDS, Dialect, check_lengths, deletable, resolved, within
+from tallymark.stores.sql.dialect import MAY_IDLE, READ_SECONDS, Dialect, check_lengths, deletable, resolved, within
 from tallymark.stores.sql.ledger.read import by_driver
 from tallymark.stores.tls import StoreTls
 from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT
@@ -47,6 +47,8 @@ ENDED = (b"COMMIT", b"BEGIN", b"START TRANSACTION", b"PREPARE TRANSACTION")
 INCOMING = "tallymark_incoming"
 """The temporary table for rows that are written by key; it is dropped with the transaction."""
 BYTEWISE = "C"
+UNCHECKED_COMMANDS = 31
+"""How many commands of a pipeline are sent without asking whether the socket is ready: a question takes 4 µs."""
 PIECE_ROWS, PIECE_BYTES = 10_000, 2 << 20
 """The size of one COPY message: the server processes it while the next piece is encoded."""
 
@@ -71,9 +73,6 @@ class Postgresql(Dialect):
     def unproven(self, options: Mapping[str, Any]) -> str | None:
         mode = options.get("sslmode", "disable")
         return None if mode in ("disable", "verify-full") else f"sslmode={mode}"
-
-    def let_wait(self, connection: Connection) -> None:
-        connection.exec_driver_sql(f"SET LOCAL {IDLE_LIMIT} = 0")
 
     def check_constraints(self, connection: Connection) -> None:
         connection.exec_driver_sql("SET CONSTRAINTS ALL IMMEDIATE")
@@ -123,6 +122,7 @@ class Postgresql(Dialect):
 @cache
 def _watchful() -> Any:
     import psycopg
+    from psycopg.waiting import Ready, Wait
 
     class Watchful(psycopg.Connection[Any]):
         """A connection that fails when the server sends no answer within the read timeout.
@@ -137,10 +137,16 @@ def _watchful() -> Any:
 
         def _watched(self, gen: Any) -> Generator[Any, Any, Any]:
             """Wrap the generator that psycopg waits on; it is resumed ten times a second even if nothing is ready."""
-            heard = time.monotonic()
+            heard, unchecked = time.monotonic(), 0
             try:
                 wanted = next(gen)
                 while True:
+                    # In a pipeline psycopg asks before each command; what the socket does not take is buffered.
+                    if wanted == Wait.RW and unchecked < UNCHECKED_COMMANDS:
+                        unchecked += 1
+                        wanted = gen.send(Ready.W)
+                        continue
+                    unchecked = 0
                     ready = yield wanted
                     if ready:
                         heard = time.monotonic()
@@ -176,8 +182,27 @@ def _on_connect(connection: Any, record: ConnectionPoolEntry) -> None:
 
 
 def _on_begin(connection: Connection) -> None:
+    limit = "0" if connection.get_execution_options().get(MAY_IDLE) else SETTINGS[IDLE_LIMIT]
     if connection.info.get(POOLED):
-        connection.exec_driver_sql(_settings(SETTINGS, local=True))
+        connection.exec_driver_sql(_settings(SETTINGS | {IDLE_LIMIT: limit}, local=True))
+    elif connection.info.get(IDLE_LIMIT, SETTINGS[IDLE_LIMIT]) != limit:
+        _limit_idle(connection, limit)
+
+
+def _limit_idle(connection: Connection, limit: str) -> None:
+    """Change the limit for the session: a handler's connection is used by one handler after the other.
+
+    Before the driver begins the transaction, whose rollback would undo the change.
+    """
+    statement = _settings({IDLE_LIMIT: limit}, local=False)
+    with by_driver(connection, statement) as cursor:
+        cursor.connection.autocommit = True
+        try:
+            cursor.execute(statement)
+        finally:
+            if not cursor.connection.closed:
+                cursor.connection.autocommit = False
+    connection.info[IDLE_LIMIT] = limit
 
 
 def _settings(settings: Mapping[str, str], *, local: bool) -> str:

@@ -30,7 +30,7 @@ from tallymark.errors import (
     Unreachable,
 )
 from tallymark.stores.contract import RowsRefused, Store
-from tallymark.stores.sql.dialect import READ_ONLY, Dialect
+from tallymark.stores.sql.dialect import MAY_IDLE, READ_ONLY, Dialect
 from tallymark.stores.sql.errors import translated
 from tallymark.stores.sql.guard import guard
 from tallymark.stores.sql.journal import SqlJournal, SqlSnapshot, in_snapshot
@@ -87,6 +87,7 @@ class SqlStore(Store):
                 f"{self.name} needs {error.name}, which is not installed: pip install 'tallymark[{self.dialect.extra}]'"
             ) from None
         guard(self.engine)
+        self._for_handlers = self.engine.execution_options(**{MAY_IDLE: True})
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -215,7 +216,7 @@ class SqlStore(Store):
     ) -> Iterator[SqlTransaction]:
         written: Entry | None = None
         try:
-            with SqlTransaction(self.name, self.engine, self.dialect, self._known).opened() as db:
+            with SqlTransaction(self.name, self._for_handlers, self.dialect, self._known).opened() as db:
                 yield db
                 written = entry()
                 db.finish(written, on_step)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import lru_cache
-from typing import Any, NamedTuple
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import lru_cache, partial
+from operator import itemgetter
+from typing import Any, NamedTuple, NoReturn
+from typing import cast as typing_cast
 
 from sqlalchemy import Connection, CursorResult, Engine, Executable, ScalarResult, text
-from sqlalchemy.exc import DBAPIError, PendingRollbackError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, PendingRollbackError, ResourceClosedError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from tallymark.core.claims import Entry
@@ -23,6 +26,7 @@ from tallymark.stores.sql.errors import translated
 from tallymark.stores.sql.fitting import Fitted, fit
 from tallymark.stores.sql.guard import Guard, refuse
 from tallymark.stores.sql.ledger.commit import write_entry
+from tallymark.stores.sql.ledger.read import as_sqlalchemy
 from tallymark.stores.transaction import Transaction, spec_for
 
 Known = dict[tuple[Any, ...], Fitted]
@@ -30,6 +34,8 @@ Known = dict[tuple[Any, ...], Fitted]
 MOST_KNOWN = 1_000
 Parameters = Mapping[str, Any] | Sequence[Mapping[str, Any]] | None
 
+_CHANGES = re.compile(r"\s*(INSERT|UPDATE|DELETE)\b(?!.*(\bRETURNING\b|;))", re.IGNORECASE | re.DOTALL)
+"""Statements that return no rows for certain."""
 _ENDING = ("commit", "rollback", "close", "begin", "begin_twophase", "invalidate", "detach")
 
 
@@ -49,6 +55,7 @@ class SqlTransaction(Transaction):
         self._found: Known = {}
         self._stack = ExitStack()
         self._connection: Connection | None = None
+        self._cursor: Any = None
         self._guard = Guard(store, dialect)
 
     @property
@@ -63,17 +70,36 @@ class SqlTransaction(Transaction):
     def _open(self) -> Connection:
         self._check_open()
         if self._connection is None:
-            connection = self._stack.enter_context(self._engine.begin())
-            self._dialect.let_wait(connection)
-            self._connection = self._guard.watch(connection)
+            self._connection = self._guard.watch(self._stack.enter_context(self._engine.begin()))
         return self._connection
 
     def execute(self, statement: str | Executable, parameters: Parameters = None, **options: Any) -> CursorResult[Any]:
         if isinstance(statement, str) and parameters and not options:
             driver = _for_driver(statement, self._engine.dialect)
             if (given := driver.arranged(parameters)) is not None:
-                return self._open.exec_driver_sql(driver.text, given)
+                if driver.returns_rows:
+                    return self._open.exec_driver_sql(driver.text, given)
+                return self._change(driver.text, given)
         return self._open.execute(_statement(statement), parameters, **options)
+
+    def _change(self, statement: str, given: Any) -> CursorResult[Any]:
+        """Execute a statement that returns no rows. SQLAlchemy's context and result take a third of the time."""
+        connection = self._open
+        self._guard.before_statement(statement)
+        try:
+            if self._cursor is None:
+                self._cursor = self._stack.enter_context(closing(self._guard.driver.cursor()))
+            if isinstance(given, list):
+                self._cursor.executemany(statement, given)
+            else:
+                self._cursor.execute(statement, given)
+        except self._engine.dialect.loaded_dbapi.Error as error:
+            known = as_sqlalchemy(error, connection, statement)
+            self._guard.after_error(known)
+            raise known from error
+        self._guard.after_statement(statement, self._cursor)
+        changed = Changed(self._cursor.rowcount, getattr(self._cursor, "lastrowid", None))
+        return typing_cast("CursorResult[Any]", changed)
 
     def scalar(self, statement: str | Executable, parameters: Mapping[str, Any] | None = None, **options: Any) -> Any:
         return self._open.scalar(_statement(statement), parameters, **options)
@@ -176,30 +202,62 @@ class SqlTransaction(Transaction):
         self._over = self._guard.may_commit = True
 
 
+class Changed:
+    """The result of a statement without rows, with what SQLAlchemy's result has then."""
+
+    returns_rows = False
+
+    def __init__(self, rowcount: int, lastrowid: Any) -> None:
+        self.rowcount, self.lastrowid = rowcount, lastrowid
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    def __iter__(self) -> NoReturn:
+        raise ResourceClosedError("This result object does not return rows. It has been closed automatically.")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(CursorResult, name):
+            raise AttributeError(name)
+        iter(self)
+
+
 class _Driver(NamedTuple):
     """A statement in the driver's parameter style. SQLAlchemy would check the type of every parameter."""
 
     text: str
-    names: frozenset[str]
-    order: Sequence[str] | None
+    row: Callable[[Mapping[str, Any]], Any]
+    """Returns the parameters of a row in the driver's form."""
+    returns_rows: bool
 
     def arranged(self, given: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> Any:
         """Return the parameters in the driver's form; None if they are wrong, which SQLAlchemy reports better."""
-        if isinstance(given, Mapping):
-            return self._row(given)
-        rows = [self._row(row) for row in given]
-        return None if None in rows else rows
-
-    def _row(self, given: Mapping[str, Any]) -> Any:
-        if not isinstance(given, Mapping) or not self.names <= given.keys():
+        try:
+            return self.row(given) if isinstance(given, Mapping) else list(map(self.row, given))
+        except (KeyError, TypeError):
             return None
-        return given if self.order is None else tuple([given[name] for name in self.order])
 
 
 @lru_cache(MOST_KNOWN)
 def _for_driver(statement: str, dialect: Any) -> _Driver:
-    compiled = text(statement).compile(dialect=dialect)
-    return _Driver(str(compiled), frozenset(compiled.params), compiled.positiontup)
+    compiled, returns_rows = text(statement).compile(dialect=dialect), _CHANGES.match(statement) is None
+    if dialect.paramstyle == "pyformat":
+        # psycopg takes longer for named parameters. But it sends a repeated one once, which also gives it one type.
+        by_place = text(statement).compile(dialect=type(dialect)(paramstyle="format"))
+        compiled = compiled if len(by_place.positiontup or ()) > len(compiled.params) else by_place
+    names = compiled.positiontup
+    row = partial(_named, tuple(compiled.params)) if names is None else _getter(names)
+    return _Driver(str(compiled), row, returns_rows)
+
+
+def _named(names: Sequence[str], row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in names}
+
+
+def _getter(names: Sequence[str]) -> Callable[[Mapping[str, Any]], tuple[Any, ...]]:
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda row: tuple([row[name] for name in names])
 
 
 def _statement(statement: str | Executable) -> Executable:

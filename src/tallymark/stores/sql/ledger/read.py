@@ -44,19 +44,25 @@ def by_driver(connection: Connection, statement: str) -> Iterator[Any]:
 
     Driver errors are raised as SQLAlchemy's, which name the statement.
     """
-    errors, driver = connection.dialect.loaded_dbapi.Error, connection.connection.driver_connection
+    driver = connection.connection.driver_connection
     assert driver is not None
     try:
         with driver.cursor() as cursor:
             yield cursor
-    except errors as error:
-        gone = connection.dialect.is_disconnect(error, driver, None)
-        if gone:
-            # Without this the rollback would fail too, and its error would replace this error.
-            connection.invalidate(error)
-        raise DBAPIError.instance(
-            statement, None, error, errors, connection_invalidated=gone, dialect=connection.dialect
-        ) from error
+    except connection.dialect.loaded_dbapi.Error as error:
+        raise as_sqlalchemy(error, connection, statement) from error
+
+
+def as_sqlalchemy(error: Any, connection: Connection, statement: str) -> DBAPIError:
+    """Return SQLAlchemy's form of an error of the driver, as if SQLAlchemy had executed the statement."""
+    errors, driver = connection.dialect.loaded_dbapi.Error, connection.connection.driver_connection
+    gone = connection.dialect.is_disconnect(error, driver, None)
+    if gone:
+        # Without this the rollback would fail too, and its error would replace this error.
+        connection.invalidate(error)
+    found = DBAPIError.instance(statement, None, error, errors, connection_invalidated=gone, dialect=connection.dialect)
+    assert isinstance(found, DBAPIError)
+    return found
 
 
 def read_positions(connection: Connection, group: str, partitions: Iterable[Partition]) -> dict[Partition, Position]:
