@@ -10,6 +10,7 @@ import pytest
 
 from tallymark.core.retry import retrying
 from tallymark.errors import AccessDenied, Unreachable
+from tallymark.run.loop import LONGEST_WAIT, SHORTEST_WAIT, idle_wait
 
 
 def failing(times: int, error: Exception) -> tuple[Callable[[], str], list[int]]:
@@ -81,3 +82,9 @@ def test_what_has_to_be_finished_gets_a_last_moment() -> None:
     with pytest.raises(Unreachable):
         retrying(work, stop, patience=600, after_stop=0.3)
     assert time.monotonic() - began < 5
+
+
+def test_an_idle_loop_waits_for_a_tenth_of_its_idle_time() -> None:
+    assert [idle_wait(idle) for idle in (0, 0.05, 0.2, 0.4, 100)] == pytest.approx(
+        [SHORTEST_WAIT, SHORTEST_WAIT, 0.02, 0.04, LONGEST_WAIT]
+    )

@@ -30,8 +30,16 @@ from tallymark.run.work import T, Task, Work
 
 log = logging.getLogger(__name__)
 
-FIRST_WAIT, LONGEST_WAIT = 0.01, 0.05
-"""Shortest and longest wait of an idle loop, in seconds; the wait grows while there are no new records."""
+SHORTEST_WAIT, LONGEST_WAIT, WAIT_SHARE = 0.01, 0.05, 0.1
+"""An idle loop waits for a share of the time since the last batch, between these seconds.
+
+So a record is late by at most a tenth of the pause before it, and a topic at rest costs little.
+"""
+
+
+def idle_wait(idle: float) -> float:
+    """Return how long to wait before the next look for records, after so many seconds without any."""
+    return min(LONGEST_WAIT, max(SHORTEST_WAIT, WAIT_SHARE * idle))
 
 
 class BatchLoop(Generic[T]):
@@ -143,7 +151,7 @@ class Loop(BatchLoop[Task]):
 
     def _pump(self) -> None:
         """Commit batch after batch, each while the next is being read if the work reads ahead."""
-        pause, ahead = FIRST_WAIT, None
+        idle_since, ahead = time.monotonic(), None
         self.work.refresh()
         if self.work.reads_ahead:
             ahead = self._background.submit(self._preparation.next)
@@ -151,16 +159,15 @@ class Loop(BatchLoop[Task]):
             prepared = self._wait(ahead)
             if prepared is not None:
                 self.work.taken(prepared.task)
-                pause = FIRST_WAIT
             elif not self._finished:
-                self._stop.wait(pause)
-                pause = min(LONGEST_WAIT, pause * 1.5)
+                self._stop.wait(idle_wait(time.monotonic() - idle_since))
                 self.work.refresh()
             finished = self._finished
             if self.work.reads_ahead and not finished:
                 ahead = self._background.submit(self._preparation.next)
             if prepared is not None and self._may_go_on():
                 self._commit_if_valid(prepared)
+                idle_since = time.monotonic()
             if finished and self._finished:
                 # The last batch may have exhausted the budget.
                 self._may_go_on()
