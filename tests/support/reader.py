@@ -71,8 +71,19 @@ VERSIONS = Filled(
     lambda _, offset, value: (value["id"], offset, value.get("version")),
 )
 TRACED = Filled(TableSpec("traced", provenance=True), {"id": NUMBER}, lambda _, __, value: (value["id"],))
+SUMS = Filled(
+    TableSpec(
+        "sums",
+        ("bucket",),
+        "merge",
+        merge=(("records", "count"), ("total", "sum"), ("lowest", "min"), ("highest", "max")),
+    ),
+    {"bucket": NUMBER, "records": NUMBER, "total": NUMBER, "lowest": NUMBER, "highest": NUMBER},
+    lambda partition, offset, _: ((partition + offset) % 5, 1, offset - partition, offset, offset),
+)
+"""Every bucket has records of all partitions, so that several owners add to one row."""
 TOTALS = Filled(TableSpec("totals"), {"records": NUMBER}, lambda *_: (1,), merges=True)
-EVERY_WAY = (EVENTS, LATEST, FIRST, ALIVE, VERSIONS, TRACED)
+EVERY_WAY = (EVENTS, LATEST, FIRST, ALIVE, VERSIONS, TRACED, SUMS)
 
 
 @dataclass

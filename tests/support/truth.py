@@ -39,6 +39,7 @@ def assert_holds(url: str, committed: Committed) -> None:
     for table, expected in expected_by_id(good).items():
         columns = ("id", "record_offset", "version") if table == "versions" else ("id", "record_offset")
         assert rows(url, table, *columns) == Counter(expected), table
+    assert rows(url, "sums", "bucket", "records", "total", "lowest", "highest") == expected_sums(good)
     check_batches_of_rows(url)
 
 
@@ -109,6 +110,23 @@ def expected_by_id(good: Mapping[Record, Any]) -> dict[str, Iterable[tuple[Any, 
             versions[number] = (offset, version)
     by_version = [(number, *found) for number, found in versions.items()]
     return {"latest": latest.items(), "first_seen": first.items(), "alive": alive.items(), "versions": by_version}
+
+
+def expected_sums(good: Mapping[Record, Any]) -> Rows:
+    """The totals of all records, counted one by one."""
+    buckets: dict[int, list[Record]] = {}
+    for partition, offset in good:
+        buckets.setdefault((partition + offset) % 5, []).append((partition, offset))
+    return Counter(
+        (
+            bucket,
+            len(found),
+            sum(at - number for number, at in found),
+            min(at for _, at in found),
+            max(at for _, at in found),
+        )
+        for bucket, found in buckets.items()
+    )
 
 
 # The content of the store

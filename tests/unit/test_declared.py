@@ -68,6 +68,14 @@ def test_a_short_file_has_the_defaults_of_a_pipeline(load: Load) -> None:
     assert (spec.name, spec.write, spec.key) == ("orders", "append", ())
 
 
+def test_a_file_can_merge_rows(load: Load) -> None:
+    merge = 'key = "shop"\nwrite = "merge"\nmerge = { orders = "count", revenue = "sum" }\nsql = "SELECT'
+    (spec,) = load(MINIMAL.replace('sql = "SELECT', merge)).specs
+    assert (spec.write, spec.functions) == ("merge", {"orders": "count", "revenue": "sum"})
+    (sentence,) = refusal(load, MINIMAL.replace('sql = "SELECT', merge.replace('"count"', '"average"')))
+    assert 'tables.orders.merge.orders must be sum, count, min, max, newest, oldest or first, not "average"' in sentence
+
+
 def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:
     pipeline = load("""
         group = "g"
@@ -158,7 +166,7 @@ def test_a_pipeline_can_read_alone(load: Load) -> None:
     ("change", "to", "said"),
     [
         ("[tables.orders]", '[tables.orders]\nwrite = "upser"',
-         'shop.toml line 8: tables.orders.write must be append, upsert or ignore, not "upser"'),
+         'shop.toml line 8: tables.orders.write must be append, upsert, ignore or merge, not "upser"'),
         ("topics =", "topcs =", "shop.toml line 5: source.topcs is not known; did you mean topics?"),
         ("[source]", "[zebra]\n[source]", "shop.toml line 3: zebra is not known; known here are group, store"),
         ('sql = "', 'key = 3\nsql = "', "line 8: tables.orders.key must be text or a list, not a whole number"),

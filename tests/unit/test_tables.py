@@ -27,9 +27,9 @@ from tallymark.core.tables import (
     Refusal,
     TableSpec,
     finish,
-    null_keys,
     origin,
     table_schema,
+    unusable_rows,
     visible,
     without,
 )
@@ -334,7 +334,7 @@ def test_rows_that_do_not_say_where_they_came_from_stay() -> None:
 @given(rows())
 def test_records_without_a_key_are_refused_and_named(rows: list[Row]) -> None:
     rows = [row | {"id": row["id"] or None, "shop": row["shop"] or None} for row in rows]
-    found = null_keys(BY_TWO, table(rows))
+    found = unusable_rows(BY_TWO, table(rows))
     for name in BY_TWO.key:
         error = f"key column {name} is NULL; filter such records out, or set delete='tombstone' if they are tombstones"
         assert [refusal for refusal in found if refusal.error == error] == [
@@ -343,21 +343,21 @@ def test_records_without_a_key_are_refused_and_named(rows: list[Row]) -> None:
             if row[name] is None
         ]
     assert len(found) == sum((row["id"] is None) + (row["shop"] is None) for row in rows)
-    assert null_keys(TableSpec("orders"), table(rows)) == []
+    assert unusable_rows(TableSpec("orders"), table(rows)) == []
 
 
 def test_a_key_that_is_no_number_is_none() -> None:
     """In PostgreSQL NaN equals itself, in Arrow it does not."""
     rows = table([record(id=number, offset=number) for number in range(2)])
     rows = rows.set_column(rows.column_names.index("id"), "id", pa.array([float("nan"), 1.0]))
-    (refusal,) = null_keys(UPSERT, rows)
+    (refusal,) = unusable_rows(UPSERT, rows)
     assert refusal.offset == 0
     assert refusal.error.startswith("key column id is NULL or NaN; filter")
 
 
 def test_merged_rows_without_a_key_can_not_be_set_aside() -> None:
     with pytest.raises(BadInput, match="table orders: 1 rows have no value in key column id; filter them out"):
-        null_keys(UPSERT, pa.table({"id": pa.array([None, 1], pa.int64())}))
+        unusable_rows(UPSERT, pa.table({"id": pa.array([None, 1], pa.int64())}))
 
 
 # Columns
@@ -407,7 +407,7 @@ def test_rows_of_merged_records_need_distinct_keys(ids: list[int]) -> None:
 @pytest.mark.parametrize("write", ["upsert", "ignore"])
 def test_rows_of_merged_records_have_a_key_only_where_the_table_says_so(write: Any) -> None:
     rows = pa.table({"id": [1]})
-    with pytest.raises(BadInput, match=r"merges records, .* view, .* n = n \+ :n.* tm\.Sink, or set per_batch=True"):
+    with pytest.raises(BadInput, match=r"merges records, .* write='merge' .* view, .* tm\.Sink, or set per_batch=True"):
         finish(TableSpec("orders", ("id",), write), rows, BATCH)
     assert len(finish(TableSpec("orders", ("id",), write, per_batch=True), rows, BATCH)) == 1
     assert len(finish(TableSpec("orders", ("id",), write), rows.slice(0, 0), BATCH)) == 0

@@ -63,7 +63,7 @@ def reset(
     """Show where positions would move and what that repeats or skips; with --execute, move them.
 
     Skipped records can be read later, by tallymark backfill. Repeated records are written again: upserts do not change,
-    appended rows are there twice. All partitions move in one transaction.
+    appended rows are there twice, and totals count them twice. All partitions move in one transaction.
     """
     group, topics = target.group, topic or []
     aims = {

@@ -17,7 +17,7 @@ from tallymark.core.journal import Letter
 from tallymark.core.plan import Move, Plan
 from tallymark.core.records import DeadLetter, PartitionCounts, RawRecord, Reading
 from tallymark.core.spans import Partition, Span, Tally
-from tallymark.core.tables import Changes, Refusal, TableSpec, finish, has_origin, null_keys, without
+from tallymark.core.tables import Changes, Refusal, TableSpec, finish, has_origin, unusable_rows, without
 from tallymark.errors import Fenced, TallymarkError
 
 NUMBER = re.compile(r"\d+")
@@ -32,7 +32,7 @@ Records = Callable[[Mapping[Partition, list[int]]], Mapping[tuple[Partition, int
 
 def refused(reading: Reading, tables: Sequence[TableSpec]) -> list[Refusal]:
     """Return the records that are refused before anything is written, without duplicates."""
-    nameless = [refusal for spec in tables for refusal in null_keys(spec, reading.rows[spec.name])]
+    nameless = [refusal for spec in tables for refusal in unusable_rows(spec, reading.rows[spec.name])]
     return list({refusal.record: refusal for refusal in [*nameless, *reading.refusals]}.values())
 
 

@@ -6,7 +6,7 @@ key is the newest"; ``spark/executors.py`` applies the same rule on the executor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,10 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallymark.core import merging
+from tallymark.core.merging import MergeFunction
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, DataRefused
 
-Write = Literal["append", "upsert", "ignore"]
+Write = Literal["append", "upsert", "ignore", "merge"]
 
 TOPIC, PARTITION, OFFSET, TIMESTAMP, DELETED = (
     "_tallymark_topic",
@@ -57,6 +59,8 @@ class TableSpec:
     evolve: bool = False
     per_batch: bool = False
     """Rows may be merged from several records of a batch. Rows of a later batch replace them and are not added up."""
+    merge: tuple[tuple[str, MergeFunction], ...] = ()
+    """How each column is combined with that of the row that has the key, for ``write="merge"``."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -65,21 +69,32 @@ class TableSpec:
             raise BadInput(f"table {self.name}: {complaint}")
 
     def _complaints(self) -> list[str]:
-        modes, upsert = get_args(Write), self.write == "upsert"
+        modes, upsert, merges = get_args(Write), self.write == "upsert", self.write == "merge"
         rules = {
             f"write={self.write!r} is not known; write {', '.join(modes)}": self.write not in modes,
             f"{self.write} needs key=, the column or columns that identify a row": self.write != "append"
             and not self.key,
             "append takes no key=; use write='upsert' to overwrite rows by key": self.write == "append" and self.key,
-            "version= needs write='upsert': it says which of two rows is newer": self.version and not upsert,
+            "version= needs write='upsert' or 'merge': it says which of two rows is newer": self.version
+            and not (upsert or merges),
             "version= can't be part of the key": self.version in self.key,
             "delete= needs write='upsert': rows are deleted by their key": self.delete is not None and not upsert,
             "delete= needs 'tombstone' or a condition on the record, such as \"value.op = 'd'\"": self.delete == "",
-            "per_batch= needs write='upsert' or 'ignore': rows that are appended replace nothing": self.per_batch
-            and self.write == "append",
+            "per_batch= needs write='upsert' or 'ignore': other rows replace nothing": self.per_batch
+            and self.write in ("append", "merge"),
+            "merge= needs write='merge'": self.merge and not merges,
+            "merge needs merge=, which says how each column is combined, such as merge={'n': 'sum'}": merges
+            and not self.merge,
+            "provenance= can't be kept by merge: a row comes from many records": self.provenance and merges,
             "names that start with tallymark_ are reserved; choose another": self.name.lower().startswith("tallymark_"),
         }
-        return [complaint for complaint, broken in rules.items() if broken]
+        found = [complaint for complaint, broken in rules.items() if broken]
+        return found or list(merging.complaints(dict(self.merge), self.key, self.version) if merges else ())
+
+    @property
+    def functions(self) -> dict[str, MergeFunction]:
+        """The merge function of each column that is not in the key."""
+        return merging.merge_functions(dict(self.merge), self.version)
 
     @property
     def deletes(self) -> str | None:
@@ -134,20 +149,39 @@ def table_schema(spec: TableSpec, schema: pa.Schema) -> pa.Schema:
     return pa.schema([*schema, *(pa.field(name, kind) for name, kind in PROVENANCE.items())])
 
 
+def check_merge(spec: TableSpec, schema: pa.Schema) -> None:
+    """Refuse rows of a schema that can't be merged as the table says."""
+    if spec.write == "merge" and (why := merging.unfit(spec.functions, schema, spec.key)):
+        raise BadInput(f"table {spec.name}: {why}")
+
+
 def check_unmerged(spec: TableSpec, why: str = "its function merges records") -> None:
     """Refuse rows with a key that are merged from several records: one batch does not know the total of a key."""
     if spec.write == "append" or spec.per_batch:
         return
+    if spec.write == "merge":
+        _check_order(spec, why)
+        return
     does = "replace the row of an earlier batch" if spec.write == "upsert" else "keep only the row of the first batch"
     raise BadInput(
         f"table {spec.name}: {why}, and write={spec.write!r} would {does} instead of adding to it; "
-        "append the partial results of each batch and sum them in a view, count in a handler (SET n = n + :n), "
-        "aggregate in a streaming query with tm.Sink, or set per_batch=True if no key occurs in a later batch"
+        "set write='merge' to combine it with the stored row, append the partial results of each batch and sum them in "
+        "a view, aggregate in a streaming query with tm.Sink, or set per_batch=True if no key occurs in a later batch"
     )
 
 
+def _check_order(spec: TableSpec, why: str) -> None:
+    """Refuse merge functions that need the order of records, if the rows do not tell it."""
+    ordered = [name for name, function in spec.functions.items() if function in merging.BY_VERSION]
+    if ordered and spec.version is None:
+        raise BadInput(
+            f"table {spec.name}: {why}, so that nothing tells which {ordered[0]} is the {spec.functions[ordered[0]]}; "
+            "set version= to a column that does, such as a time"
+        )
+
+
 def finish(spec: TableSpec, rows: pa.Table, batch: str) -> Changes:
-    """Return the rows as they are written. Unless they are appended: at most one put per key, sorted by key.
+    """Return the rows as they are written. With a key they are sorted by it, and unless they are merged, unique.
 
     A key may be both deleted and put, if its newest row is newer than a deletion. The deletion is applied first, and
     the row is inserted after it, as if they were in two batches.
@@ -159,12 +193,21 @@ def finish(spec: TableSpec, rows: pa.Table, batch: str) -> Changes:
         rows = _oldest_first(spec, rows)
         if has_origin(rows) and DELETED in rows.column_names:
             rows, deleted = _after_deletions(spec, rows)
-        rows = _newest(spec, rows)
+        # Rows to merge stay apart until they are sent, so that a refused row leads to its record.
+        rows = rows if spec.write == "merge" else _newest(spec, rows)
     if DELETED not in rows.column_names:
         return Changes(spec, rows, deleted)
     going = pc.fill_null(rows[DELETED], False)
     deleted = pa.concat_tables([deleted, rows.filter(going)])
     return Changes(spec, rows.filter(pc.invert(going)), _sorted(deleted, spec.key) if spec.key else deleted)
+
+
+def sendable(spec: TableSpec, rows: pa.Table) -> pa.Table:
+    """Return the rows to put without their hidden columns; rows to merge are combined to one for each key."""
+    shown = visible(rows)
+    if spec.write != "merge" or not rows.num_rows:
+        return shown
+    return merging.merged(spec.functions, spec.version, shown, _starts(rows, spec.key))
 
 
 def visible(rows: pa.Table) -> pa.Table:
@@ -203,8 +246,8 @@ def without(rows: pa.Table, records: Collection[tuple[Partition, int]]) -> pa.Ta
     return rows.filter(keep)
 
 
-def null_keys(spec: TableSpec, rows: pa.Table) -> list[Refusal]:
-    """Return the records whose rows have no key and can't be identified."""
+def unusable_rows(spec: TableSpec, rows: pa.Table) -> list[Refusal]:
+    """Return the records whose rows no store can write: without a key, or not finite where numbers are merged."""
     refusals = []
     for name in spec.key:
         missing = rows.filter(no_key(rows[name]))
@@ -218,7 +261,14 @@ def null_keys(spec: TableSpec, rows: pa.Table) -> list[Refusal]:
             f"key column {name} is {empty}; filter such records out, or set delete='tombstone' if they are tombstones"
         )
         refusals += [Refusal(*origin(missing, at), spec.name, error) for at in range(missing.num_rows)]
-    return refusals
+    return [*refusals, *_not_numbers(spec, rows)]
+
+
+def _not_numbers(spec: TableSpec, rows: pa.Table) -> Iterator[Refusal]:
+    """Yield the records with NaN or infinity where numbers are merged: the total would never be a number again."""
+    for name, marks in merging.not_a_number(spec.functions, rows) if spec.write == "merge" else ():
+        wrong, error = rows.filter(marks), f"column {name} is not finite, as {spec.functions[name]} needs it"
+        yield from (refusal(spec, wrong, at, error) for at in range(wrong.num_rows))
 
 
 def no_key(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -131,6 +131,12 @@ class Setup:
 
     def job(self, owner: Owner, tables: Sequence[TableSpec] = (), limits: Limits | None = None) -> Job:
         """The parameters of a run by this owner."""
+        merges = [spec.name for spec in tables if spec.write == "merge"]
+        if merges and self.delivery != "exactly-once":
+            raise BadInput(
+                f"table {merges[0]}: with delivery={self.delivery!r} a crash repeats or loses a batch, and "
+                "write='merge' would make wrong totals of it; set delivery='exactly-once'"
+            )
         return Job(
             group=self.group,
             topics=self.source.topic_names,

@@ -14,6 +14,7 @@ from collections.abc import Collection, Sequence
 
 from tallymark.core.batch import fetched
 from tallymark.core.claims import Entry, Skip, explain_loss
+from tallymark.core.merging import BY_VERSION
 from tallymark.core.plan import Move, Plan, check_identity, readable_from
 from tallymark.core.progress import OnStep, ignore
 from tallymark.core.records import DeadLetter
@@ -150,7 +151,8 @@ def backfill(
 def check_order(tables: Sequence[TableSpec], *, overwrite: bool, allow: str = "pass overwrite=True") -> None:
     """Refuse tables whose rows depend on the order of records. ``allow`` tells the user how to override the check."""
     for spec in tables:
-        if overwrite or spec.write != "upsert":
+        in_order = spec.write == "merge" and any(name in BY_VERSION for name in spec.functions.values())
+        if overwrite or not (spec.write == "upsert" or in_order):
             continue
         if spec.version is None:
             raise BadInput(f"table {spec.name}: older records would overwrite newer rows; set version=, or {allow}")

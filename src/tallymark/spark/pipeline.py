@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tallymark.core.journal import LetterQuery
+from tallymark.core.merging import MergeFunction
 from tallymark.core.plan import Limits
 from tallymark.core.progress import OnStep, ignore
 from tallymark.core.retry import retrying
@@ -111,6 +112,7 @@ class Pipeline:
         create: bool = True,
         evolve: bool = False,
         per_batch: bool = False,
+        merge: Mapping[str, MergeFunction] | None = None,
     ) -> Callable[[TableFunction], TableFunction]:
         """Fill a table with the rows that the decorated function returns.
 
@@ -121,11 +123,16 @@ class Pipeline:
         existing row. ``provenance`` adds columns with the record and the batch that wrote a row. ``create=False``
         raises an error if the table does not exist; ``evolve=True`` adds missing columns to it.
 
-        A function that merges records (for example an aggregate) sees one batch at a time. With a key it is refused,
-        because its rows would replace those of earlier batches; ``per_batch=True`` allows that.
+        ``write="merge"`` combines each column with that of the row that has the key, as ``merge`` says:
+        ``{"orders": "sum", "largest": "max"}``. The functions are sum, count, min, max, newest, oldest and first.
+
+        A function that merges records (for example an aggregate) sees one batch at a time. With ``upsert`` and
+        ``ignore`` it is refused, because its rows would replace those of earlier batches; ``per_batch=True`` allows it.
         """
         columns = (key,) if isinstance(key, str) else tuple(key)
-        spec = TableSpec(name, columns, write, version, delete, provenance, create, evolve, per_batch)
+        spec = TableSpec(
+            name, columns, write, version, delete, provenance, create, evolve, per_batch, tuple((merge or {}).items())
+        )
         if name in self._tables:
             raise BadInput(f"table {name} has two functions; give each table one function")
 

@@ -14,13 +14,13 @@ from pyspark.sql.types import StructType
 from tallymark.core import raw
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import OFFSET, TIMESTAMP, Refusal, Staged, TableSpec, check_unmerged
-from tallymark.errors import BatchTooLarge, TooManyDead
+from tallymark.errors import BadInput, BatchTooLarge, TooManyDead
 from tallymark.kafka.source import Kafka, is_pattern
 from tallymark.spark.decode import RECORD
 from tallymark.spark.errors import FunctionFailed, explained
 from tallymark.spark.executors import check_reached, stage
 from tallymark.spark.functions import TableFunction, apply, as_columns, complete, few, schema_of, to_collect
-from tallymark.spark.plans import Pick, is_row_wise, over_several_records, pick, picked
+from tallymark.spark.plans import Pick, is_row_wise, over_several_records, pick, picked, unmergeable
 from tallymark.spark.scan import leave_out, within
 from tallymark.stores.sql.staging import Stages
 
@@ -103,6 +103,8 @@ class Shaper:
             rows = self.rows(spec, function, self._nothing)
             if OFFSET not in rows.columns:
                 check_unmerged(spec)
+            if spec.write == "merge" and (why := unmergeable(rows, self._nothing, spec.functions)):
+                raise BadInput(f"table {spec.name}: totals would depend on where batches begin: {why}")
             for name in over_several_records(rows):
                 check_unmerged(spec, f"a window function computes {name} of the records of one batch")
             picks = picked(rows, self._nothing)
@@ -199,6 +201,8 @@ class Shaper:
         for spec, _ in self.tables:
             if spec.deletes is not None:
                 return f"table {spec.name} deletes rows, which executors can't stage"
+            if spec.write == "merge":
+                return f"table {spec.name} merges its rows with the stored ones, which executors can't stage"
             if spec.write != "append" and spec.name in self.merging():
                 return f"table {spec.name} merges records, and executors can't check the keys of merged rows"
         return None

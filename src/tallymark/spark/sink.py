@@ -120,6 +120,8 @@ class Sink:
 
         The arguments are those of ``Pipeline.table``; ``delete`` is a condition on the row, such as ``"op = 'd'"``.
         """
+        if write == "merge":
+            raise BadInput(f"table {name}: a streaming query keeps its own totals; set write='upsert'")
         columns = (key,) if isinstance(key, str) else tuple(key)
         # A streaming query aggregates across micro-batches itself, so its rows may replace earlier rows.
         keyed = write != "append"

@@ -23,7 +23,7 @@ from tallymark.core.tables import (
     TableSpec,
     finish,
     no_key,
-    null_keys,
+    unusable_rows,
     visible,
 )
 from tallymark.errors import BadInput, DataRefused, TableMismatch
@@ -81,7 +81,7 @@ def check_keys(spec: TableSpec, given: Given) -> None:
             error = DataRefused if given.inferred else TableMismatch
             raise error(f"table {spec.name}: no row has column {name} of key= or version=")
     if any(pc.any(no_key(given.rows[name])).as_py() for name in spec.key):
-        refusal = null_keys(spec, _numbered(given.rows))[0]
+        refusal = unusable_rows(spec, _numbered(given.rows))[0]
         raise DataRefused(f"table {spec.name}: {refusal.error}")
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
+from tallymark.core.merging import MergeFunction
 from tallymark.core.tables import TableSpec, Write
 from tallymark.errors import BadInput
 from tallymark.stores.handler_rows import Rows
@@ -39,12 +40,13 @@ class Transaction(ABC):
         version: str | None = None,
         create: bool = True,
         evolve: bool = False,
+        merge: Mapping[str, MergeFunction] | None = None,
     ) -> None:
         """Bulk-load dicts or an Arrow table, all rows or none.
 
         A key that is missing in a dict is NULL. If several rows have the same key, the last row counts; with
-        ``version`` the row with the highest version, with ``write="ignore"`` the first row. The other options are
-        those of a pipeline's table.
+        ``version`` the row with the highest version, with ``write="ignore"`` the first row; with ``write="merge"`` all
+        rows are combined as ``merge`` says. The other options are those of a pipeline's table.
         """
 
     @abstractmethod
@@ -61,8 +63,14 @@ class Transaction(ABC):
 
 
 def spec_for(
-    table: str, key: str | Sequence[str], write: Write, version: str | None, *, create: bool, evolve: bool
+    table: str,
+    key: str | Sequence[str],
+    write: Write,
+    version: str | None,
+    *,
+    create: bool,
+    evolve: bool,
+    merge: Mapping[str, MergeFunction] | None,
 ) -> TableSpec:
-    return TableSpec(
-        table, (key,) if isinstance(key, str) else tuple(key), write, version, create=create, evolve=evolve
-    )
+    columns, merged = (key,) if isinstance(key, str) else tuple(key), tuple((merge or {}).items())
+    return TableSpec(table, columns, write, version, create=create, evolve=evolve, merge=merged)

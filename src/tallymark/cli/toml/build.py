@@ -102,6 +102,7 @@ def _add(pipeline: Pipeline, document: Document, name: str, said: Table) -> None
         create=said.create,
         evolve=said.evolve,
         per_batch=said.per_batch,
+        merge=said.merge,
     )
     register(_function(document, name, said.sql))
 

@@ -16,6 +16,7 @@ from sqlalchemy.exc import ArgumentError
 
 from tallymark.core.budget import Budget
 from tallymark.core.durations import Duration
+from tallymark.core.merging import MergeFunction
 from tallymark.core.plan import Limits, OnLoss
 from tallymark.core.retention import Retention
 from tallymark.core.retry import PATIENCE
@@ -145,6 +146,7 @@ class Table(Strict):
     create: bool = True
     evolve: bool = False
     per_batch: bool = False
+    merge: dict[str, MergeFunction] = {}
 
 
 class PipelineFile(Strict):

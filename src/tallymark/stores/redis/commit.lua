@@ -11,7 +11,103 @@ local HOLDS = {
 }
 -- What else a handler may call: its right to do so is looked at only if it does.
 local HANDLER = {SET = 'string', INCRBY = 'string', SREM = 'set', ZREM = 'zset', DEL = 'anything'}
-local OTHERS = {'HGET', 'HGETALL', 'TYPE', 'EXISTS', 'GET', 'SET', 'DEL'}
+local OTHERS = {'HGET', 'HMGET', 'HGETALL', 'TYPE', 'EXISTS', 'GET', 'SET', 'DEL'}
+
+-- Of two texts, which comes first by its bytes: the server's locale must not decide.
+local function before(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = a:byte(i), b:byte(i)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+
+local function less(a, b)
+  local sign_a, whole_a, part_a = a:match('^(%-?)0*(%d*)%.?(%d*)$')
+  local sign_b, whole_b, part_b = b:match('^(%-?)0*(%d*)%.?(%d*)$')
+  if whole_a and whole_b and #part_a == #part_b then
+    -- Digit by digit: a Lua number would round beyond 2^53.
+    if sign_a ~= sign_b then return sign_a == '-' end
+    if sign_a == '-' then whole_a, part_a, whole_b, part_b = whole_b, part_b, whole_a, part_a end
+    if #whole_a ~= #whole_b then return #whole_a < #whole_b end
+    return before(whole_a .. part_a, whole_b .. part_b)
+  end
+  local x, y = tonumber(a), tonumber(b)
+  if x and y then return x < y end
+  return before(a, b)
+end
+
+-- The exact sum of two decimal numbers, digit by digit. Nil if one of them is no such number.
+local function plus(a, b)
+  local sign_a, whole_a, part_a = a:match('^(%-?)(%d+)%.?(%d*)$')
+  local sign_b, whole_b, part_b = b:match('^(%-?)(%d+)%.?(%d*)$')
+  if not sign_a or not sign_b then return nil end
+  local scale, width = math.max(#part_a, #part_b), math.max(#whole_a, #whole_b)
+  local x = ('0'):rep(width - #whole_a) .. whole_a .. part_a .. ('0'):rep(scale - #part_a)
+  local y = ('0'):rep(width - #whole_b) .. whole_b .. part_b .. ('0'):rep(scale - #part_b)
+  local sign, same = sign_a, sign_a == sign_b
+  if not same and before(x, y) then x, y, sign = y, x, sign_b end
+  local digits, carry = {}, 0
+  for i = #x, 1, -1 do
+    local digit = x:byte(i) - 48 + (same and y:byte(i) - 48 or 48 - y:byte(i)) + carry
+    carry = math.floor(digit / 10)
+    digits[i] = digit - carry * 10
+  end
+  local text = (carry > 0 and carry or '') .. table.concat(digits)
+  local whole, part = text:sub(1, #text - scale):gsub('^0+(%d)', '%1'), text:sub(#text - scale + 1)
+  if not text:match('[1-9]') then sign = '' end
+  return sign .. whole .. (scale > 0 and '.' .. part or '')
+end
+
+-- A floating-point number in as few digits as give the same number again.
+local function shortest(number)
+  if number ~= number or number - number ~= 0 then return nil end
+  for digits = 15, 17 do
+    local text = ('%.' .. digits .. 'g'):format(number)
+    if tonumber(text) == number then return text:match('^%-?%d+$') and text .. '.0' or text end
+  end
+end
+
+local function total(old, new, how)
+  if how.kind == 'float' then
+    local x, y = tonumber(old), tonumber(new)
+    return x and y and shortest(x + y)
+  end
+  local sum = plus(old, new)
+  if not sum or less(sum, how.least) or less(how.most, sum) then return nil end
+  return sum
+end
+
+local function goes_before(a, b, kind)
+  if kind == 'text' then return before(a, b) end
+  return less(a, b)
+end
+
+-- The value of a column after a row has been merged: a text, or false for NULL. Nil if it is out of range.
+local function merge(how, old, new, old_version, new_version, versions)
+  if how.name == 'count' then return total(old or '0', new or '0', how) end
+  if how.name == 'first' then return old or new end
+  if how.name == 'newest' or how.name == 'oldest' then
+    if not versions then
+      if how.name == 'newest' then return new end
+      return old
+    end
+    local replaces = how.name == 'newest'
+    if old_version and new_version then
+      replaces = goes_before(new_version, old_version, versions) == (how.name == 'oldest')
+    elseif old_version or new_version then
+      replaces = not old_version
+    end
+    if replaces then return new end
+    return old
+  end
+  if not old or not new then return old or new end
+  if how.name == 'sum' then return total(old, new, how) end
+  local earlier
+  if how.name == 'min' then earlier = goes_before(new, old, how.kind) else earlier = goes_before(old, new, how.kind) end
+  if earlier then return new end
+  return old
+end
 
 -- 1. What has to hold: key, field, value.
 for _ = 1, count() do
@@ -23,8 +119,9 @@ end
 local tables, wrong = {}, {}
 for _ = 1, count() do
   local rows = {write = take(), kind = take(), version = count(), compare = take(), where = take(), start = take()}
-  rows.names = {}
+  rows.names, rows.merge = {}, {}
   for i = 1, count() do rows.names[i] = take() end
+  for i = 1, count() do rows.merge[i] = {name = take(), kind = take(), least = take(), most = take()} end
   rows.count, rows.key, rows.argument = count(), key, argument
   for i = 1, rows.count do
     local found = redis.call('TYPE', take_key()).ok
@@ -32,6 +129,41 @@ for _ = 1, count() do
   end
   argument = argument + rows.count * #rows.names
   tables[#tables + 1] = rows
+end
+
+-- Merged rows by key, computed before anything is written, because a sum may be out of range.
+local merged = {}
+local function merge_row(rows, name, at)
+  local there = merged[name]
+  if not there and redis.call('EXISTS', name) == 1 then
+    there = {}
+    for i, value in ipairs(redis.call('HMGET', name, unpack(rows.names))) do there[rows.names[i]] = value end
+  end
+  local version = rows.version > 0 and rows.names[rows.version]
+  local versions = version and (rows.compare == 'number' and 'number' or 'text')
+  local function given(i)
+    local value = ARGV[at + i]
+    return value ~= null and value
+  end
+  local after = {}
+  for i, field in ipairs(rows.names) do
+    local how = rows.merge[i]
+    if how.name == '' or not there then
+      after[field] = given(i) or how.name == 'count' and '0'
+    else
+      local old_version, new_version = version and there[version], version and given(rows.version)
+      after[field] = merge(how, there[field], given(i), old_version, new_version, versions)
+      if after[field] == nil then return field end
+    end
+  end
+  merged[name] = after
+end
+for number, rows in ipairs(tables) do
+  for i = 1, rows.write == 'merge' and #wrong == 0 and rows.count or 0 do
+    local name = KEYS[rows.key + i]
+    local field = merge_row(rows, name, rows.argument + (i - 1) * #rows.names)
+    if field then wrong[#wrong + 1] = {number - 1, i - 1, name, '!' .. field} end
+  end
 end
 if #wrong > 0 then return {'wrong', wrong} end
 
@@ -68,30 +200,6 @@ end
 
 if only_try == '1' then return {'done', {}} end
 
--- Of two texts, which comes first by its bytes: the server's locale must not decide.
-local function before(a, b)
-  for i = 1, math.min(#a, #b) do
-    local x, y = a:byte(i), b:byte(i)
-    if x ~= y then return x < y end
-  end
-  return #a < #b
-end
-
-local function less(a, b)
-  local sign_a, whole_a, part_a = a:match('^(%-?)0*(%d*)%.?(%d*)$')
-  local sign_b, whole_b, part_b = b:match('^(%-?)0*(%d*)%.?(%d*)$')
-  if whole_a and whole_b and #part_a == #part_b then
-    -- Digit by digit: a Lua number would round beyond 2^53.
-    if sign_a ~= sign_b then return sign_a == '-' end
-    if sign_a == '-' then whole_a, part_a, whole_b, part_b = whole_b, part_b, whole_a, part_a end
-    if #whole_a ~= #whole_b then return #whole_a < #whole_b end
-    return before(whole_a .. part_a, whole_b .. part_b)
-  end
-  local x, y = tonumber(a), tonumber(b)
-  if x and y then return x < y end
-  return before(a, b)
-end
-
 -- The version of the row that is there. Ours is the first member of the object; others may have written another.
 local function stored(rows, name)
   if rows.kind == 'hash' then return redis.call('HGET', name, rows.where) end
@@ -110,7 +218,7 @@ end
 
 local function stays(rows, name, at)
   if rows.write == 'ignore' then return redis.call('EXISTS', name) == 1 end
-  if rows.version == 0 then return false end
+  if rows.version == 0 or rows.write == 'merge' then return false end
   local old, new = stored(rows, name), ARGV[at + rows.version]
   if not old then return false end
   -- A row without a version gives way, and a deletion without one deletes whatever is there.
@@ -123,6 +231,7 @@ local function put_hash(rows, name, at)
   local put, gone = {}, {}
   for i = 1, #rows.names do
     local value = ARGV[at + i]
+    if rows.write == 'merge' then value = merged[name][rows.names[i]] or null end
     if value == null then
       gone[#gone + 1] = rows.names[i]
     else

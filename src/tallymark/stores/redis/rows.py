@@ -6,6 +6,7 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
 from functools import reduce
 from typing import Any
 
@@ -19,9 +20,10 @@ from tallymark.core.tables import (
     Changes,
     Refusal,
     TableSpec,
+    check_merge,
     has_origin,
-    null_keys,
     refusal,
+    unusable_rows,
     visible,
 )
 from tallymark.errors import BadInput
@@ -115,8 +117,11 @@ MOST_COLUMNS = 3900
 KINDS = {"hash": "hash", "json": "string"}
 
 
-def check_table(spec: TableSpec, schema: pa.Schema) -> None:
+def check_table(spec: TableSpec, schema: pa.Schema, form: Form) -> None:
     """Refuse a table that Redis can't store. There is nothing to create or to evolve."""
+    check_merge(spec, schema)
+    if spec.write == "merge" and form == "json":
+        raise BadInput(f"table {spec.name}: merge needs a field for each column; remove rows=json from the store's URL")
     if spec.name == LEDGER:
         raise BadInput(f"table {spec.name}: the name is reserved for the ledger; choose another name")
     for name in [*spec.key, *([spec.version] if spec.version else [])]:
@@ -143,7 +148,7 @@ def blocks(
 
 def refused_rows(change: Changes, form: Form) -> list[Refusal]:
     """Return the records whose rows have NULL or NaN in a key, a time without a text form, or only NULLs for a hash."""
-    found = [*null_keys(change.spec, change.puts), *null_keys(change.spec, change.deletes)]
+    found = [*unusable_rows(change.spec, change.puts), *unusable_rows(change.spec, change.deletes)]
     for name in (field.name for field in visible(change.puts).schema if pa.types.is_timestamp(field.type)):
         wrong = change.puts.filter(off_calendar(change.puts[name]))
         found += [refusal(change.spec, wrong, at, f"column {name}: {OFF_CALENDAR}") for at in range(wrong.num_rows)]
@@ -159,7 +164,20 @@ def _hashes(spec: TableSpec, rows: pa.Table, keys: list[str], _: set[str]) -> Bl
     names = rows.column_names
     version, compare, where, start = _version(spec, rows, names.index(spec.version) if spec.version else 0)
     columns = [texts(column) for column in rows.columns]
-    return Block(_mode(spec), "hash", keys, names, columns, version, compare, where, start)
+    merge = [_merge(spec.functions.get(field.name, ""), field.type) for field in rows.schema] if spec.merge else []
+    return Block(_mode(spec), "hash", keys, names, columns, version, compare, where, start, merge)
+
+
+def _merge(function: str, kind: pa.DataType) -> tuple[str, str, str, str]:
+    if pa.types.is_floating(kind):
+        return function, "float", "", ""
+    if pa.types.is_integer(kind):
+        most = 2 ** (kind.bit_width - 1) - 1
+        return function, "number", str(-most - 1), str(most)
+    if pa.types.is_decimal(kind):
+        most = format(Decimal(10**kind.precision - 1).scaleb(-kind.scale), "f")
+        return function, "number", f"-{most}", most
+    return function, "text", "", ""
 
 
 def _objects(spec: TableSpec, rows: pa.Table, keys: list[str], already_json: set[str]) -> Block:
@@ -186,7 +204,7 @@ def _version(spec: TableSpec, rows: pa.Table, at: int) -> tuple[int, str, str, s
 
 
 def _mode(spec: TableSpec) -> str:
-    return "ignore" if spec.write == "ignore" else "put"
+    return spec.write if spec.write in ("ignore", "merge") else "put"
 
 
 def _keys(spec: TableSpec, rows: pa.Table, prefix: str, batch: str) -> list[str]:

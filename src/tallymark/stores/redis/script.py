@@ -46,11 +46,14 @@ class Block:
     compare: str = ""
     where: str = ""
     start: str = ""
+    merge: Sequence[tuple[str, str, str, str]] = ()
+    """For each column, how it is merged: function, kind, and the lowest and highest number that it holds."""
 
     @property
     def header(self) -> list[Any]:
         about = [self.write, self.kind, self.version, self.compare, self.where, self.start]
-        return [*about, len(self.names), *self.names, len(self.keys)]
+        merge = [len(self.merge), *chain.from_iterable(self.merge)]
+        return [*about, len(self.names), *self.names, *merge, len(self.keys)]
 
 
 @dataclass

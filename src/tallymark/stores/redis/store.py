@@ -187,7 +187,7 @@ class RedisStore(Store):
 
     def check_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
         for spec in specs:
-            rows.check_table(spec, table_schema(spec, schemas[spec.name]))
+            rows.check_table(spec, table_schema(spec, schemas[spec.name]), self._form)
 
     def create_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
         self.check_tables(specs, schemas)
@@ -257,12 +257,7 @@ class RedisStore(Store):
         answer = self._server.answer(work, divisible=divisible)
         if answer[0] == b"wrong":
             wrong = [(sources[block], at, key, kind) for block, at, key, kind in answer[1][:refusals]]
-            raise RowsRefused(
-                [
-                    refusal(spec, table, at, f"key {key.decode()} holds a {kind.decode()}")
-                    for (spec, table), at, key, kind in wrong
-                ]
-            )
+            raise RowsRefused([refusal(spec, table, at, _wrong(key, kind)) for (spec, table), at, key, kind in wrong])
         return answer
 
     def _commit(self, entry: Entry) -> ScriptInput:
@@ -337,7 +332,14 @@ class RedisStore(Store):
 def _check_rows(answer: list[Any]) -> None:
     if answer[0] == b"wrong":
         _, _, key, kind = answer[1][0]
-        raise DataRefused(f"key {key.decode()} holds a {kind.decode()}; nothing was written")
+        raise DataRefused(f"{_wrong(key, kind)}; nothing was written")
+
+
+def _wrong(key: bytes, kind: bytes) -> str:
+    """Explain why a row can't be written: the type of what is there, or a column that can't be merged."""
+    if kind.startswith(b"!"):
+        return f"key {key.decode()}: the sum of {kind[1:].decode()} is out of range, or the stored value is no number"
+    return f"key {key.decode()} holds a {kind.decode()}"
 
 
 def _divisible(entry: Entry) -> bool:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tallymark.core.tables import Changes, Write, visible
+from tallymark.core.merging import MergeFunction
+from tallymark.core.tables import Changes, TableSpec, Write, visible
 from tallymark.errors import BadInput, DataRefused
 from tallymark.stores.arrow import is_json
 from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys
@@ -62,27 +63,37 @@ class RedisTransaction(Transaction):
         version: str | None = None,
         create: bool = True,
         evolve: bool = False,
+        merge: Mapping[str, MergeFunction] | None = None,
     ) -> None:
         self._check_open()
-        spec = spec_for(table, key, write, version, create=create, evolve=evolve)
+        spec = spec_for(table, key, write, version, create=create, evolve=evolve, merge=merge)
         given = Given.of(table, rows)
         if not given.rows.num_rows:
             return
         check_keys(spec, given)
-        # NULL of any type is stored as a missing field.
-        schema = pa.schema(
-            [field.with_type(pa.string()) if pa.types.is_null(field.type) else field for field in given.rows.schema]
-        )
+        schema = pa.schema([_known(field, spec) for field in given.rows.schema])
         change = changes(spec, cast(table, given.rows, schema))
-        check_table(spec, schema)
+        check_table(spec, schema, self._form)
         for refusal in refused_rows(change, self._form):
             raise DataRefused(f"table {table}: {refusal.error}")
         if not spec.key:
             change = Changes(spec, visible(change.puts), change.deletes)
         json_columns = {field.name for field in schema if is_json(field)}
         batch = uuid.uuid4().hex
-        self._blocks += [block for block, _ in blocks(change, self._form, self._keys.table(table), batch, json_columns)]
+        for block, _ in blocks(change, self._form, self._keys.table(table), batch, json_columns):
+            self._check_unmixed(block, table)
+            self._blocks.append(block)
         self.written[table] = self.written.get(table, 0) + len(change)
+
+    def _check_unmixed(self, new: Block, table: str) -> None:
+        """Refuse to merge with rows of the same transaction: the script computes all sums before it writes."""
+        for known in self._blocks:
+            mixed = known.write != new.write and "merge" in (known.write, new.write)
+            if mixed and not set(known.keys).isdisjoint(new.keys):
+                raise BadInput(
+                    f"table {table}: a transaction on Redis can't merge with a row that it writes in another way; use "
+                    "two transactions, or write='merge' for all rows"
+                )
 
     @contextmanager
     def savepoint(self) -> Iterator[None]:
@@ -244,6 +255,13 @@ def _set_by(command: str, rest: Sequence[Any], fields: Sequence[str]) -> Iterabl
     if command == "HSET":
         return zip(rest[::2], rest[1::2], strict=True)
     return [(field, 0) for field in (rest if command == "HDEL" else fields if command == "DEL" else ())]
+
+
+def _known(field: pa.Field, spec: TableSpec) -> pa.Field:
+    """Return the field with a type, if all its values are NULL: any will do, because NULL is a missing field."""
+    if not pa.types.is_null(field.type):
+        return field
+    return field.with_type(pa.int64() if spec.functions.get(field.name) in ("sum", "count") else pa.string())
 
 
 def _value(value: Any) -> Value:

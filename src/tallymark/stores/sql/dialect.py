@@ -28,6 +28,7 @@ from sqlalchemy import (
     create_engine,
     event,
     func,
+    literal_column,
     or_,
     true,
 )
@@ -43,6 +44,7 @@ from tallymark.errors import DataRefused
 from tallymark.stores.sql.columns import is_text, most_characters, python_rows
 from tallymark.stores.sql.errors import READ_ONLY as READ_ONLY_SERVER
 from tallymark.stores.sql.errors import judged
+from tallymark.stores.sql.merging import assignments
 from tallymark.stores.tls import StoreTls, check_file, take_tls, warn
 from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT, in_seconds, shown, with_password
 
@@ -219,9 +221,16 @@ def check_lengths(table: Table, rows: pa.Table) -> None:
 
 
 def resolved(
-    statement: postgresql.Insert | sqlite.Insert, spec: TableSpec, columns: Sequence[str], bytewise: str
+    statement: postgresql.Insert | sqlite.Insert,
+    spec: TableSpec,
+    columns: Sequence[str],
+    bytewise: str,
+    own: Mapping[str, str] | None = None,
 ) -> Insert:
-    """Add the ON CONFLICT clause for ``spec.write`` to the insert."""
+    """Add the ON CONFLICT clause for ``spec.write`` to the insert. ``own``: expressions that merge these columns."""
+    if spec.write == "merge":
+        merged = _merged(statement, spec, bytewise, own)
+        return statement.on_conflict_do_update(index_elements=list(spec.key), set_=merged)
     others = not_in_key(columns, spec.key)
     if spec.write == "append":
         return statement
@@ -233,6 +242,22 @@ def resolved(
         there = statement.table.c[spec.version]
         newer = or_(there.is_(None), not_above(statement.table, spec, statement.excluded[spec.version], bytewise))
     return statement.on_conflict_do_update(index_elements=list(spec.key), set_=overwritten, where=newer)
+
+
+def _merged(
+    statement: postgresql.Insert | sqlite.Insert, spec: TableSpec, bytewise: str, own: Mapping[str, str] | None
+) -> dict[str, ColumnElement[Any]]:
+    table, names = statement.table, list(spec.functions)
+    # The same way of quoting in both databases.
+    quoted = {name: '"' + name.replace('"', '""') + '"' for name in [table.name, *names]}
+    there = {name: f"{quoted[table.name]}.{quoted[name]}" for name in names}
+    given = {name: f"excluded.{quoted[name]}" for name in names}
+    ordered = {
+        name: f'{there[name]} COLLATE "{bytewise}"' if isinstance(table.c[name].type, String) else there[name]
+        for name in names
+    }
+    found = assignments(spec, there, given, ordered, own)
+    return {name: literal_column(expression) for name, expression in found.items()}
 
 
 def deletable(table: Any, spec: TableSpec, version: ColumnElement[Any], bytewise: str) -> ColumnElement[bool]:

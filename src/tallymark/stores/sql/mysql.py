@@ -25,6 +25,7 @@ from tallymark.errors import BadInput, DataRefused, TableMismatch
 from tallymark.stores.sql.columns import hexed, is_binary, is_text, python_rows
 from tallymark.stores.sql.dialect import READ_SECONDS, Dialect, check_lengths, not_in_key, parameters
 from tallymark.stores.sql.keys import Unique, unique_indexes
+from tallymark.stores.sql.merging import assignments
 from tallymark.stores.tls import StoreTls
 from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT, in_seconds, shown
 
@@ -299,6 +300,9 @@ def _on_duplicate(connection: Connection, table: Table, spec: TableSpec, columns
     there = {name: f"{quote(table.name)}.{quote(name)}" for name in columns}
     # VALUES(col) rather than a row alias: MariaDB does not support the alias.
     given = {name: f"VALUES({quote(name)})" for name in columns}
+    if spec.write == "merge":
+        ordered = {name: _bytewise(table, name, there[name]) for name in columns}
+        return _updating(connection, assignments(spec, there, given, ordered))
     others = sorted(not_in_key(columns, spec.key), key=lambda name: name == spec.version)
     if spec.write == "ignore" or not others:
         # Not INSERT IGNORE, which ignores every other error too.
@@ -307,7 +311,12 @@ def _on_duplicate(connection: Connection, table: Table, spec: TableSpec, columns
         version = _bytewise(table, spec.version, there[spec.version])
         newer = f"{there[spec.version]} IS NULL OR {given[spec.version]} >= {version}"
         given = {name: f"IF({newer}, {given[name]}, {there[name]})" for name in columns}
-    return f" ON DUPLICATE KEY UPDATE {', '.join(f'{quote(name)} = {given[name]}' for name in others)}"
+    return _updating(connection, {name: given[name] for name in others})
+
+
+def _updating(connection: Connection, values: Mapping[str, str]) -> str:
+    quote = connection.dialect.identifier_preparer.quote
+    return f" ON DUPLICATE KEY UPDATE {', '.join(f'{quote(name)} = {value}' for name, value in values.items())}"
 
 
 def _bytewise(table: Table, name: str, expression: str) -> str:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from decimal import Context, Decimal
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +14,7 @@ import pyarrow.compute as pc
 from sqlalchemy import Connection, Engine, Table, delete, event
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import URL
+from sqlalchemy.exc import DBAPIError
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, DataRefused
@@ -21,6 +26,8 @@ LOCK_WAIT = 30.0
 """Seconds that a writer waits for another writer."""
 BYTEWISE = "BINARY"
 WAL = "tallymark_wal"
+EXACT = Context(prec=100)
+"""Adds decimals without rounding them."""
 
 
 class Sqlite(Dialect):
@@ -57,8 +64,10 @@ class Sqlite(Dialect):
 
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
         _check_numbers(rows)
-        statement = resolved(sqlite.insert(table), spec, rows.column_names, BYTEWISE).values(parameters(table, rows))
-        self._execute_many(connection, statement, rows)
+        own = _exact(spec, rows.schema) if spec.write == "merge" else None
+        statement = resolved(sqlite.insert(table), spec, rows.column_names, BYTEWISE, own)
+        with _naming_overflow(own):
+            self._execute_many(connection, statement.values(parameters(table, rows)), rows)
 
     def delete(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
         given = parameters(table, rows)
@@ -66,6 +75,52 @@ class Sqlite(Dialect):
         if spec.version:
             statement = statement.where(deletable(table, spec, given[spec.version], BYTEWISE))
         self._execute_many(connection, statement, rows)
+
+
+def _exact(spec: TableSpec, schema: pa.Schema) -> dict[str, str]:
+    """Return what SQLite computes wrongly: it rounds sums beyond 64 bits, and stores decimals as text."""
+    found = {}
+    for name, function in spec.functions.items():
+        kind = schema.field(name).type
+        digits = kind.precision if pa.types.is_decimal(kind) else 0
+        if function in ("sum", "count"):
+            nothing = 0 if function == "count" else "NULL"
+            found[name] = f"COALESCE(tallymark_sum({{there}}, {{given}}, {digits}), {nothing})"
+        elif digits and function in ("min", "max"):
+            found[name] = f"tallymark_{function}({{there}}, {{given}})"
+    return found
+
+
+def _sum(there: Any, given: Any, digits: int) -> Any:
+    """Add two numbers, or decimals of so many digits in text form. NULL adds nothing."""
+    if there is None or given is None:
+        return given if there is None else there
+    if digits:
+        # Of two sums the wider scale remains, and no digit is rounded.
+        total = EXACT.add(Decimal(there), Decimal(given))
+        if len(total.as_tuple().digits) > digits:
+            raise OverflowError
+        return format(total, "f")
+    whole = there + given
+    if isinstance(whole, int) and not -(2**63) <= whole < 2**63:
+        raise OverflowError
+    return whole
+
+
+def _extreme(choose: Callable[..., str], there: str | None, given: str | None) -> str | None:
+    known = [value for value in (there, given) if value is not None]
+    return choose(known, key=Decimal) if known else None
+
+
+@contextmanager
+def _naming_overflow(own: Mapping[str, str] | None) -> Iterator[None]:
+    """SQLite reports an overflow in one of our functions as a value that is too big."""
+    try:
+        yield
+    except DBAPIError as error:
+        if own and "too big" in str(error.orig):
+            raise DataRefused("a sum is out of range for its column") from error
+        raise
 
 
 def _violations(connection: Connection) -> Counter[tuple[Any, ...]]:
@@ -87,6 +142,9 @@ def _on_connect(connection: Any, _: Any) -> None:
     # A power failure may undo the last commits, but rows and positions together, so the records are read again.
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.close()
+    connection.create_function("tallymark_sum", 3, _sum, deterministic=True)
+    for name, choose in (("min", min), ("max", max)):
+        connection.create_function(f"tallymark_{name}", 2, partial(_extreme, choose), deterministic=True)
 
 
 def _on_begin(connection: Connection) -> None:

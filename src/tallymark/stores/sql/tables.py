@@ -14,10 +14,11 @@ from sqlalchemy.engine.interfaces import ReflectedColumn
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateColumn
 
-from tallymark.core.tables import TableSpec
+from tallymark.core.merging import BY_ORDER
+from tallymark.core.tables import TableSpec, check_merge
 from tallymark.errors import TableMismatch
 from tallymark.stores.arrow import is_json
-from tallymark.stores.sql.columns import column_type, columns_for, family, plain
+from tallymark.stores.sql.columns import column_type, columns_for, family, has_own_text, plain
 from tallymark.stores.sql.keys import check_key, exact_collation
 
 T = TypeVar("T")
@@ -68,6 +69,7 @@ def existing_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -
     dialect = connection.dialect.name
     _check_names(spec, schema)
     _check_version(spec, schema, dialect)
+    check_merge(spec, schema)
     _check_decimals(spec, schema, dialect)
     if not has_table(connection, spec.name):
         columns_for(schema, spec.key)
@@ -80,6 +82,8 @@ def existing_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -
     _check_columns(table, spec, schema, dialect)
     _check_required(table, schema)
     _check_texts(table, spec, schema, dialect)
+    if spec.write == "merge":
+        _check_merged(table, spec, schema, dialect)
     if spec.write != "append":
         check_key(connection, table, spec, schema)
     return table
@@ -207,6 +211,27 @@ def _check_required(table: Table, schema: pa.Schema) -> None:
 def _fills_itself(column: Column[Any]) -> bool:
     numbered = column.primary_key and column.autoincrement is not False and isinstance(column.type, sql.Integer)
     return bool(column.nullable or column.server_default or column.identity or column.computed or numbered)
+
+
+def _check_merged(table: Table, spec: TableSpec, schema: pa.Schema, dialect: str) -> None:
+    """Refuse columns in which sums would be rounded, or which are compared in another way than the rows."""
+    for name, function in spec.functions.items():
+        column = table.c.get(name)
+        if column is None or function in BY_ORDER:
+            continue
+        field = schema.field(name)
+        need, have = family(column_type(field, in_key=False)), family(plain(column))
+        if dialect == "sqlite":
+            good = {"decimal": ["string"], "timestamp": ["timestamp", "string"], "date": ["date", "string"]}.get(
+                need or "", [need]
+            )
+        else:
+            good = {"integer": ["integer", "decimal"], "boolean": ["boolean", "integer"]}.get(need or "", [need])
+        if have not in good or has_own_text(column):
+            raise TableMismatch(
+                f"table {table.name}: column {name} is {column.type}, in which the {function} of the rows' "
+                f"{_spark_like(field)} would not be exact; change the type of the column, or cast the rows"
+            )
 
 
 def fits(wanted: sql.TypeEngine[Any], found: sql.TypeEngine[Any]) -> bool:

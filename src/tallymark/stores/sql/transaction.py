@@ -16,6 +16,7 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from tallymark.core.claims import Entry
 from tallymark.core.halving import Undoing
+from tallymark.core.merging import MergeFunction
 from tallymark.core.progress import Step
 from tallymark.core.tables import Write
 from tallymark.errors import DataRefused, TableChanged, TallymarkError, Unreachable
@@ -122,8 +123,9 @@ class SqlTransaction(Transaction):
         version: str | None = None,
         create: bool = True,
         evolve: bool = False,
+        merge: Mapping[str, MergeFunction] | None = None,
     ) -> None:
-        spec = spec_for(table, key, write, version, create=create, evolve=evolve)
+        spec = spec_for(table, key, write, version, create=create, evolve=evolve, merge=merge)
         given = Given.of(table, rows)
         if not given.rows.num_rows:
             return

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Table
 
 from tallymark.core.halving import Undoing, in_any_order, in_order
 from tallymark.core.spans import Partition
-from tallymark.core.tables import Changes, Refusal, TableSpec, has_origin, origin, refusal, visible, without
+from tallymark.core.tables import Changes, Refusal, TableSpec, has_origin, origin, refusal, sendable, without
 from tallymark.errors import DataRefused
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.errors import translated
@@ -68,7 +68,7 @@ class Piece:
             needed = [*spec.key, *([spec.version] if spec.version else [])]
             dialect.delete(connection, self.table, spec, self.rows.select(needed))
         else:
-            dialect.put(connection, self.table, spec, visible(self.rows))
+            dialect.put(connection, self.table, spec, sendable(spec, self.rows))
 
 
 def pieces(table: Table, change: Changes) -> Iterator[Piece]:

@@ -1,0 +1,138 @@
+"""Merge functions: how the column of a row is combined with the same column of the row that has its key.
+
+Every function gives the same result wherever the batches begin, except ``first``, and ``newest`` and ``oldest``
+without a version: these depend on the order of the commits. docs/merging.md specifies them. ``merged`` combines the
+rows of a batch before they are sent; the stores combine the result with the stored row by the same rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallymark.errors import DataRefused
+
+MergeFunction = Literal["sum", "count", "min", "max", "newest", "oldest", "first"]
+BY_VERSION: Mapping[str, MergeFunction] = {"newest": "max", "oldest": "min"}
+"""The functions that compare versions, and how the version itself is merged then."""
+BY_ORDER = ("newest", "oldest", "first")
+"""The functions that take any type, because they only choose between two values."""
+
+
+def merge_functions(given: Mapping[str, MergeFunction], version: str | None) -> dict[str, MergeFunction]:
+    """Return the functions with that of the version, which need not be given."""
+    implied = {BY_VERSION[name] for name in given.values() if name in BY_VERSION}
+    return {**given, version: implied.pop()} if version and len(implied) == 1 else dict(given)
+
+
+def complaints(given: Mapping[str, MergeFunction], key: Sequence[str], version: str | None) -> Iterator[str]:
+    """Yield what is wrong with ``merge=``."""
+    known = get_args(MergeFunction)
+    for column, function in given.items():
+        if function not in known:
+            yield f"merge={{{column!r}: {function!r}}} is not known; write {', '.join(known)}"
+        if column in key:
+            yield f"column {column} is in key= and in merge=; remove it from merge="
+    used = [name for name in BY_VERSION if name in given.values()]
+    if version and not used:
+        yield "version= needs a column that is merged by newest or oldest, which it decides"
+    if version and len(used) > 1:
+        yield "version= decides newest or oldest, and not both; merge the other one in a second table"
+    if version and used and given.get(version, BY_VERSION[used[0]]) != BY_VERSION[used[0]]:
+        yield f"version={version!r} is merged by {BY_VERSION[used[0]]}, because it decides what is {used[0]}"
+
+
+def unfit(functions: Mapping[str, MergeFunction], schema: pa.Schema, key: Sequence[str]) -> str | None:
+    """Return why rows of this schema can't be merged by these functions, if they can't."""
+    if missing := [name for name in functions if name not in schema.names]:
+        return f"its function does not return column {missing[0]} of merge="
+    for field in schema:
+        function = functions.get(field.name)
+        if function is None and field.name not in key:
+            return f"column {field.name} is neither in key= nor in merge=; say how it is merged, or leave it out"
+        if function == "count" and not pa.types.is_integer(field.type):
+            return f"column {field.name} is {field.type}, and count needs an integer"
+        if function == "sum" and not _is_number(field.type):
+            return f"column {field.name} is {field.type}, and sum needs a number"
+        if function in ("min", "max") and (pa.types.is_nested(field.type) or field.metadata):
+            return f"column {field.name} is {field.type}, which has no order for {function}"
+    return None
+
+
+def not_a_number(functions: Mapping[str, MergeFunction], rows: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
+    """Yield each column that is NaN or infinite in some rows, where numbers are merged, and mark these rows."""
+    for name, function in functions.items():
+        if function not in BY_ORDER and pa.types.is_floating(rows[name].type):
+            marks = pc.fill_null(pc.invert(pc.is_finite(rows[name])), False)
+            if pc.any(marks).as_py():
+                yield name, marks
+
+
+def merged(
+    functions: Mapping[str, MergeFunction], version: str | None, rows: pa.Table, starts: npt.NDArray[np.bool_]
+) -> pa.Table:
+    """Return one row for each key. ``rows`` are sorted by key, oldest first; ``starts`` marks the first of each key."""
+    if "count" not in functions.values() and starts.all():
+        return rows
+    firsts = np.flatnonzero(starts)
+    groups = pa.array(np.cumsum(starts))
+    columns = []
+    for name in rows.column_names:
+        function, column = functions.get(name), rows[name]
+        if function is None:
+            columns.append(column.take(pa.array(firsts)))
+        elif function in BY_ORDER:
+            columns.append(_chosen(function, column, rows[version] if version else None, starts))
+        else:
+            columns.append(_computed(name, function, column, groups))
+    return pa.Table.from_arrays(columns, schema=rows.schema)
+
+
+def _computed(name: str, function: MergeFunction, column: pa.ChunkedArray, groups: pa.Array) -> pa.ChunkedArray:
+    """Combine the values of each group. Sums are computed exactly and then checked against the column's type."""
+    adds, kind = function in ("sum", "count"), column.type
+    if function == "count":
+        column = pc.fill_null(column, 0)
+    if adds and pa.types.is_integer(kind):
+        column = column.cast(pa.decimal128(19))
+    elif adds and pa.types.is_decimal(kind):
+        column = column.cast(pa.decimal256(76, kind.scale))
+    table = pa.table({"group": groups, "value": column})
+    found = table.group_by("group", use_threads=False).aggregate([("value", "sum" if adds else function)])
+    try:
+        return found.column(1).cast(kind)
+    except pa.ArrowInvalid as error:
+        raise DataRefused(f"column {name}: the sum does not fit {kind}") from error
+
+
+def _chosen(
+    function: MergeFunction,
+    column: pa.ChunkedArray,
+    version: pa.ChunkedArray | None,
+    starts: npt.NDArray[np.bool_],
+) -> pa.ChunkedArray:
+    """Choose a value of each group: the first that is not NULL, or that of the newest or oldest row."""
+    count, firsts = len(starts), np.flatnonzero(starts)
+    places = np.arange(count)
+    if function == "first":
+        at = np.minimum.reduceat(np.where(column.is_valid().to_numpy(), places, count), firsts)
+        return column.take(pa.array(at, mask=at == count))
+    if version is None:
+        return column.take(pa.array(firsts if function == "oldest" else np.append(firsts[1:], count) - 1))
+    known = version.is_valid().to_numpy()
+    # Ranks from 1 on; a row without a version gives way to any other.
+    ranks = pc.rank(version, tiebreaker="dense").to_numpy().astype(np.int64)
+    ranks = np.where(known, ranks if function == "newest" else count + 1 - ranks, 0)
+    # Of equal versions the last row is the newest, and the first row the oldest.
+    best = ranks * (count + 1) + (places if function == "newest" else count - 1 - places)
+    place = np.maximum.reduceat(best, firsts) % (count + 1)
+    return column.take(pa.array(place if function == "newest" else count - 1 - place))
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
