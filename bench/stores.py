@@ -25,8 +25,9 @@ from bench.harness.records import FIRST_MOMENT, SCHEMA, STEP
 from bench.harness.servers import Servers
 from bench.harness.tables import Mode
 from tallymark.core.claims import Advance, Entry, FirstClaim, PositionChanges
+from tallymark.core.newest import finish
 from tallymark.core.spans import Owner, Partition, Tally
-from tallymark.core.tables import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, finish
+from tallymark.core.tables import OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes
 from tallymark.spark.executors import stage
 from tallymark.spark.functions import complete, to_collect
 from tallymark.spark.session import session

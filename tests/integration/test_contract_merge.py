@@ -15,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tallymark.core.newest import finish
 from tallymark.core.spans import Partition
-from tallymark.core.tables import OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec, finish, unusable_rows
+from tallymark.core.tables import OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec, unusable_rows
 from tallymark.errors import BadInput, TallymarkError
 from tallymark.stores.contract import RowsRefused, Store
 from tallymark.stores.opening import open_store

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec, finish
+from tallymark.core.newest import finish
+from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tests.support import databases, truth

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from tallymark.core.newest import finish
 from tallymark.core.spans import Partition
-from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, Refusal, TableSpec, finish
+from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, Changes, Refusal, TableSpec
 from tallymark.errors import BadInput, BatchTooLarge, DataRefused
 from tallymark.stores.arrow import JSON_MARK
 from tallymark.stores.contract import RowsRefused

@@ -13,9 +13,10 @@ import pytest
 from sqlalchemy import column, inspect, select, table
 
 from tallymark import Json, Kafka, Pipeline
+from tallymark.core.newest import finish
 from tallymark.core.records import Reading
 from tallymark.core.spans import Partition, Span
-from tallymark.core.tables import Staged, TableSpec, finish, visible
+from tallymark.core.tables import Staged, TableSpec, visible
 from tallymark.errors import BadInput, ReadFailed
 from tallymark.stores.opening import open_sql
 from tallymark.stores.sql.staging import ATTEMPT

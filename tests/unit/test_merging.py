@@ -9,7 +9,8 @@ import pyarrow as pa
 import pytest
 
 from tallymark.core.merging import unfit
-from tallymark.core.tables import OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec, finish, sendable
+from tallymark.core.newest import finish, sendable
+from tallymark.core.tables import OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
 from tallymark.errors import BadInput, DataRefused
 
 

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tallymark.core.newest import finish
 from tallymark.core.spans import Partition
 from tallymark.core.tables import (
     DELETED,
@@ -26,7 +27,6 @@ from tallymark.core.tables import (
     Changes,
     Refusal,
     TableSpec,
-    finish,
     origin,
     table_schema,
     unusable_rows,

@@ -14,10 +14,11 @@ from datetime import UTC, datetime
 
 from tallymark.core.claims import Advance, Claim, Entry, Fill, Note, Replay, Skip
 from tallymark.core.journal import Letter
+from tallymark.core.newest import finish
 from tallymark.core.plan import Move, Plan
 from tallymark.core.records import DeadLetter, PartitionCounts, RawRecord, Reading
 from tallymark.core.spans import Partition, Span, Tally
-from tallymark.core.tables import Changes, Refusal, TableSpec, finish, has_origin, unusable_rows, without
+from tallymark.core.tables import Changes, Refusal, TableSpec, has_origin, unusable_rows, without
 from tallymark.errors import Fenced, TallymarkError
 
 NUMBER = re.compile(r"\d+")

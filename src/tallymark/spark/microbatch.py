@@ -13,7 +13,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 
-from tallymark.core.tables import DELETED, OFFSET, PARTITION, TOPIC, Changes, TableSpec, finish
+from tallymark.core.newest import finish
+from tallymark.core.tables import DELETED, OFFSET, PARTITION, TOPIC, Changes, TableSpec
 from tallymark.errors import BadInput
 from tallymark.spark.errors import explained, first_line
 from tallymark.spark.executors import stage

@@ -14,6 +14,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallymark.core.newest import finish
 from tallymark.core.tables import (
     OFFSET,
     PARTITION,
@@ -21,7 +22,6 @@ from tallymark.core.tables import (
     TOPIC,
     Changes,
     TableSpec,
-    finish,
     no_key,
     unusable_rows,
     visible,

@@ -11,8 +11,9 @@ import pyarrow as pa
 from sqlalchemy import Connection, Table
 
 from tallymark.core.halving import Undoing, in_any_order, in_order
+from tallymark.core.newest import sendable
 from tallymark.core.spans import Partition
-from tallymark.core.tables import Changes, Refusal, TableSpec, has_origin, origin, refusal, sendable, without
+from tallymark.core.tables import Changes, Refusal, TableSpec, has_origin, origin, refusal, without
 from tallymark.errors import DataRefused
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.errors import translated
