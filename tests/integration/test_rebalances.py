@@ -579,6 +579,9 @@ class Interrupted:
     def topic(self) -> str:
         return self._partition.topic
 
+    def offset(self) -> int:
+        return -1001
+
     def partition(self) -> int:
         return self._partition.number
 
