@@ -130,6 +130,7 @@ UNSAFE = {
     "Sum DISTINCT of the records": "sum(DISTINCT value.amount)",
     "n is Max of the records of one batch, and is merged by sum": "max(value.amount)",
     "n is computed from the records": "round(sum(value.amount), 1)",
+    "n is computed from the records of one batch, and is merged by sum: aggregate it by sum": "sum(value.amount) + 1",
 }
 
 
@@ -155,11 +156,21 @@ def _counted(records: DataFrame) -> DataFrame:
     return records.groupBy("value.shop").agg(_expr("count(*) AS n"))
 
 
+def _shops(records: DataFrame) -> DataFrame:
+    return records.sparkSession.createDataFrame([("a", 1)], "shop STRING, n BIGINT")
+
+
 BATCHWISE: dict[str, Callable[[Any], Any]] = {
     "Filter sees": lambda records: _counted(records).where("n > 1"),
     "Deduplicate sees": lambda records: _counted(records.dropDuplicates(["key"])),
     "GlobalLimit sees": lambda records: _counted(records.limit(2)),
     "Window sees": lambda records: records.selectExpr("value.shop", "count(*) OVER (PARTITION BY value.shop) AS n"),
+    "Join sees": lambda records: _shops(records).join(records.select("value.shop"), "shop", "left"),
+    "Join sees .*": lambda records: _shops(records).join(records.select("value.shop"), "shop", "left_semi"),
+    "Join sees the": lambda records: _counted(
+        records.join(records.select("key").withColumnRenamed("key", "k"), _expr("key = k"))
+    ),
+    "Union sees": lambda records: records.selectExpr("value.shop", "1L AS n").union(_shops(records)),
     "Aggregate sees": lambda records: _counted(records.groupBy("value").agg(_expr("count(*) AS c"))),
 }
 
@@ -184,7 +195,7 @@ def test_functions_that_can_be_merged_are_accepted(
 
     def joined(records: DataFrame) -> DataFrame:
         shops = records.sparkSession.createDataFrame([("a", "Aachen"), ("b", "Bonn")], "shop STRING, town STRING")
-        priced = records.selectExpr("value.shop", "value.amount").join(shops, "shop")
+        priced = records.selectExpr("value.shop", "value.amount").join(shops, "shop", "left").orderBy("shop")
         return priced.groupBy("town").agg(_expr("coalesce(sum(amount), 0) AS n"), _expr("count_if(amount > 1) AS many"))
 
     def doubled(records: DataFrame) -> DataFrame:

@@ -208,12 +208,17 @@ AGGREGATES = {
     "oldest": ("MinBy",),
 }
 """The aggregates of a batch whose results a merge function combines to that of all records."""
-EXPANDING = (*ROW_WISE, "Expand", "Repartition", "RepartitionByExpression", "SubqueryAlias")
+EXPANDING = (*ROW_WISE, "Expand", "Repartition", "RepartitionByExpression", "Sort")
+"""Nodes that make rows of each record by itself, but may move them between partitions."""
+JOINS = (("INNER", "CROSS", "LEFT OUTER", "LEFT SEMI", "LEFT ANTI"), ("INNER", "CROSS", "RIGHT OUTER"))
+"""Joins that make no row without a record, if the records are on the left; on the right."""
 INSTEAD = {
     "Average": "keep the sum and the count, and divide them in a view",
     "Deduplicate": "write the keys to a table of their own with write='ignore', and count that",
     "Distinct": "write the keys to a table of their own with write='ignore', and count that",
     "Filter": "filter the records before the aggregate, or the totals in a view",
+    "Join": "join the records with a table of yours so that each row has a record",
+    "Union": "leave out rows that come from no record: every batch would add them",
 }
 
 
@@ -242,11 +247,13 @@ def unmergeable(rows: DataFrame, records: DataFrame, functions: Mapping[str, str
 
 def _batchwise(plan: Any, leaf: Any) -> str | None:
     """Return which node of a plan compares or selects records of one batch."""
-    if plan.fastEquals(leaf) or not _reads(plan, leaf):
+    if not _reads(plan, leaf) or plan.children().isEmpty():
         return None
-    node = plan.nodeName()
-    inner = [child for child in _listed(plan.children()) if _reads(child, leaf)]
-    fine = node in EXPANDING or node == "Union" or (node == "Join" and len(inner) == 1)
+    node, children = plan.nodeName(), _listed(plan.children())
+    inner = [child for child in children if _reads(child, leaf)]
+    fine = node in EXPANDING or (node == "Union" and len(inner) == len(children))
+    if node == "Join" and len(inner) == 1:
+        fine = plan.joinType().sql() in JOINS[children.index(inner[0])]
     if not fine or (node == "Filter" and _holds(plan, "Aggregate")) or not plan.subqueries().isEmpty():
         way = INSTEAD.get(node, "leave it out, or append the rows and compute totals in a view")
         return f"{node} sees the records of one batch only: {way}"
@@ -254,7 +261,8 @@ def _batchwise(plan: Any, leaf: Any) -> str | None:
 
 
 def _reads(plan: Any, leaf: Any) -> bool:
-    return plan.fastEquals(leaf) or any(_reads(child, leaf) for child in _listed(plan.children()))
+    # In a self-join or a union with itself, Spark gives new ids to the columns of one side.
+    return plan.sameResult(leaf) or any(_reads(child, leaf) for child in _listed(plan.children()))
 
 
 def _holds(plan: Any, node: str) -> bool:
@@ -285,16 +293,13 @@ def _aggregate(expression: Any) -> str | None:
 
 
 def _keeps_value(cast: Any) -> bool:
+    """Whether a cast changes no number: of integers to any wider number, of decimals to decimals of the same scale."""
     source, target = cast.child().dataType().typeName(), cast.dataType().typeName()
-    whole = ("byte", "short", "integer", "long")
-    return (
-        source in whole
-        or (source, target) == ("float", "double")
-        or (
-            source.startswith("decimal(")
-            and (target.startswith("decimal(") and target.endswith(source.partition(",")[2]))
-        )
-    )
+    if source in ("byte", "short", "integer", "long"):
+        return target in ("byte", "short", "integer", "long", "double") or target.startswith("decimal(")
+    if source.startswith("decimal("):
+        return bool(target.startswith("decimal(") and target.endswith(source.partition(",")[2]))
+    return (source, target) == ("float", "double")
 
 
 def without_names(rows: DataFrame) -> Any:
