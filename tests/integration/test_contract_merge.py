@@ -205,22 +205,20 @@ def small(*given: tuple[Any, ...], schema: pa.Schema) -> pa.Table:
     return table_of([{"shop": "x", "day": 0} | dict(zip(names, each, strict=True)) for each in given], schema=schema)
 
 
-@pytest.mark.parametrize("function", ["sum", "count"])
 @pytest.mark.parametrize(
-    ("kind", "most"),
+    ("function", "kind", "most"),
     [
-        (pa.int32(), 2**31 - 1),
-        (pa.int64(), 2**63 - 1),
-        (pa.decimal128(38, 0), Decimal(10**38 - 1)),
-        (pa.decimal128(5, 2), Decimal("999.99")),
+        ("sum", pa.int32(), 2**31 - 1),
+        ("sum", pa.int64(), 2**63 - 1),
+        ("count", pa.int64(), 2**63 - 1),
+        ("sum", pa.decimal128(38, 0), Decimal(10**38 - 1)),
+        ("sum", pa.decimal128(5, 2), Decimal("999.99")),
     ],
     ids=str,
 )
 def test_a_sum_that_does_not_fit_refuses_the_record_at_fault_and_nothing_is_written(
     function: Any, kind: pa.DataType, most: Any, store: Store, url: str
 ) -> None:
-    if function == "count" and pa.types.is_decimal(kind):
-        return
     getcontext().prec = 60
     one = most - most + 1
     schema = pa.schema([SCHEMA.field("shop"), SCHEMA.field("day"), ("n", kind)])
@@ -232,7 +230,10 @@ def test_a_sum_that_does_not_fit_refuses_the_record_at_fault_and_nothing_is_writ
         put(store, wanted, small((start,), (None,), schema=schema), schema)
         if sqlite_int:
             # A column of SQLite holds 64 bits; only what one batch sums up is checked.
-            return
+            for more in (2 * step, -start, -2 * step):
+                put(store, wanted, small((more,), schema=schema), schema)
+            assert list(rows(url, wanted.name, "n")) == [(0,)]
+            continue
         with pytest.raises(RowsRefused) as refused:
             put(store, wanted, small((step,), (3 * step,), (-step,), schema=schema), schema)
         assert [refusal.record for refusal in refused.value.refusals] == [(Partition("t", 0), 1)]

@@ -300,23 +300,17 @@ def _on_duplicate(connection: Connection, table: Table, spec: TableSpec, columns
     there = {name: f"{quote(table.name)}.{quote(name)}" for name in columns}
     # VALUES(col) rather than a row alias: MariaDB does not support the alias.
     given = {name: f"VALUES({quote(name)})" for name in columns}
-    if spec.write == "merge":
-        ordered = {name: _bytewise(table, name, there[name]) for name in columns}
-        return _updating(connection, assignments(spec, there, given, ordered))
     others = sorted(not_in_key(columns, spec.key), key=lambda name: name == spec.version)
     if spec.write == "ignore" or not others:
         # Not INSERT IGNORE, which ignores every other error too.
         others, given = [spec.key[0]], there
+    elif spec.write == "merge":
+        given = assignments(spec, there, given, {name: _bytewise(table, name, there[name]) for name in columns})
     elif spec.version:
         version = _bytewise(table, spec.version, there[spec.version])
         newer = f"{there[spec.version]} IS NULL OR {given[spec.version]} >= {version}"
         given = {name: f"IF({newer}, {given[name]}, {there[name]})" for name in columns}
-    return _updating(connection, {name: given[name] for name in others})
-
-
-def _updating(connection: Connection, values: Mapping[str, str]) -> str:
-    quote = connection.dialect.identifier_preparer.quote
-    return f" ON DUPLICATE KEY UPDATE {', '.join(f'{quote(name)} = {value}' for name, value in values.items())}"
+    return f" ON DUPLICATE KEY UPDATE {', '.join(f'{quote(name)} = {given[name]}' for name in others)}"
 
 
 def _bytewise(table: Table, name: str, expression: str) -> str:
