@@ -16,6 +16,7 @@ from tallymark.core.journal import DEAD, DISCARDED, REPLAYED, VOID, LetterQuery,
 from tallymark.core.records import DeadLetter
 from tallymark.core.retention import Cutoffs
 from tallymark.core.spans import Partition, Position, Span, Tally
+from tallymark.core.tables import WrittenTable
 from tallymark.errors import CommitRefused, Fenced, PositionMoved
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
@@ -403,3 +404,15 @@ def test_who_does_not_consent_keeps_the_group(store: Store, group: str) -> None:
     with pytest.raises(PositionMoved):
         store.journal().delete(group, refuse)
     assert position(store, group).tally.total == 10
+
+
+def test_the_tables_of_a_group_are_recorded_once_and_go_with_the_group(store: Store, group: str) -> None:
+    claims = take(store, group, "first", [ZERO, ONE])
+    tables = [WrittenTable("events", "append"), WrittenTable("totals", "merge", "redis://elsewhere")]
+    for start in (0, 10):
+        step = Advance(ZERO, start, start + 10, claims[ZERO].epoch, Tally(applied=10), SINCE)
+        store.apply((), dataclasses.replace(moving(group).entry, advances=[step], tables=tables))
+    assert store.journal().tables(group) == {group: tables}
+    assert store.journal().tables()[group] == tables
+    store.journal().delete(group, lambda *_: None)
+    assert store.journal().tables(group) == {}

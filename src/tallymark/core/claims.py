@@ -17,6 +17,7 @@ from datetime import datetime
 
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Partition, Position, Span, Tally
+from tallymark.core.tables import WrittenTable
 from tallymark.errors import CommitRefused, Fenced, PositionMoved
 
 
@@ -217,6 +218,8 @@ class Entry:
     pause: str | None = None
     fills: Sequence[Fill] = ()
     replays: Sequence[Replay] = ()
+    tables: Sequence[WrittenTable] = ()
+    """Tables that the ledger may not know yet."""
 
     def __post_init__(self) -> None:
         skipped, noted = Counter[Partition](), Counter[Partition]()

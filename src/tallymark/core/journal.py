@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from tallymark.core.claims import Note, PositionChanges
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import GroupState, Partition, Position, Span, Tally
+from tallymark.core.tables import WrittenTable
 
 BEAT_SECONDS = 5.0
 """Interval of the heartbeats of a run."""
@@ -114,6 +115,10 @@ class Journal(ABC):
     @abstractmethod
     def history(self, group: str, since: datetime | None = None, most: int = 1000) -> list[BatchLine]:
         """Return the last commits, newest first."""
+
+    @abstractmethod
+    def tables(self, group: str | None = None) -> dict[str, list[WrittenTable]]:
+        """Return the tables that a group, or every group, has written to, in order."""
 
     @abstractmethod
     def notes(self, group: str, kinds: Collection[str]) -> list[NoteLine]:

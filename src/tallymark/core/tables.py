@@ -97,6 +97,15 @@ class TableSpec:
         return TOMBSTONE if self.delete == "tombstone" else self.delete
 
 
+@dataclass(frozen=True, order=True)
+class WrittenTable:
+    """A table that a group writes to. ``store`` is set if the ledger is in another database than the table."""
+
+    name: str
+    write: Write
+    store: str | None = None
+
+
 @dataclass(frozen=True)
 class Refusal:
     """A record that was decoded, but refused by a table or by its function, with the error."""

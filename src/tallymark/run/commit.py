@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ from tallymark.core.claims import Claim, Entry
 from tallymark.core.progress import Step
 from tallymark.core.retry import LAST_SECONDS, retrying
 from tallymark.core.spans import Partition, Tally
-from tallymark.core.tables import Changes, Refusal
+from tallymark.core.tables import Changes, Refusal, WrittenTable
 from tallymark.errors import BadInput, BatchTooLarge, CommitRefused, TallymarkError, Unreachable
 from tallymark.stores.contract import RowsRefused, Store
 from tallymark.stores.transaction import Transaction
@@ -108,6 +108,8 @@ class Committer:
         self._letters = letters
         self._patience = patience
         self._stop = stop
+        self._written: set[WrittenTable] = set()
+        self._recorded: set[WrittenTable] = set()
 
     def commit(self, batch: BatchToCommit, claims: Claims, on_step: OnStep) -> Entry:
         """Write the batch. Returns the entry that was committed."""
@@ -130,7 +132,7 @@ class Committer:
         def at_end() -> Entry | None:
             nonlocal entry
             if delivery == "exactly-once":
-                entry = replace(self._entry(handling.accounts(), claims), rows=dict(db.written))
+                entry = self._writing(self._entry(handling.accounts(), claims), db.tables, db.written)
                 return entry
             if delivery == "at-least-once":
                 # Before the rows are committed: a batch with too many dead records must not leave any.
@@ -150,20 +152,33 @@ class Committer:
                     raise
             if delivery == "at-least-once":
                 on_step(Step.HALFWAY)
-                entry = self.write_entry(handling.accounts(), claims, on_step, dict(db.written))
+                entry = self.write_entry(handling.accounts(), claims, on_step, db)
         except BaseException as error:
             handling.failed(error, entry if delivery == "at-most-once" else None)
             raise
         assert entry is not None
+        self._recorded.update(entry.tables)
+        # With at-most-once the entry came first: the next one records the tables.
+        self._note(db.tables)
         handling.done(entry)
 
     def write_entry(
-        self, batch: BatchToCommit, claims: Claims, on_step: OnStep, rows: Mapping[str, int] | None = None
+        self, batch: BatchToCommit, claims: Claims, on_step: OnStep, db: Transaction | None = None
     ) -> Entry:
-        """Write only the ledger's entry of a batch."""
-        entry = replace(self._entry(batch, claims), rows=rows or {})
+        """Write only the ledger's entry of a batch, after what a handler has written in ``db``."""
+        tables, rows = (db.tables, db.written) if db is not None else ((), {})
+        entry = self._writing(self._entry(batch, claims), tables, rows)
         self.write_ledger((), entry, claims, on_step)
         return entry
+
+    def _writing(self, entry: Entry, tables: Iterable[WrittenTable], rows: Mapping[str, int]) -> Entry:
+        """The entry, with the rows of each table and the tables that the ledger may not know yet."""
+        self._note(tables)
+        return replace(entry, rows=dict(rows), tables=sorted(self._written - self._recorded))
+
+    def _note(self, tables: Iterable[WrittenTable]) -> None:
+        elsewhere = None if self._rows is self._ledger else self._rows.name
+        self._written.update(replace(table, store=elsewhere) for table in tables)
 
     def _retrying(self, work: Callable[[], T]) -> T:
         """Retry ``work`` for up to ``LAST_SECONDS`` after a stop, so that a batch in flight can finish."""
@@ -190,10 +205,12 @@ class Committer:
             # Refused rows must be known before the positions move.
             self._retrying(lambda: self._rows.try_out(changes, self._refusals_wanted))
         entry = self._budgeted(batch.entry(self.group, claims))
+        entry = self._writing(entry, [WrittenTable(spec.name, spec.write) for spec in batch.tables], entry.rows)
         self.write_ledger(changes if delivery == "exactly-once" else (), entry, claims, on_step)
         if delivery == "at-most-once":
             on_step(Step.HALFWAY)
             self._write_rows_once(changes, on_step)
+        self._recorded.update(entry.tables)
         return entry
 
     def _write_rows(self, changes: Sequence[Changes], on_step: OnStep) -> None:

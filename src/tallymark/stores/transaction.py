@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from tallymark.core.merging import MergeFunction
-from tallymark.core.tables import TableSpec, Write
+from tallymark.core.tables import TableSpec, Write, WrittenTable
 from tallymark.errors import BadInput
 from tallymark.stores.handler_rows import Rows
 
@@ -25,6 +25,8 @@ class Transaction(ABC):
 
     written: dict[str, int]
     """The number of rows that ``write`` has written to each table, without those that a savepoint rolled back."""
+    tables: set[WrittenTable]
+    """How ``write`` has written to these tables, including what a savepoint rolled back."""
     defers = False
     """Whether the store has deferred constraints, so that ``check`` may refuse what a later statement would correct."""
     _over = False

@@ -15,6 +15,7 @@ import pyarrow as pa
 from tallymark.core.claims import Note, explain_settled
 from tallymark.core.journal import UNAPPLIED, BatchLine, Consent, Decision, Journal, Letter, LetterQuery, NoteLine, Run
 from tallymark.core.spans import OUTCOMES, GroupState, Partition, Position, Span, Tally
+from tallymark.core.tables import WrittenTable
 from tallymark.errors import BadInput, CommitRefused
 from tallymark.stores.contract import HISTORY, NOTES, Moment, Snapshot, SnapshotMark
 from tallymark.stores.redis import ledger, letters, notes
@@ -47,6 +48,15 @@ class RedisJournal(Journal):
         key = self.keys.batches(group)
         lines = self.ask(lambda client: client.zrevrangebyscore(key, "+inf", first, start=0, num=most))
         return [_batch(json.loads(line)) for line in lines]
+
+    def tables(self, group: str | None = None) -> dict[str, list[WrittenTable]]:
+        groups = [group] if group is not None else list(self.groups())
+        found = {name: self._hash(self.keys.tables(name)) for name in groups}
+        return {
+            name: sorted(_table(written, store) for written, store in fields.items())
+            for name, fields in found.items()
+            if fields
+        }
 
     def notes(self, group: str, kinds: Collection[str]) -> list[NoteLine]:
         lines = self.ask(lambda client: client.lrange(self.keys.exceptions(group), 0, -1))
@@ -168,6 +178,11 @@ def _batch(line: Mapping[str, Any]) -> BatchLine:
     tally = Tally(*(line[name] for name in OUTCOMES))
     times = from_text(line["started_at"]), from_text(line["committed_at"])
     return BatchLine(line["batch"], *times, tally, line["table_rows"], spans)
+
+
+def _table(written: str, store: str) -> WrittenTable:
+    name, write = json.loads(written)
+    return WrittenTable(name, write, store or None)
 
 
 def _note(line: Mapping[str, Any]) -> NoteLine:

@@ -75,10 +75,14 @@ class RedisKeys:
     def runs(self, group: str) -> str:
         return self._ledger("runs", group)
 
+    def tables(self, group: str) -> str:
+        """The tables that a group writes to: a hash of their stores, by a JSON array of name and write."""
+        return self._ledger("tables", group)
+
     def of_group(self, group: str) -> list[str]:
         """The keys that exist once for each group."""
         named = self.group, self.positions, self.batches, self.exceptions, self.skips, self.rebalances, self.letters
-        return [name(group) for name in (*named, self.runs)]
+        return [name(group) for name in (*named, self.runs, self.tables)]
 
     def schema(self) -> str:
         return self._ledger("schema")

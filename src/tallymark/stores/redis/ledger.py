@@ -7,6 +7,7 @@
     skips:<group>                                         a hash of the open skips, by their start
     rebalances:<group>                                    a sorted set of JSON objects, by time in microseconds
     runs:<group>                                          a hash of JSON objects, by run
+    tables:<group>                                        a hash of stores, by table and how it is written
     letter:<group>:<topic>:<partition>:<offset>:<batch>   a hash; ``letters:<group>`` has their keys, by time
     schema                                                a hash: the version of the ledger
 
@@ -41,7 +42,7 @@ from tallymark.stores.redis import letters, notes
 from tallymark.stores.redis.keys import RedisKeys, as_text, from_text, score
 from tallymark.stores.redis.script import ScriptInput
 
-VERSION = 4
+VERSION = 5
 KEEP_BATCHES = 100_000
 """History is kept in memory: this limit is about 30 MB for each group, whatever retention the loop asks for."""
 OWNERSHIP = ("epoch", "owner", "owner_host", "owned_since")
@@ -172,6 +173,8 @@ def commit(
     for letter in entry.dead_letters:
         work.call("ZADD", keys.letters(entry.group), score(entry.now), letters.put(work, keys, entry, letter))
     notes.write(work, keys, entry.group, entry.journal, entry.now, entry.batch)
+    for table in entry.tables:
+        work.call("HSETNX", keys.tables(entry.group), json.dumps([table.name, table.write]), table.store or "")
     if any(len(span) for span in entry.spans):
         work.call("ZADD", keys.batches(entry.group), score(entry.now), _batch(entry))
         work.call("ZREMRANGEBYRANK", keys.batches(entry.group), 0, -KEEP_BATCHES - 1)

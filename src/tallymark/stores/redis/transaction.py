@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from tallymark.core.merging import MergeFunction
-from tallymark.core.tables import Changes, TableSpec, Write, visible
+from tallymark.core.tables import Changes, TableSpec, Write, WrittenTable, visible
 from tallymark.errors import BadInput, DataRefused
 from tallymark.stores.arrow import is_json
 from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys
@@ -45,7 +45,7 @@ class RedisTransaction(Transaction):
     def __init__(
         self, store: str, client: Callable[[], Any], keys: RedisKeys, form: Form, try_out: Callable[[ScriptInput], None]
     ) -> None:
-        self.written = {}
+        self.written, self.tables = {}, set()
         self._store, self._client, self._keys, self._form = store, client, keys, form
         self._try_out = try_out
         self._blocks: list[Block] = []
@@ -84,6 +84,7 @@ class RedisTransaction(Transaction):
             self._check_unmixed(block, table)
             self._blocks.append(block)
         self.written[table] = self.written.get(table, 0) + len(change)
+        self.tables.add(WrittenTable(table, write))
 
     def _check_unmixed(self, new: Block, table: str) -> None:
         """Refuse to merge with rows of the same transaction: the script computes all sums before it writes."""

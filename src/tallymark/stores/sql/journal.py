@@ -14,11 +14,12 @@ from tallymark.core.claims import Note
 from tallymark.core.journal import UNAPPLIED, BatchLine, Consent, Decision, Journal, Letter, LetterQuery, NoteLine, Run
 from tallymark.core.retry import retrying
 from tallymark.core.spans import GroupState, Partition, Span
+from tallymark.core.tables import WrittenTable
 from tallymark.stores.contract import HISTORY, NOTES, ORIGIN, Moment, Snapshot, SnapshotMark
 from tallymark.stores.sql.ledger.claim import delete_group, move
 from tallymark.stores.sql.ledger.letters import count_letters, read_letters, settle
 from tallymark.stores.sql.ledger.read import lock_positions, read_group
-from tallymark.stores.sql.ledger.runs import read_groups, read_history, read_notes, read_runs
+from tallymark.stores.sql.ledger.runs import read_groups, read_history, read_notes, read_runs, read_tables
 from tallymark.stores.sql.ledger.skips import read_skips
 from tallymark.stores.sql.ledger.tables import dead_letters, exceptions
 
@@ -46,6 +47,10 @@ class SqlJournal(Journal):
     def history(self, group: str, since: datetime | None = None, most: int = 1000) -> list[BatchLine]:
         with self._look() as connection:
             return read_history(connection, group, since, most)
+
+    def tables(self, group: str | None = None) -> dict[str, list[WrittenTable]]:
+        with self._look() as connection:
+            return read_tables(connection, group)
 
     def notes(self, group: str, kinds: Collection[str]) -> list[NoteLine]:
         with self._look() as connection:

@@ -18,7 +18,7 @@ from tallymark.core.claims import Entry
 from tallymark.core.halving import Undoing
 from tallymark.core.merging import MergeFunction
 from tallymark.core.progress import Step
-from tallymark.core.tables import Write
+from tallymark.core.tables import Write, WrittenTable
 from tallymark.errors import DataRefused, TableChanged, TallymarkError, Unreachable
 from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys
 from tallymark.stores.sql import write as bulk
@@ -49,7 +49,7 @@ class SqlTransaction(Transaction):
     """
 
     def __init__(self, store: str, engine: Engine, dialect: Dialect, known: Known) -> None:
-        self.written = {}
+        self.written, self.tables = {}, set()
         self.defers = dialect.defers
         self._store, self._engine, self._dialect, self._known = store, engine, dialect, known
         # Added to the shared cache only after the commit: this transaction may have created the table.
@@ -141,6 +141,7 @@ class SqlTransaction(Transaction):
                 change = changes(spec, cast(table, given.rows, fitted.schema))
                 bulk.write(self._dialect, self._open, fitted.table, change)
                 self.written[table] = self.written.get(table, 0) + len(change)
+                self.tables.add(WrittenTable(table, write))
         except TableChanged:
             self._known.pop(place, None)
             raise

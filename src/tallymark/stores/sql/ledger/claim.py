@@ -35,7 +35,16 @@ from tallymark.stores.sql.ledger.read import (
 )
 from tallymark.stores.sql.ledger.runs import read_runs
 from tallymark.stores.sql.ledger.skips import void_skips
-from tallymark.stores.sql.ledger.tables import batches, dead_letters, exceptions, groups, positions, rebalances, runs
+from tallymark.stores.sql.ledger.tables import (
+    batches,
+    dead_letters,
+    exceptions,
+    groups,
+    positions,
+    rebalances,
+    runs,
+    tables,
+)
 
 
 def claim(
@@ -134,7 +143,7 @@ def _update_each(
         connection.execute(update(positions).where(*condition).values(**values), list(keys))
 
 
-TABLES = (positions, batches, exceptions, dead_letters, groups, rebalances, runs)
+TABLES = (positions, batches, exceptions, dead_letters, groups, rebalances, runs, tables)
 
 
 def move(

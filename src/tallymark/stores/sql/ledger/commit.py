@@ -22,7 +22,7 @@ from tallymark.core.spans import OUTCOMES, GroupState
 from tallymark.errors import CommitRefused
 from tallymark.stores.sql.ledger.letters import letter_states, replay
 from tallymark.stores.sql.ledger.read import by_driver, key_condition, key_parameters, read_positions
-from tallymark.stores.sql.ledger.runs import write_state
+from tallymark.stores.sql.ledger.runs import record_tables, write_state
 from tallymark.stores.sql.ledger.skips import fill, read_skips
 from tallymark.stores.sql.ledger.tables import batches, dead_letters, exceptions, positions
 
@@ -58,6 +58,7 @@ def record(connection: Connection, entry: Entry) -> None:
         most = _most_bytes(connection)
         connection.execute(insert(dead_letters), [_letter(entry, letter, most) for letter in entry.dead_letters])
     record_notes(connection, entry.group, entry.journal, entry.now, entry.batch)
+    record_tables(connection, entry.group, entry.tables, entry.now)
     connection.execute(insert(batches), _batch(entry))
     if entry.pause is not None:
         write_state(connection, entry.group, GroupState("paused", entry.pause, "budget", entry.now))
@@ -110,7 +111,7 @@ _RECORD_AND_ADVANCE = str(_record_and_advance_statement().compile(dialect=psycop
 
 def _is_plain(entry: Entry) -> bool:
     """Whether the entry only moves one position and adds a line of history."""
-    more = (entry.dead_letters, entry.journal, entry.fills, entry.replays)
+    more = (entry.dead_letters, entry.journal, entry.fills, entry.replays, entry.tables)
     return len(entry.advances) == 1 and not any(more) and entry.pause is None
 
 

@@ -1,4 +1,4 @@
-"""Runs, batches, state and rebalances of a group in the SQL ledger."""
+"""Runs, batches, tables, state and rebalances of a group in the SQL ledger."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from tallymark.core.claims import Note, Rebalance
 from tallymark.core.journal import BatchLine, NoteLine, Run
 from tallymark.core.records import storable
 from tallymark.core.spans import OUTCOMES, GroupState, Partition, Span, Tally
+from tallymark.core.tables import WrittenTable
 from tallymark.stores.sql.ledger.read import insert_if_absent
-from tallymark.stores.sql.ledger.tables import batches, exceptions, groups, rebalances, runs
+from tallymark.stores.sql.ledger.tables import batches, exceptions, groups, rebalances, runs, tables
 
 KEEP_RUNS = 100
 
@@ -65,6 +66,22 @@ def read_history(connection: Connection, group: str, since: datetime | None, mos
         )
         for row in connection.execute(newest)
     ]
+
+
+def record_tables(connection: Connection, group: str, written: Sequence[WrittenTable], now: datetime) -> None:
+    shared = {"group_name": group, "recorded_at": now}
+    rows = [{"table_name": each.name, "write_mode": each.write, "store": each.store} for each in sorted(written)]
+    if rows:
+        connection.execute(insert_if_absent(connection, tables), [shared | row for row in rows])
+
+
+def read_tables(connection: Connection, group: str | None) -> dict[str, list[WrittenTable]]:
+    """Return the tables of one group or of all groups."""
+    query = select(tables).order_by(tables.c.group_name, tables.c.table_name, tables.c.write_mode)
+    found: dict[str, list[WrittenTable]] = {}
+    for row in connection.execute(query if group is None else query.where(tables.c.group_name == group)):
+        found.setdefault(row.group_name, []).append(WrittenTable(row.table_name, row.write_mode, row.store))
+    return found
 
 
 def read_notes(connection: Connection, group: str, kinds: Collection[str]) -> list[NoteLine]:

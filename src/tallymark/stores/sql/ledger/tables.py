@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-VERSION = 4
+VERSION = 5
 SINCE = "since"
 """The key of ``info`` that holds the version that added a table or column; version 1 without it."""
 VIEW = "tallymark_status"
@@ -218,6 +218,18 @@ runs = Table(
     Column("ended_at", UtcTime),
     Column("error", _text()),
     info={SINCE: 3},
+    **_options,
+)
+
+tables = Table(
+    "tallymark_tables",
+    metadata,
+    Column("group_name", _name(255), primary_key=True),
+    Column("table_name", _name(255), primary_key=True),
+    Column("write_mode", _name(16), primary_key=True),
+    Column("store", _text()),
+    Column("recorded_at", UtcTime, nullable=False),
+    info={SINCE: 5},
     **_options,
 )
 
