@@ -154,7 +154,7 @@ def test_the_printed_statements_create_the_same_ledger(kind: str, database: Data
     url = url.replace("store.db", "other.db") if kind == "sqlite" else database(kind)
     run_script(url, in_process("ledger", "sql", "--dialect", DIALECTS[kind]).stdout)
     assert reflected(url) == wanted
-    assert len(wanted["tables"]) == 8
+    assert len(wanted["tables"]) == 9
     assert databases.query(url, "SELECT version FROM tallymark_schema") == [(VERSION,)]
     assert "there is nothing to do" in in_process("ledger", "sql", "--store", url).stdout
     in_process("ledger", "create", "--store", url)
