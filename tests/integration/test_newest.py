@@ -15,6 +15,7 @@ from tallymark.core.newest import finish
 from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
+from tallymark.stores.sql import mysql
 from tests.support import databases, truth
 from tests.support.newest import Made, Oracle
 from tests.unit.strategies import NOON
@@ -35,8 +36,8 @@ SCHEMA = pa.schema(
     ]
 )
 MODES: dict[str, dict[str, Any]] = {
-    "upsert": {"write": "upsert"},
-    "version": {"write": "upsert", "version": "v"},
+    "upsert": {"write": "upsert", "delete": "tombstone"},
+    "version": {"write": "upsert", "version": "v", "delete": "tombstone"},
     "ignore": {"write": "ignore"},
 }
 
@@ -76,9 +77,13 @@ def oracle(spec: TableSpec) -> Oracle:
     return Oracle(versions=spec.version is not None, first_stays=spec.write == "ignore")
 
 
-@pytest.fixture(params=[*databases.KINDS, "redis"])
-def store(request: pytest.FixtureRequest, database: Callable[[str], str]) -> Iterator[tuple[Store, str]]:
-    url = database(request.param)
+@pytest.fixture(params=[*databases.KINDS, "mariadb-many", "redis"])
+def store(
+    request: pytest.FixtureRequest, database: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Store, str]]:
+    kind, _, many = request.param.partition("-")
+    monkeypatch.setattr(mysql, "MANY", 1 if many else 1_000)
+    url = database(kind)
     opened = open_store(url)
     opened.create_ledger()
     yield opened, url

@@ -124,7 +124,7 @@ def test_only_a_row_of_the_same_or_a_higher_version_overwrites(
     assert put(high, "same") == {"same"}
     assert put(low, "", gone=True) == {"same"}
     assert put(high, "", gone=True) == set()
-    assert put(low, "again") == {"again"}
+    assert put(low, "again") == set(), "the deletion is remembered"
     assert put(high, "newer") == {"newer"}
     assert put(None, "", gone=True) == set(), "a deletion without a version"
 

@@ -13,7 +13,7 @@ from sqlalchemy.engine import make_url
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import DataRefused
-from tallymark.stores.sql import mysql
+from tallymark.stores.sql import myload, mysql
 from tallymark.stores.sql.store import SqlStore
 from tests.support.stores import IGNORE, PLAIN, ROWS, UPSERT, opened, prepare, put, read, write
 
@@ -149,7 +149,7 @@ def test_the_largest_row_that_is_let_through_arrives(store: SqlStore, limit: int
 def test_the_driver_sends_files_only_while_rows_are_loaded(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server may answer any statement with a request for a file."""
     asked: list[bool] = []
-    load = mysql.load
+    load = myload.load
 
     def watched(connection: Any, *arguments: Any) -> None:
         asked.append(connection.connection.driver_connection._local_infile)

@@ -31,22 +31,23 @@ class Oracle:
     versions: bool = False
     first_stays: bool = False
     rows: dict[Any, Made] = field(default_factory=dict)
+    deleted: dict[Any, Any] = field(default_factory=dict)
+    """The versions of deletions, which are remembered."""
 
     def apply(self, batch: Iterable[Made]) -> None:
         """Apply the rows of a batch in order."""
-        deleted: dict[Any, Any] = {}
         for row in in_order(list(batch)):
             there = self.rows.get(row.key)
             if row.deletes and (not self.versions or row.version is None):
                 self.rows.pop(row.key, None)
-                deleted.pop(row.key, None)
+                self.deleted.pop(row.key, None)
             elif self.first_stays:
                 self.rows.setdefault(row.key, row)
-            elif self.versions and _is_older(row, there.version if there else deleted.get(row.key)):
+            elif self.versions and _is_older(row, there.version if there else self.deleted.get(row.key)):
                 continue
             elif row.deletes:
                 self.rows.pop(row.key, None)
-                deleted[row.key] = row.version
+                self.deleted[row.key] = row.version
             else:
                 self.rows[row.key] = row
 

@@ -540,7 +540,25 @@ def test_a_row_of_a_lower_version_is_not_taken_for_the_higher_one(at_once: int) 
     assert bad(1, 4) == []
     assert bad(2, 4) == [Difference(ZERO, 1, "missing", 0, None)]
     assert bad(1, 3) == [Difference(ZERO, 4, "missing", 0, None)]
-    assert bad(2, 4, made=[*made, (5, 7, -1)]) == [], "what is deleted leaves no version behind"
+    assert bad(2, 4, made=[*made, (5, 7, 0)]) == [Difference(ZERO, 2, "foreign", 1, 0)], (
+        "what is deleted without a version leaves nothing behind"
+    )
+
+
+@pytest.mark.parametrize("at_once", [1000, 1])
+def test_a_row_that_is_older_than_a_deletion_of_its_key_came_back(at_once: int) -> None:
+    made = [(0, 7, 1), (1, 7, -1), (2, 7, 1), (3, 8, 1), (4, 7, 1)]
+
+    def bad(*there: int, versions: dict[int, int | None]) -> list[Difference]:
+        return compared(VERSION, there, made, versions=versions, at_once=at_once).bad
+
+    newer: dict[int, int | None] = {0: 1, 1: 5, 2: 4, 3: 1, 4: 6}
+    assert bad(4, 3, versions=newer) == []
+    assert bad(2, 3, versions=newer) == [Difference(ZERO, 2, "foreign", 1, 0), Difference(ZERO, 4, "missing", 0, None)]
+    older: dict[int, int | None] = newer | {4: None}
+    assert bad(3, versions=older) == []
+    assert bad(4, 3, versions=older) == [Difference(ZERO, 4, "foreign", 1, 0)]
+    assert bad(4, 3, versions=newer | {4: 5}) == [], "of equal versions the newest row stays"
 
 
 def test_why_missing_keys_are_not_looked_for_is_said() -> None:

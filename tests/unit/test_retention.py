@@ -16,18 +16,21 @@ NOW = datetime(2026, 1, 31, 12, 0, tzinfo=UTC)
 
 
 def test_commits_are_kept_for_a_week_and_other_history_without_an_age() -> None:
-    assert Retention().cutoffs(NOW) == {"batches": NOW - timedelta(days=7)}
+    assert Retention().cutoffs(NOW) == {"batches": NOW - timedelta(days=7), "deletions": NOW - timedelta(days=30)}
 
 
 def test_each_kind_of_history_has_its_own_age() -> None:
-    kept = Retention(batches="1d", runs=timedelta(hours=36), rebalances="1h30m", settled_letters="P2D")
+    kept = Retention(batches="1d", runs=timedelta(hours=36), rebalances="1h30m", settled_letters="P2D", deletions="90d")
     assert kept.cutoffs(NOW) == {
         "batches": NOW - timedelta(days=1),
         "runs": NOW - timedelta(hours=36),
         "rebalances": NOW - timedelta(minutes=90),
         "settled_letters": NOW - timedelta(days=2),
+        "deletions": NOW - timedelta(days=90),
     }
-    assert set(Retention.of(timedelta(days=3)).cutoffs(NOW).values()) == {NOW - timedelta(days=3)}
+    same = Retention.of(timedelta(days=3)).cutoffs(NOW)
+    assert set(same.values()) == {NOW - timedelta(days=3)}
+    assert "deletions" not in same, "forgetting one could bring a row back"
 
 
 def test_an_age_beyond_all_times_keeps_everything() -> None:

@@ -24,13 +24,15 @@ class Retention:
 
     None sets no limit by age. Of runs the newest 100 are kept at most, of rebalances the newest 1,000. The last commit
     of a group, its last run and runs that own a partition are always kept. ``settled_letters`` are dead letters that
-    were replayed, or voided by a reset; other dead letters are part of the tally and are kept.
+    were replayed, or voided by a reset; other dead letters are part of the tally and are kept. ``deletions`` are those
+    that a table with ``version=`` remembers: after that time, a record that is older brings the row back.
     """
 
     batches: timedelta | str = "7d"
     runs: timedelta | str | None = None
     rebalances: timedelta | str | None = None
     settled_letters: timedelta | str | None = None
+    deletions: timedelta | str | None = "30d"
 
     def __post_init__(self) -> None:
         for name in (field.name for field in fields(self)):
@@ -40,8 +42,8 @@ class Retention:
 
     @classmethod
     def of(cls, age: timedelta) -> Retention:
-        """Keep all history for the same time."""
-        return cls(age, age, age, age)
+        """Keep all history for the same time. Remembered deletions are not history, and stay."""
+        return cls(age, age, age, age, None)
 
     def covers(self, window: Duration) -> bool:
         """Whether the commits of this window are kept."""

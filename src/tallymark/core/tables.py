@@ -96,6 +96,11 @@ class TableSpec:
         """The SQL condition on a record that deletes the row of its key."""
         return TOMBSTONE if self.delete == "tombstone" else self.delete
 
+    @property
+    def remembers(self) -> bool:
+        """Whether the store remembers deletions, so that a late, older record does not bring a row back."""
+        return self.version is not None and self.deletes is not None
+
 
 @dataclass(frozen=True, order=True)
 class WrittenTable:

@@ -110,37 +110,69 @@ class KeyedRows:
         left = pc.subtract(many["keys"], many["count"])
         some = pc.and_(pc.greater(many["there"], left), pc.less_equal(many["there"], many["keys"]))
         yield from _differences(many.filter(some), "foreign", left.filter(some))
+        yield from self._versions.foreign()
 
 
 @dataclass
 class Versions:
-    """The highest version of each key, and the versions in the table, which must be the highest if nothing was deleted.
+    """The highest version of the rows of each key, that of its deletions, and the versions in the table.
 
-    A deletion leaves no version, so that any version may follow it.
+    A deletion without a version leaves nothing behind, so that any version may follow it: its key is left out.
     """
 
-    _highest: pa.Table | None = None
-    _there: pa.Table | None = None
+    _put: pa.Table | None = None
     _deleted: pa.Table | None = None
+    _final: pa.Table | None = None
+    _there: pa.Table | None = None
 
     def keep(self, new: pa.Table, made: pa.Table) -> None:
         rows = new.join(made.select(["offset", "key", "version"]), ["offset", "key"], join_type="inner")
-        puts = rows.filter(pc.invert(rows["deleted"]))
-        self._deleted = _joined(self._deleted, rows.filter(rows["deleted"]).select(["key"]))
+        puts, deletions = rows.filter(pc.invert(rows["deleted"])), rows.filter(rows["deleted"])
+        self._put, self._deleted = _highest(self._put, puts), _highest(self._deleted, deletions)
+        self._final = _joined(self._final, deletions.filter(deletions["final"]).select(["key"]))
         # If a record has rows of several keys, it is unknown which of them are in the table.
         known = pc.and_(pc.greater(puts["there"], 0), pc.equal(puts["keys"], 1))
-        self._there = _joined(self._there, puts.filter(known).select(["key", "version"]))
-        highest, _, ends = _runs(_joined(self._highest, puts.filter(pc.is_valid(puts["version"]))), ["key"], "version")
-        self._highest = highest.filter(ends)
+        self._there = _joined(self._there, puts.filter(known))
 
     def missing(self) -> Iterator[Difference]:
         """Yield records with the highest version of a key if the table has a lower version."""
-        if self._highest is None or self._there is None or self._deleted is None:
+        if self._put is None or self._there is None:
             return
-        there = self._there.rename_columns(["key", "version_there"])
-        rows = self._highest.join(self._deleted, "key", join_type="left anti").join(there, "key", join_type="inner")
-        lower = pc.fill_null(pc.less(rows["version_there"], rows["version"]), True)
-        yield from _differences(_by_record(rows.filter(lower)), "missing", None)
+        rows = self._without_final(self._put)
+        if self._deleted is not None:
+            rows = rows.join(_named(self._deleted, "version_deleted"), "key", join_type="left outer")
+            rows = rows.filter(pc.invert(pc.fill_null(pc.less_equal(rows["version"], rows["version_deleted"]), False)))
+        rows = rows.join(_named(self._there, "version_there"), "key", join_type="inner")
+        yield from _differences(
+            _by_record(rows.filter(_lower(rows["version_there"], rows["version"]))), "missing", None
+        )
+
+    def foreign(self) -> Iterator[Difference]:
+        """Yield records with a row in the table although their key was deleted with a higher version."""
+        if self._deleted is None or self._there is None:
+            return
+        deleted = _named(self._deleted, "version_deleted")
+        rows = self._without_final(self._there).join(deleted, "key", join_type="inner")
+        back = _by_record(rows.filter(_lower(rows["version"], rows["version_deleted"])))
+        yield from _differences(back, "foreign", pa.array([0] * back.num_rows))
+
+    def _without_final(self, rows: pa.Table) -> pa.Table:
+        return rows if self._final is None else rows.join(self._final, "key", join_type="left anti")
+
+
+def _highest(before: pa.Table | None, rows: pa.Table) -> pa.Table:
+    """Return the row with the highest version of each key that has one."""
+    rows, _, ends = _runs(_joined(before, rows.filter(pc.is_valid(rows["version"]))), ["key"], "version")
+    return rows.filter(ends)
+
+
+def _named(rows: pa.Table, version: str) -> pa.Table:
+    return rows.select(["key", "version"]).rename_columns(["key", version])
+
+
+def _lower(version: pa.ChunkedArray, than: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Mark the versions that are lower; a row without a version is older than any other."""
+    return pc.fill_null(pc.less(version, than), True)
 
 
 def _joined(before: pa.Table | None, rows: pa.Table) -> pa.Table:

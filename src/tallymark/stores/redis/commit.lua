@@ -122,7 +122,14 @@ for _ = 1, count() do
   rows.names, rows.merge = {}, {}
   for i = 1, count() do rows.names[i] = take() end
   for i = 1, count() do rows.merge[i] = {name = take(), kind = take(), least = take(), most = take()} end
-  rows.count, rows.key, rows.argument = count(), key, argument
+  rows.time = take()
+  rows.deletions = count() > 0 and take_key()
+  if rows.deletions then
+    local found = redis.call('TYPE', rows.deletions).ok
+    if found ~= 'none' and found ~= 'hash' then return {'broken', rows.deletions, found} end
+  end
+  rows.count = count()
+  rows.key, rows.argument = key, argument
   for i = 1, rows.count do
     local found = redis.call('TYPE', take_key()).ok
     if found ~= 'none' and found ~= rows.kind then wrong[#wrong + 1] = {#tables, i - 1, KEYS[key], found} end
@@ -216,15 +223,36 @@ local function stored(rows, name)
   return (kind == 'string' or kind == 'number' or found == true) and tostring(found)
 end
 
+-- Whether a row without a version, or with this one, is older than this version.
+local function is_older(rows, new, version)
+  if new == null then return true end
+  if rows.compare == 'number' then return less(new, version) end
+  return before(new, version)
+end
+
+-- The version of the remembered deletion of a row.
+local function deleted(rows, name)
+  local found = rows.deletions and redis.call('HGET', rows.deletions, name)
+  return found and found:match('^%d+:(.*)$')
+end
+
+local function remember(rows, name, new)
+  local version = deleted(rows, name)
+  if new == null then
+    if version then redis.call('HDEL', rows.deletions, name) end
+  elseif not (version and is_older(rows, new, version)) then
+    redis.call('HSET', rows.deletions, name, rows.time .. ':' .. new)
+  end
+end
+
 local function stays(rows, name, at)
   if rows.write == 'ignore' then return redis.call('EXISTS', name) == 1 end
   if rows.version == 0 or rows.write == 'merge' then return false end
-  local old, new = stored(rows, name), ARGV[at + rows.version]
-  if not old then return false end
-  -- A row without a version gives way, and a deletion without one deletes whatever is there.
-  if new == null then return rows.write ~= 'delete' end
-  if rows.compare == 'number' then return less(new, old) end
-  return before(new, old)
+  local new = ARGV[at + rows.version]
+  -- A deletion without a version deletes any version.
+  if rows.write == 'delete' and new == null then return false end
+  local old, gone = stored(rows, name), rows.write ~= 'delete' and deleted(rows, name)
+  return (old and is_older(rows, new, old)) or (gone and is_older(rows, new, gone))
 end
 
 local function put_hash(rows, name, at)
@@ -247,6 +275,7 @@ end
 for _, rows in ipairs(tables) do
   for i = 1, rows.count do
     local name, at = KEYS[rows.key + i], rows.argument + (i - 1) * #rows.names
+    if rows.write == 'delete' and rows.deletions then remember(rows, name, ARGV[at + rows.version]) end
     if not stays(rows, name, at) then
       if rows.write == 'delete' then
         redis.call('DEL', name)

@@ -79,6 +79,10 @@ class RedisKeys:
         """The tables that a group writes to: a hash of their stores, by a JSON array of name and write."""
         return self._ledger("tables", group)
 
+    def deletions(self, table: str) -> str:
+        """The deletions that a table remembers: a hash of times and versions, by the key of the row."""
+        return self._ledger("deletions", table)
+
     def of_group(self, group: str) -> list[str]:
         """The keys that exist once for each group."""
         named = self.group, self.positions, self.batches, self.exceptions, self.skips, self.rebalances, self.letters

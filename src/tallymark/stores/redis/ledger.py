@@ -8,6 +8,7 @@
     rebalances:<group>                                    a sorted set of JSON objects, by time in microseconds
     runs:<group>                                          a hash of JSON objects, by run
     tables:<group>                                        a hash of stores, by table and how it is written
+    deletions:<table>                                     a hash of times and versions, by the key of the deleted row
     letter:<group>:<topic>:<partition>:<offset>:<batch>   a hash; ``letters:<group>`` has their keys, by time
     schema                                                a hash: the version of the ledger
 

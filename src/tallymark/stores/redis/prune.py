@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -31,6 +32,9 @@ def removals(client: Any, keys: RedisKeys, group: str, cutoffs: Cutoffs, owners:
     for name, before in cutoffs.items():
         if name == "batches":
             yield _by_time(client, keys.batches(group), before, keep_last=True)
+        elif name == "deletions":
+            for table in sorted({json.loads(written)[0] for written in client.hkeys(keys.tables(group))}):
+                yield _old_deletions(client, keys.deletions(table), before)
         elif name == "rebalances":
             yield _by_time(client, keys.rebalances(group), before)
         elif name == "runs":
@@ -60,6 +64,20 @@ def _call(command: str, key: str, members: Sequence[str], also: Sequence[str] = 
     for name in also:
         work.call("DEL", name)
     return work
+
+
+def _old_deletions(client: Any, key: str, before: datetime) -> Removal:
+    """Remove deletions that are remembered since then, unless they are renewed in between."""
+    limit = score(before)
+    lines = [(name.decode(), value.decode()) for name, value in client.hscan_iter(key, count=MOST)]
+    old = [(name, value) for name, value in lines if int(value.partition(":")[0]) < limit]
+    works = []
+    for piece in (old[at : at + MOST] for at in range(0, len(old), MOST)):
+        work = _call("HDEL", key, [name for name, _ in piece])
+        for name, value in piece:
+            work.expect(key, name, value)
+        works.append(work)
+    return Removal(key, len(old), works)
 
 
 def _old_runs(client: Any, keys: RedisKeys, group: str, before: datetime, owners: Collection[str]) -> list[str]:

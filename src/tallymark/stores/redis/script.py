@@ -48,12 +48,20 @@ class Block:
     start: str = ""
     merge: Sequence[tuple[str, str, str, str]] = ()
     """For each column, how it is merged: function, kind, and the lowest and highest number that it holds."""
+    deletions: str = ""
+    """The key of the hash that remembers deletions, if the table does."""
+    time: int = 0
+    """The time to remember for deletions, in microseconds."""
 
     @property
     def header(self) -> list[Any]:
         about = [self.write, self.kind, self.version, self.compare, self.where, self.start]
         merge = [len(self.merge), *chain.from_iterable(self.merge)]
-        return [*about, len(self.names), *self.names, *merge, len(self.keys)]
+        return [*about, len(self.names), *self.names, *merge, self.time, len(self.deletions), len(self.keys)]
+
+    @property
+    def all_keys(self) -> list[str]:
+        return [*([self.deletions] if self.deletions else []), *self.keys]
 
 
 @dataclass
@@ -87,7 +95,7 @@ class ScriptInput:
                 self.call("HINCRBY", key, name, count)
 
     def keys(self) -> list[str]:
-        rows = chain.from_iterable(block.keys for block in self.blocks)
+        rows = chain.from_iterable(block.all_keys for block in self.blocks)
         return [*(key for key, _, _ in self.expected), *rows, *(command[1] for command in self.commands), *self.reads]
 
     def arguments(self) -> list[Any]:

@@ -129,7 +129,10 @@ class Dialect(ABC):
 
     @abstractmethod
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
-        """Write rows as ``spec.write`` says. If the table has a key, rows are unique by key and sorted."""
+        """Write rows as ``spec.write`` says. If the table has a key, rows are unique by key and sorted.
+
+        Rows that are older than a remembered deletion of their key are not written.
+        """
 
     @abstractmethod
     def delete(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:

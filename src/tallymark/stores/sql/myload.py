@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, Table
+from sqlalchemy import Connection, Table, TableClause, column, table
 from sqlalchemy.exc import DBAPIError
 
 from tallymark.errors import DataRefused
@@ -32,25 +32,20 @@ class LoadIsOff(Exception):
     """LOAD DATA LOCAL is not available. Nothing was written, and the transaction can continue."""
 
 
-def load(connection: Connection, table: Table, rows: pa.Table, _: str = "") -> None:
-    """Load rows directly into the table."""
-    _load(connection, connection.dialect.identifier_preparer.quote(table.name), rows)
-
-
-def load_aside(connection: Connection, table: Table, rows: pa.Table, on_duplicate: str) -> None:
-    """Load rows into a temporary table, and insert them from there."""
+def load_aside(connection: Connection, target: Table, rows: pa.Table) -> TableClause:
+    """Load rows into a temporary table with the types of the target, and return it. The caller drops it."""
     quote = connection.dialect.identifier_preparer.quote
     columns = ", ".join(map(quote, rows.column_names))
-    name = quote(table.name)
     connection.exec_driver_sql(f"DROP TEMPORARY TABLE IF EXISTS {INCOMING}")
     with _off():
-        connection.exec_driver_sql(f"CREATE TEMPORARY TABLE {INCOMING} AS SELECT {columns} FROM {name} LIMIT 0")
-    _load(connection, INCOMING, rows)
-    connection.exec_driver_sql(f"INSERT INTO {name} ({columns}) SELECT {columns} FROM {INCOMING}{on_duplicate}")
-    connection.exec_driver_sql(f"DROP TEMPORARY TABLE {INCOMING}")
+        empty = f"SELECT {columns} FROM {quote(target.name)} LIMIT 0"
+        connection.exec_driver_sql(f"CREATE TEMPORARY TABLE {INCOMING} AS {empty}")
+    load(connection, INCOMING, rows)
+    return table(INCOMING, *(column(name, target.c[name].type) for name in rows.column_names))
 
 
-def _load(connection: Connection, target: str, rows: pa.Table) -> None:
+def load(connection: Connection, target: str, rows: pa.Table) -> None:
+    """Load rows into the table with this quoted name."""
     quote = connection.dialect.identifier_preparer.quote
     parameters, assignments = [], []
     for number, field in enumerate(rows.schema):

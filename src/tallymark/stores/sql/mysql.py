@@ -9,16 +9,31 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Column, Connection, Engine, Select, String, Table, event, insert, text
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Engine,
+    LargeBinary,
+    Select,
+    String,
+    Table,
+    cast,
+    event,
+    insert,
+    select,
+    text,
+)
 from sqlalchemy.engine import URL
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, DataRefused, TableMismatch
 from tallymark.stores.sql.columns import is_binary, is_text, python_rows
+from tallymark.stores.sql.deletions import is_deleted, undeleted
 from tallymark.stores.sql.dialect import READ_SECONDS, Dialect, check_lengths, not_in_key, parameters
 from tallymark.stores.sql.keys import Unique, unique_indexes
 from tallymark.stores.sql.merging import assignments
-from tallymark.stores.sql.myload import LoadIsOff, load, load_aside
+from tallymark.stores.sql.myload import INCOMING, LoadIsOff, load, load_aside
 from tallymark.stores.tls import StoreTls
 from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT, in_seconds, shown
 
@@ -100,15 +115,28 @@ class Mysql(Dialect):
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
         self._check_sizes(connection, rows)
         check_lengths(table, rows)
-        suffix = _on_duplicate(connection, table, spec, rows.column_names)
         if rows.num_rows >= MANY and self._may_load:
             try:
-                (load_aside if suffix else load)(connection, table, rows, suffix)
+                self._load(connection, table, spec, rows)
                 return
             except LoadIsOff as error:
                 self._may_load = False
                 log.info("LOAD DATA LOCAL not available, using INSERT error=%s", error)
-        self._execute_many(connection, insert(table).values(parameters(table, rows)), rows, suffix)
+        given, statement = parameters(table, rows), insert(table)
+        if (deleted := is_deleted(table, spec, given, _bytes)) is None:
+            statement = statement.values(given)
+        else:
+            chosen = select(*given.values()).select_from(text("DUAL")).where(~deleted)
+            statement = statement.from_select(rows.column_names, chosen)
+        self._execute_many(connection, statement, rows, _on_duplicate(connection, table, spec, rows.column_names))
+
+    def _load(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
+        if spec.write == "append":
+            load(connection, connection.dialect.identifier_preparer.quote(table.name), rows)
+            return
+        incoming = load_aside(connection, table, rows)
+        self.promote(connection, table, spec, rows.column_names, undeleted(table, spec, incoming, _bytes))
+        connection.exec_driver_sql(f"DROP TEMPORARY TABLE {INCOMING}")
 
     def promote(
         self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str], rows: Select[Any]
@@ -189,6 +217,10 @@ def _on_duplicate(connection: Connection, table: Table, spec: TableSpec, columns
         newer = f"{there[spec.version]} IS NULL OR {given[spec.version]} >= {version}"
         given = {name: f"IF({newer}, {given[name]}, {there[name]})" for name in columns}
     return f" ON DUPLICATE KEY UPDATE {', '.join(f'{quote(name)} = {given[name]}' for name in others)}"
+
+
+def _bytes(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    return cast(column, LargeBinary())
 
 
 def _bytewise(table: Table, name: str, expression: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-from sqlalchemy import Connection, Engine, Select, Table, TableClause, delete, event, select, table
+from sqlalchemy import ColumnElement, Connection, Engine, Select, Table, TableClause, collate, delete, event, table
 from sqlalchemy import column as sql_column
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
@@ -19,6 +19,7 @@ from tallymark.core.tables import TableSpec
 from tallymark.errors import TallymarkError
 from tallymark.stores.sql import pgcopy
 from tallymark.stores.sql.columns import hexed, is_binary
+from tallymark.stores.sql.deletions import undeleted
 from tallymark.stores.sql.dialect import MAY_IDLE, READ_SECONDS, Dialect, check_lengths, deletable, resolved, within
 from tallymark.stores.sql.ledger.read import by_driver
 from tallymark.stores.tls import StoreTls
@@ -99,7 +100,7 @@ class Postgresql(Dialect):
             _copy(connection, _quoted(table.name), rows, table)
             return
         incoming = _copy_aside(connection, table, rows)
-        self.promote(connection, table, spec, rows.column_names, select(incoming))
+        self.promote(connection, table, spec, rows.column_names, undeleted(table, spec, incoming, _bytewise))
         connection.exec_driver_sql(f"DROP TABLE {INCOMING}")
 
     def promote(
@@ -117,6 +118,10 @@ class Postgresql(Dialect):
             statement = statement.where(deletable(table, spec, incoming.c[spec.version], BYTEWISE))
         connection.execute(statement)
         connection.exec_driver_sql(f"DROP TABLE {INCOMING}")
+
+
+def _bytewise(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    return collate(column, BYTEWISE)
 
 
 @cache

@@ -11,13 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from sqlalchemy import Connection, Engine, Table, delete, event
+from sqlalchemy import Connection, Engine, Table, delete, event, select
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, DataRefused
+from tallymark.stores.sql.deletions import is_deleted
 from tallymark.stores.sql.dialect import READ_ONLY, Dialect, deletable, parameters, resolved
 from tallymark.stores.tls import OPTIONS
 from tallymark.stores.url import CONNECT_TIMEOUT, PASSWORD_FILE, READ_TIMEOUT, shown
@@ -65,9 +66,13 @@ class Sqlite(Dialect):
     def put(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
         _check_numbers(rows)
         own = _exact(spec, rows.schema) if spec.write == "merge" else None
-        statement = resolved(sqlite.insert(table), spec, rows.column_names, BYTEWISE, own)
+        given, statement = parameters(table, rows), sqlite.insert(table)
+        if (deleted := is_deleted(table, spec, given)) is None:
+            statement = statement.values(given)
+        else:
+            statement = statement.from_select(rows.column_names, select(*given.values()).where(~deleted))
         with _naming_overflow(own):
-            self._execute_many(connection, statement.values(parameters(table, rows)), rows)
+            self._execute_many(connection, resolved(statement, spec, rows.column_names, BYTEWISE, own), rows)
 
     def delete(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
         given = parameters(table, rows)

@@ -30,6 +30,7 @@ from tallymark.errors import (
     Unreachable,
 )
 from tallymark.stores.contract import RowsRefused, Store
+from tallymark.stores.sql.deletions import add_deletions, lock, with_deletions
 from tallymark.stores.sql.dialect import MAY_IDLE, READ_ONLY, Dialect
 from tallymark.stores.sql.errors import translated
 from tallymark.stores.sql.guard import guard
@@ -260,6 +261,7 @@ class SqlStore(Store):
     ) -> None:
         if entry is not None:
             check_fence(connection, entry)
+            lock(connection, entry, changes)
         for change in changes:
             write(self.dialect, connection, self._tables[change.spec.name], change)
         self.dialect.check_constraints(connection)
@@ -325,15 +327,18 @@ class SqlStore(Store):
     def _create_table(self, connection: Connection, spec: TableSpec, schema: pa.Schema) -> None:
         found = self._existing_table(connection, spec, schema)
         if found is None:
-            self._tables[spec.name] = create_table(connection, spec, schema)
+            table = create_table(connection, spec, schema)
         else:
-            self._tables[spec.name] = evolve_table(connection, found, spec, schema)
+            table = evolve_table(connection, found, spec, schema)
+        if spec.remembers:
+            table = add_deletions(connection, spec, table, empty=found is None)
+        self._tables[spec.name] = table
 
     def _existing_table(self, connection: Connection, spec: TableSpec, schema: pa.Schema) -> Table | None:
         table = existing_table(connection, spec, schema)
         if table is not None:
             self.dialect.check_table(connection, table, spec, schema.names)
-        return table
+        return with_deletions(connection, spec, table) if table is not None and spec.remembers else table
 
     def _in_transaction(self, work: Callable[..., T], *arguments: object) -> T:
         with self.engine.begin() as connection:

@@ -15,6 +15,7 @@ from tallymark.core.newest import sendable
 from tallymark.core.spans import Partition
 from tallymark.core.tables import Changes, Refusal, TableSpec, has_origin, origin, refusal, without
 from tallymark.errors import DataRefused
+from tallymark.stores.sql.deletions import remember
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.errors import translated
 from tallymark.stores.sql.keys import check_spelling
@@ -66,8 +67,9 @@ class Piece:
         spec = self.spec
         check_spelling(self.table, spec, self.rows)
         if self.deletes:
-            needed = [*spec.key, *([spec.version] if spec.version else [])]
-            dialect.delete(connection, self.table, spec, self.rows.select(needed))
+            rows = self.rows.select([*spec.key, *([spec.version] if spec.version else [])])
+            remember(dialect, connection, self.table, spec, rows)
+            dialect.delete(connection, self.table, spec, rows)
         else:
             dialect.put(connection, self.table, spec, sendable(spec, self.rows))
 

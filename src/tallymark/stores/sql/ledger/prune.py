@@ -8,7 +8,8 @@ from sqlalchemy import ColumnElement, Connection, bindparam, delete, func, selec
 
 from tallymark.core.journal import SETTLED
 from tallymark.core.retention import Cutoffs
-from tallymark.stores.sql.ledger.runs import read_runs
+from tallymark.stores.sql.deletions import prune_deletions
+from tallymark.stores.sql.ledger.runs import read_runs, read_tables
 from tallymark.stores.sql.ledger.tables import batches, dead_letters, positions, rebalances, runs
 
 TABLES = {"batches": batches, "runs": runs, "rebalances": rebalances, "settled_letters": dead_letters}
@@ -18,6 +19,10 @@ def prune(connection: Connection, group: str, cutoffs: Cutoffs, *, execute: bool
     """Return by table how many rows of a group are older than the cutoffs; delete them if ``execute``."""
     counts: dict[str, int] = {}
     for name, before in cutoffs.items():
+        if name == "deletions":
+            written = {each.name for each in read_tables(connection, group).get(group, [])}
+            counts["deletions"] = prune_deletions(connection, written, before, execute=execute)
+            continue
         table, old = TABLES[name], _old(connection, name, group, before)
         if table is dead_letters:
             # Ids first, then letters by id: a scan would wait for the letters of commits in progress.
