@@ -249,3 +249,67 @@ def test_a_record_that_is_dead_for_one_table_is_in_no_total(brokers: str, topics
     tally = pipeline.run("caught-up")
     assert (tally.applied, tally.dead) == (3, 1)
     assert {(hour, float(n)) for hour, n in rows(url, "totals", "hour", "n")} == {("all", 11.0)}
+
+
+STAGED: dict[str, Any] = {"orders": "count", "revenue": "sum", "largest": "max", "weight": "sum"}
+
+
+def staged(pipeline: Pipeline) -> Pipeline:
+    def totals(records: DataFrame) -> DataFrame:
+        return records.selectExpr(
+            "value.shop",
+            "1 AS orders",
+            "cast(value.amount AS DECIMAL(22,2)) AS revenue",
+            "value.amount AS largest",
+            "cast(value.status AS DOUBLE) AS weight",
+        )
+
+    def grouped(records: DataFrame) -> DataFrame:
+        return (
+            totals(records).groupBy("shop").agg(*map(_expr, (f"{MERGED[name]}({name}) AS {name}" for name in STAGED)))
+        )
+
+    for name, function in (("by_record", totals), ("aggregated", grouped)):
+        pipeline.table(name, key="shop", write="merge", merge=STAGED)(function)
+    return pipeline
+
+
+MERGED = {"orders": "sum", "revenue": "sum", "largest": "max", "weight": "sum"}
+
+
+@pytest.mark.parametrize("url", ["postgresql", pytest.param("mariadb", marks=pytest.mark.faults)], indirect=True)
+def test_executors_stage_rows_to_merge(brokers: str, topics: Topics, group: str, url: str) -> None:
+    topic = topics.create(2)
+    values: list[Any] = [
+        {"shop": f"s{at % 7}", "amount": f"{at - 500}.{at % 90 + 10}", "status": f"{at % 9}.5"} for at in range(1_000)
+    ]
+    values += [{"shop": "s0"}, {"shop": "none"}, "not an object", {"shop": None, "amount": "1.00"}]
+    topics.send(topic, values, partitions=2)
+    tally = staged(make(brokers, topic, group, url, road="executors")).run("caught-up")
+    assert tally == Tally(applied=1_002, dead=2)
+    shops: dict[str, list[dict[str, Any]]] = {}
+    for value in values:
+        if isinstance(value, dict) and value["shop"] is not None:
+            shops.setdefault(value["shop"], []).append(value)
+
+    def total(shop: str) -> tuple[Any, ...]:
+        amounts = [int(value["amount"].replace(".", "")) for value in shops[shop] if "amount" in value]
+        weights = [float(value["status"]) for value in shops[shop] if "status" in value]
+        known = bool(amounts)
+        return (
+            shop,
+            len(shops[shop]),
+            sum(amounts) if known else None,
+            max(amounts) if known else None,
+            sum(weights) if known else None,
+        )
+
+    def cents(amount: Any) -> int | None:
+        return None if amount is None else int(str(amount).replace(".", ""))
+
+    for table in ("by_record", "aggregated"):
+        found = {
+            (shop, orders, cents(revenue), cents(largest), weight)
+            for shop, orders, revenue, largest, weight in rows(url, table, "shop", *STAGED)
+        }
+        assert found == {total(shop) for shop in shops}

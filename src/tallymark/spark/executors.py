@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 from dataclasses import replace
+from decimal import Context, Decimal
 
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_type
+from pyspark.sql.types import DecimalType
 
 from tallymark.core.tables import (
     HIDDEN,
@@ -25,6 +28,7 @@ from tallymark.spark.plans import column
 from tallymark.stores.sql.staging import Stages
 
 AGE, RANK = "_tallymark_age", "_tallymark_rank"
+EXACT = Context(prec=38)
 STAGED = "attempt BIGINT, rows BIGINT, refused STRING"
 
 
@@ -37,7 +41,9 @@ def stage(stages: Stages, spec: TableSpec, rows: DataFrame, schema: pa.Schema, b
     """Write rows, given with their hidden columns, to a staging table. Only the tasks' reports travel to the driver."""
     if spec.deletes is not None:
         raise BatchTooLarge(f"table {spec.name} deletes rows, which only the driver can do")
-    if spec.write != "append":
+    if spec.write == "merge":
+        rows = combined(spec, rows, schema)
+    elif spec.write != "append":
         rows = one_per_key(spec, rows)
     if spec.provenance:
         origin = [F.col(TOPIC), F.col(PARTITION), F.col(OFFSET), F.lit(batch)]
@@ -74,6 +80,41 @@ def one_per_key(spec: TableSpec, rows: DataFrame) -> DataFrame:
         newest = window.orderBy(*version, *ages, *columns)
         rows = rows.withColumn(RANK, F.row_number().over(newest)).where(F.col(RANK) == 1)
     return rows
+
+
+def combined(spec: TableSpec, rows: DataFrame, schema: pa.Schema) -> DataFrame:
+    """One row for each key, combined as in ``core/merging.py``, by functions that do not depend on the order."""
+    keys = [column(name) for name in spec.key]
+    merged = [_combined(spec.functions[field.name], field) for field in schema if field.name in spec.functions]
+    return rows.groupBy(*keys).agg(*merged).select(*map(column, schema.names))
+
+
+def _combined(function: str, field: pa.Field) -> Column:
+    value = column(field.name)
+    if pa.types.is_floating(field.type):
+        finite = value.isNull() | (F.abs(value) < float("inf"))
+        value = F.when(finite, value).otherwise(F.raise_error(F.lit(f"column {field.name} is not finite")))
+    if function == "count":
+        value = F.coalesce(value, F.lit(0))
+    if function in ("min", "max"):
+        result = F.min(value) if function == "min" else F.max(value)
+    elif pa.types.is_floating(field.type):
+        result = F.sum(value).cast(from_arrow_type(field.type))
+    else:
+        result = _exact_sum(value, field)
+    return result.alias(field.name)
+
+
+def _exact_sum(value: Column, field: pa.Field) -> Column:
+    """The sum of integers or decimals. Without ANSI mode, Spark would turn one that is too large to NULL."""
+    if pa.types.is_decimal(field.type):
+        scale, most = field.type.scale, Decimal(10**field.type.precision - 1).scaleb(-field.type.scale, EXACT)
+    else:
+        scale, most = 0, Decimal(2 ** (field.type.bit_width - 1) - 1)
+    total = F.sum(value.cast(DecimalType(38, scale)))
+    wrong = F.raise_error(F.lit(f"column {field.name}: the sum does not fit {field.type}"))
+    fits = F.abs(total) <= F.lit(most)
+    return F.when(F.count(value) == 0, F.lit(None)).when(fits, total.cast(from_arrow_type(field.type))).otherwise(wrong)
 
 
 def _order(spec: TableSpec, name: str, *, null_is_oldest: bool) -> Column:

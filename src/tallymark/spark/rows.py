@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from tallymark.core import raw
+from tallymark.core.merging import BY_ORDER
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import OFFSET, TIMESTAMP, Refusal, Staged, TableSpec, check_unmerged
 from tallymark.errors import BadInput, BatchTooLarge, TooManyDead
@@ -201,9 +202,10 @@ class Shaper:
         for spec, _ in self.tables:
             if spec.deletes is not None:
                 return f"table {spec.name} deletes rows, which executors can't stage"
-            if spec.write == "merge":
-                return f"table {spec.name} merges its rows with the stored ones, which executors can't stage"
-            if spec.write != "append" and spec.name in self.merging():
+            for name, function in spec.functions.items() if spec.write == "merge" else ():
+                if function in BY_ORDER:
+                    return f"table {spec.name} merges {name} by {function}, for which executors don't know the order"
+            if spec.write in ("upsert", "ignore") and spec.name in self.merging():
                 return f"table {spec.name} merges records, and executors can't check the keys of merged rows"
         return None
 
