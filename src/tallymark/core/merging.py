@@ -1,41 +1,62 @@
 """Merge functions: how the column of a row is combined with the same column of the row that has its key.
 
-Every function gives the same result wherever the batches begin, except ``first``, and ``newest`` and ``oldest``
-without a version: these depend on the order of the commits. docs/merging.md specifies them. ``merged`` combines the
+Every function gives the same result wherever the batches begin. ``first`` and ``append``, and ``newest`` and ``oldest``
+without a version, depend on the order of the commits. docs/merging.md specifies them. ``merged`` combines the
 rows of a batch before they are sent; the stores combine the result with the stored row by the same rules.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, get_args
+from typing import Literal, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallymark.core import arrays
 from tallymark.errors import DataRefused
 
-MergeFunction = Literal["sum", "count", "min", "max", "newest", "oldest", "first"]
-BY_VERSION: Mapping[str, MergeFunction] = {"newest": "max", "oldest": "min"}
+MergeFunction: TypeAlias = str
+"""What users write: the name of a function, and for ``append`` how many elements stay, such as ``append(100)``."""
+Name = Literal["sum", "count", "min", "max", "newest", "oldest", "first", "append"]
+_BOUNDED = re.compile(r"append\(([1-9][0-9]{0,4})\)")
+MOST_ELEMENTS = 10_000
+"""The largest bound of ``append``: each commit rewrites the arrays of its keys."""
+BY_VERSION: Mapping[str, Name] = {"newest": "max", "oldest": "min"}
 """The functions that compare versions, and how the version itself is merged then."""
 BY_ORDER = ("newest", "oldest", "first")
 """The functions that take any type, because they only choose between two values."""
 
 
-def merge_functions(given: Mapping[str, MergeFunction], version: str | None) -> dict[str, MergeFunction]:
-    """Return the functions with that of the version, which need not be given."""
-    implied = {BY_VERSION[name] for name in given.values() if name in BY_VERSION}
-    return {**given, version: implied.pop()} if version and len(implied) == 1 else dict(given)
+def merge_functions(given: Mapping[str, MergeFunction], version: str | None) -> dict[str, Name]:
+    """Return the names of the functions with that of the version, which need not be given."""
+    bounded, names = bounds(given), {name: name for name in get_args(Name)}
+    functions: dict[str, Name] = {
+        column: "append" if column in bounded else names[function] for column, function in given.items()
+    }
+    implied = {BY_VERSION[name] for name in functions.values() if name in BY_VERSION}
+    return {**functions, version: implied.pop()} if version and len(implied) == 1 else functions
+
+
+def bounds(given: Mapping[str, MergeFunction]) -> dict[str, int]:
+    """Return how many elements stay in each column that is merged by ``append``."""
+    found = {column: _BOUNDED.fullmatch(function) for column, function in given.items() if isinstance(function, str)}
+    counts = {column: int(match[1]) for column, match in found.items() if match}
+    return {column: count for column, count in counts.items() if count <= MOST_ELEMENTS}
 
 
 def complaints(given: Mapping[str, MergeFunction], key: Sequence[str], version: str | None) -> Iterator[str]:
     """Yield what is wrong with ``merge=``."""
-    known = get_args(MergeFunction)
+    *known, _ = get_args(Name)
+    bounded = bounds(given)
     for column, function in given.items():
-        if function not in known:
-            yield f"merge={{{column!r}: {function!r}}} is not known; write {', '.join(known)}"
+        if column not in bounded and str(function).startswith("append"):
+            yield f"merge={{{column!r}: {function!r}}}: say how many elements stay, 1 to {MOST_ELEMENTS:,}: append(100)"
+        elif column not in bounded and function not in known:
+            yield f"merge={{{column!r}: {function!r}}} is not known; write {', '.join(known)} or append(100)"
         if column in key:
             yield f"column {column} is in key= and in merge=; remove it from merge="
     used = [name for name in BY_VERSION if name in given.values()]
@@ -47,7 +68,7 @@ def complaints(given: Mapping[str, MergeFunction], key: Sequence[str], version: 
         yield f"version={version!r} is merged by {BY_VERSION[used[0]]}, because it decides what is {used[0]}"
 
 
-def unfit(functions: Mapping[str, MergeFunction], schema: pa.Schema, key: Sequence[str]) -> str | None:
+def unfit(functions: Mapping[str, Name], schema: pa.Schema, key: Sequence[str]) -> str | None:
     """Return why rows of this schema can't be merged by these functions, if they can't."""
     if missing := [name for name in functions if name not in schema.names]:
         return f"its function does not return column {missing[0]} of merge="
@@ -61,23 +82,31 @@ def unfit(functions: Mapping[str, MergeFunction], schema: pa.Schema, key: Sequen
             return f"column {field.name} is {field.type}, and sum needs a number"
         if function in ("min", "max") and (pa.types.is_nested(field.type) or field.metadata):
             return f"column {field.name} is {field.type}, which has no order for {function}"
+        if function == "append" and not field.metadata:
+            return f"column {field.name} is {field.type}, and append needs an array"
     return None
 
 
-def not_a_number(functions: Mapping[str, MergeFunction], rows: pa.Table) -> Iterator[tuple[str, pa.ChunkedArray]]:
-    """Yield each column that is NaN or infinite in some rows, where numbers are merged, and mark these rows."""
+def wrong_values(functions: Mapping[str, Name], rows: pa.Table) -> Iterator[tuple[pa.ChunkedArray, str]]:
+    """Mark the rows with NaN or infinity where numbers are merged, and with no array for ``append``; say what it is."""
     for name, function in functions.items():
-        if function not in BY_ORDER and pa.types.is_floating(rows[name].type):
-            marks = pc.fill_null(pc.invert(pc.is_finite(rows[name])), False)
-            if pc.any(marks).as_py():
-                yield name, marks
+        if function == "append":
+            marks, what = arrays.no_array(rows[name]), "no JSON array"
+        elif function not in BY_ORDER and pa.types.is_floating(rows[name].type):
+            marks, what = pc.fill_null(pc.invert(pc.is_finite(rows[name])), False), "not finite"
+        else:
+            continue
+        if pc.any(marks).as_py():
+            yield marks, f"column {name} is {what}, as {function} needs it"
 
 
 def merged(
-    functions: Mapping[str, MergeFunction], version: str | None, rows: pa.Table, starts: npt.NDArray[np.bool_]
+    given: Mapping[str, MergeFunction], version: str | None, rows: pa.Table, starts: npt.NDArray[np.bool_]
 ) -> pa.Table:
     """Return one row for each key. ``rows`` are sorted by key, oldest first; ``starts`` marks the first of each key."""
-    if "count" not in functions.values() and starts.all():
+    functions, bounded = merge_functions(given, version), bounds(given)
+    # A single row may have to be changed, too: NULL is counted as 0, and an array may be too long.
+    if starts.all() and not {"count", "append"} & set(functions.values()):
         return rows
     firsts = np.flatnonzero(starts)
     groups = pa.array(np.cumsum(starts))
@@ -86,6 +115,8 @@ def merged(
         function, column = functions.get(name), rows[name]
         if function is None:
             columns.append(column.take(pa.array(firsts)))
+        elif name in bounded:
+            columns.append(arrays.joined(column, starts, bounded[name]))
         elif function in BY_ORDER:
             columns.append(_chosen(function, column, rows[version] if version else None, starts))
         else:
@@ -93,7 +124,7 @@ def merged(
     return pa.Table.from_arrays(columns, schema=rows.schema)
 
 
-def _computed(name: str, function: MergeFunction, column: pa.ChunkedArray, groups: pa.Array) -> pa.ChunkedArray:
+def _computed(name: str, function: Name, column: pa.ChunkedArray, groups: pa.Array) -> pa.ChunkedArray:
     """Combine the values of each group. Sums are computed exactly and then checked against the column's type."""
     adds, kind = function in ("sum", "count"), column.type
     if function == "count":
@@ -111,7 +142,7 @@ def _computed(name: str, function: MergeFunction, column: pa.ChunkedArray, group
 
 
 def _chosen(
-    function: MergeFunction,
+    function: Name,
     column: pa.ChunkedArray,
     version: pa.ChunkedArray | None,
     starts: npt.NDArray[np.bool_],

@@ -62,7 +62,7 @@ def sendable(spec: TableSpec, rows: pa.Table) -> pa.Table:
     shown = visible(rows)
     if spec.write != "merge" or not rows.num_rows:
         return shown
-    return merging.merged(spec.functions, spec.version, shown, _starts(rows, spec.key))
+    return merging.merged(dict(spec.merge), spec.version, shown, _starts(rows, spec.key))
 
 
 def _with_provenance(spec: TableSpec, rows: pa.Table, batch: str) -> pa.Table:

@@ -87,9 +87,14 @@ class TableSpec:
         return found or list(merging.complaints(dict(self.merge), self.key, self.version) if merges else ())
 
     @property
-    def functions(self) -> dict[str, MergeFunction]:
-        """The merge function of each column that is not in the key."""
+    def functions(self) -> dict[str, merging.Name]:
+        """The name of the merge function of each column that is not in the key."""
         return merging.merge_functions(dict(self.merge), self.version)
+
+    @property
+    def bounds(self) -> dict[str, int]:
+        """How many elements stay in each column that is merged by ``append``."""
+        return merging.bounds(dict(self.merge))
 
     @property
     def deletes(self) -> str | None:
@@ -187,6 +192,11 @@ def _check_order(spec: TableSpec, why: str) -> None:
             f"table {spec.name}: {why}, so that nothing tells which {ordered[0]} is the {spec.functions[ordered[0]]}; "
             "set version= to a column that does, such as a time"
         )
+    for name in spec.bounds:
+        raise BadInput(
+            f"table {spec.name}: {why}, so that nothing tells the order of the elements of {name}; "
+            "return a row for each record, with the array of its elements"
+        )
 
 
 def visible(rows: pa.Table) -> pa.Table:
@@ -226,7 +236,7 @@ def without(rows: pa.Table, records: Collection[tuple[Partition, int]]) -> pa.Ta
 
 
 def unusable_rows(spec: TableSpec, rows: pa.Table) -> list[Refusal]:
-    """Return the records whose rows no store can write: without a key, or not finite where numbers are merged."""
+    """Return the records whose rows no store can write: without a key, or with a value that can't be merged."""
     refusals = []
     for name in spec.key:
         missing = rows.filter(no_key(rows[name]))
@@ -240,13 +250,13 @@ def unusable_rows(spec: TableSpec, rows: pa.Table) -> list[Refusal]:
             f"key column {name} is {empty}; filter such records out, or set delete='tombstone' if they are tombstones"
         )
         refusals += [Refusal(*origin(missing, at), spec.name, error) for at in range(missing.num_rows)]
-    return [*refusals, *_not_numbers(spec, rows)]
+    return [*refusals, *_unmergeable(spec, rows)]
 
 
-def _not_numbers(spec: TableSpec, rows: pa.Table) -> Iterator[Refusal]:
-    """Yield the records with NaN or infinity where numbers are merged: the total would never be a number again."""
-    for name, marks in merging.not_a_number(spec.functions, rows) if spec.write == "merge" else ():
-        wrong, error = rows.filter(marks), f"column {name} is not finite, as {spec.functions[name]} needs it"
+def _unmergeable(spec: TableSpec, rows: pa.Table) -> Iterator[Refusal]:
+    """Yield the records with values that can't be merged. With NaN, a total would never be a number again."""
+    for marks, error in merging.wrong_values(spec.functions, rows) if spec.write == "merge" else ():
+        wrong = rows.filter(marks)
         yield from (refusal(spec, wrong, at, error) for at in range(wrong.num_rows))
 
 

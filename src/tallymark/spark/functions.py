@@ -104,6 +104,15 @@ def schema_of(rows: DataFrame) -> pa.Schema:
     )
 
 
+def check_arrays(spec: TableSpec, rows: DataFrame) -> None:
+    """Refuse to append what is no array. A VARIANT may hold one, which its values tell."""
+    for field in rows.schema:
+        if field.name in spec.bounds and not isinstance(field.dataType, T.ArrayType | T.VariantType):
+            raise BadInput(
+                f"table {spec.name}: column {field.name} is {field.dataType.simpleString()}, and append needs an array"
+            )
+
+
 _calling = threading.Lock()
 """Several threads compute rows, and a function may use temporary views, which belong to the session."""
 

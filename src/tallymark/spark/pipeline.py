@@ -124,7 +124,8 @@ class Pipeline:
         raises an error if the table does not exist; ``evolve=True`` adds missing columns to it.
 
         ``write="merge"`` combines each column with that of the row that has the key, as ``merge`` says:
-        ``{"orders": "sum", "largest": "max"}``. The functions are sum, count, min, max, newest, oldest and first.
+        ``{"orders": "sum", "largest": "max"}``. The functions are sum, count, min, max, newest, oldest, first
+        and ``append(100)``, which keeps the last 100 elements of arrays.
 
         A function that merges records (for example an aggregate) sees one batch at a time. With ``upsert`` and
         ``ignore`` it is refused, because its rows would replace those of earlier batches; ``per_batch=True`` allows it.

@@ -20,7 +20,16 @@ from tallymark.kafka.source import Kafka, is_pattern
 from tallymark.spark.decode import RECORD
 from tallymark.spark.errors import FunctionFailed, explained
 from tallymark.spark.executors import check_reached, stage
-from tallymark.spark.functions import TableFunction, apply, as_columns, complete, few, schema_of, to_collect
+from tallymark.spark.functions import (
+    TableFunction,
+    apply,
+    as_columns,
+    check_arrays,
+    complete,
+    few,
+    schema_of,
+    to_collect,
+)
 from tallymark.spark.plans import Pick, is_row_wise, over_several_records, pick, picked, unmergeable
 from tallymark.spark.scan import leave_out, within
 from tallymark.stores.sql.staging import Stages
@@ -104,6 +113,7 @@ class Shaper:
             rows = self.rows(spec, function, self._nothing)
             if OFFSET not in rows.columns:
                 check_unmerged(spec)
+            check_arrays(spec, rows)
             if spec.write == "merge" and (why := unmergeable(rows, self._nothing, spec.functions)):
                 raise BadInput(f"table {spec.name}: totals would depend on where batches begin: {why}")
             for name in over_several_records(rows):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime, time
 from decimal import Decimal
@@ -54,13 +54,14 @@ class Given:
     inferred: bool
 
     @classmethod
-    def of(cls, table: str, rows: Rows) -> Given:
+    def of(cls, table: str, rows: Rows, arrays: Collection[str] = ()) -> Given:
+        """Convert the rows. ``arrays`` are columns that hold JSON arrays, even if all values are NULL."""
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
         if hasattr(rows, "__arrow_c_stream__"):
-            return cls(_plain_table(table, visible(pa.table(rows))), inferred=False)
+            return cls(_nulls_as_json(_plain_table(table, visible(pa.table(rows))), arrays), inferred=False)
         listed = [rows] if isinstance(rows, Mapping) else list(rows)
-        return cls(_table_of(table, listed), inferred=True)
+        return cls(_nulls_as_json(_table_of(table, listed), arrays), inferred=True)
 
     @property
     def shape(self) -> tuple[Any, ...]:
@@ -72,6 +73,12 @@ class Given:
 def changes(spec: TableSpec, rows: pa.Table) -> Changes:
     """Return one row for each key, sorted by key."""
     return finish(spec, _numbered(rows), "")
+
+
+def check_mergeable(change: Changes) -> None:
+    """Refuse rows with values that can't be merged."""
+    for refusal in unusable_rows(change.spec, change.puts) if change.spec.write == "merge" else ():
+        raise DataRefused(f"table {change.spec.name}: {refusal.error}")
 
 
 def check_keys(spec: TableSpec, given: Given) -> None:
@@ -162,6 +169,13 @@ def _cast(table: str, name: str, column: Any, kind: pa.DataType) -> Any:
         return column if column.type == kind else column.cast(kind)
     except pa.ArrowException as error:
         raise DataRefused(f"table {table}: column {name}: {error}") from error
+
+
+def _nulls_as_json(rows: pa.Table, names: Collection[str]) -> pa.Table:
+    for at, field in enumerate(rows.schema):
+        if field.name in names and pa.types.is_null(field.type):
+            rows = rows.set_column(at, _json_field(field.name), rows[field.name].cast(pa.string()))
+    return rows
 
 
 def _json_field(name: str) -> pa.Field:

@@ -83,7 +83,48 @@ local function goes_before(a, b, kind)
   return less(a, b)
 end
 
--- The value of a column after a row has been merged: a text, or false for NULL. Nil if it is out of range.
+-- The places of the commas between the elements of a JSON array, and of its brackets. Nil if the text is no array.
+local function commas(text)
+  local blank = ' \t\n\r'
+  local first = text:find('[^' .. blank .. ']')
+  if not first or text:byte(first) ~= 91 then return nil end
+  local at, depth, places = first, 0, {}
+  while at do
+    local mark = text:byte(at)
+    if mark == 34 then
+      repeat
+        at = text:find('["\\]', at + 1)
+        local escapes = at and text:byte(at) == 92
+        if escapes then at = at + 1 end
+      until not escapes
+      if not at then return nil end
+    elseif mark == 91 or mark == 123 then
+      depth = depth + 1
+    elseif mark == 44 then
+      if depth == 1 then places[#places + 1] = at end
+    else
+      depth = depth - 1
+      if depth == 0 then return mark == 93 and not text:find('[^' .. blank .. ']', at + 1) and places, first, at end
+    end
+    at = text:find('["%[%]{},]', at + 1)
+  end
+end
+
+-- Two JSON arrays as one, of which the last elements stay. Nil if one of them is no array.
+local function appended(old, new, most)
+  local places, first, last = commas(old)
+  local others, start, stop = commas(new)
+  if not places or not others then return nil end
+  local before, after = old:sub(first + 1, last - 1), new:sub(start + 1, stop - 1)
+  if not before:find('%S') then return new end
+  local dropped = #places + 1 - most
+  if after:find('%S') then dropped, after = dropped + #others + 1, ',' .. after end
+  if dropped > #places then return new end
+  if dropped > 0 then before = old:sub(places[dropped] + 1, last - 1) end
+  return '[' .. before .. after .. ']'
+end
+
+-- The value of a column after a row has been merged: a text, or false for NULL. Nil if that can't be done.
 local function merge(how, old, new, old_version, new_version, versions)
   if how.name == 'count' then return total(old or '0', new or '0', how) end
   if how.name == 'first' then return old or new end
@@ -103,6 +144,7 @@ local function merge(how, old, new, old_version, new_version, versions)
   end
   if not old or not new then return old or new end
   if how.name == 'sum' then return total(old, new, how) end
+  if how.name == 'append' then return appended(old, new, tonumber(how.most)) end
   local earlier
   if how.name == 'min' then earlier = goes_before(new, old, how.kind) else earlier = goes_before(old, new, how.kind) end
   if earlier then return new end
@@ -138,7 +180,7 @@ for _ = 1, count() do
   tables[#tables + 1] = rows
 end
 
--- Merged rows by key, computed before anything is written, because a sum may be out of range.
+-- Merged rows by key, computed before anything is written, because a stored value may not be what it should be.
 local merged = {}
 local function merge_row(rows, name, at)
   local there = merged[name]
@@ -160,7 +202,7 @@ local function merge_row(rows, name, at)
     else
       local old_version, new_version = version and there[version], version and given(rows.version)
       after[field] = merge(how, there[field], given(i), old_version, new_version, versions)
-      if after[field] == nil then return field end
+      if after[field] == nil then return how.name .. ' ' .. field end
     end
   end
   merged[name] = after

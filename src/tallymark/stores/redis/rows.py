@@ -164,11 +164,14 @@ def _hashes(spec: TableSpec, rows: pa.Table, keys: list[str], _: set[str]) -> Bl
     names = rows.column_names
     version, compare, where, start = _version(spec, rows, names.index(spec.version) if spec.version else 0)
     columns = [texts(column) for column in rows.columns]
-    merge = [_merge(spec.functions.get(field.name, ""), field.type) for field in rows.schema] if spec.merge else []
+    merge = [_merge(spec, field) for field in rows.schema] if spec.merge else []
     return Block(_mode(spec), "hash", keys, names, columns, version, compare, where, start, merge)
 
 
-def _merge(function: str, kind: pa.DataType) -> tuple[str, str, str, str]:
+def _merge(spec: TableSpec, field: pa.Field) -> tuple[str, str, str, str]:
+    function, kind = spec.functions.get(field.name, ""), field.type
+    if function == "append":
+        return function, "text", "0", str(spec.bounds[field.name])
     if pa.types.is_floating(kind):
         return function, "float", "", ""
     if pa.types.is_integer(kind):

@@ -47,7 +47,7 @@ class Block:
     where: str = ""
     start: str = ""
     merge: Sequence[tuple[str, str, str, str]] = ()
-    """For each column, how it is merged: function, kind, and the lowest and highest number that it holds."""
+    """For each column, how it is merged: function, kind, and the lowest and highest number or count that it holds."""
     deletions: str = ""
     """The key of the hash that remembers deletions, if the table does."""
     time: int = 0

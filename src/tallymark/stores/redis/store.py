@@ -341,7 +341,10 @@ def _check_rows(answer: list[Any]) -> None:
 def _wrong(key: bytes, kind: bytes) -> str:
     """Explain why a row can't be written: the type of what is there, or a column that can't be merged."""
     if kind.startswith(b"!"):
-        return f"key {key.decode()}: the sum of {kind[1:].decode()} is out of range, or the stored value is no number"
+        function, _, column = kind[1:].decode().partition(" ")
+        if function == "append":
+            return f"key {key.decode()}: the stored value of {column} is no JSON array, as append needs it"
+        return f"key {key.decode()}: the sum of {column} is out of range, or the stored value is no number"
     return f"key {key.decode()} holds a {kind.decode()}"
 
 

@@ -67,7 +67,7 @@ class RedisTransaction(Transaction):
     ) -> None:
         self._check_open()
         spec = spec_for(table, key, write, version, create=create, evolve=evolve, merge=merge)
-        given = Given.of(table, rows)
+        given = Given.of(table, rows, spec.bounds)
         if not given.rows.num_rows:
             return
         check_keys(spec, given)

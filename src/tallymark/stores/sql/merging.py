@@ -2,12 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from sqlalchemy.exc import DBAPIError
 
 from tallymark.core.merging import BY_VERSION
 from tallymark.core.tables import TableSpec
+from tallymark.errors import DataRefused
 
 _CHOICE = "CASE WHEN {when} THEN {given} ELSE {there} END"
+_APPEND = "CASE WHEN {given} IS NULL THEN {there} WHEN {there} IS NULL THEN {given} ELSE {joined} END"
+# In strict mode, text in place of a number is an error: JSON_MERGE_PRESERVE would make an array of any value.
+_NO_ARRAY = "JSON_ARRAY(CONCAT('no JSON array: ', COALESCE(JSON_TYPE({there}), 'not valid')) + 0)"
+# MariaDB returns NULL instead of an array that is larger than a packet.
+_MYSQL = f"""CASE WHEN COALESCE(JSON_TYPE({{there}}), '') <> 'ARRAY' THEN {_NO_ARRAY}
+WHEN JSON_LENGTH({{there}}) + JSON_LENGTH({{given}}) = 0 THEN {{given}}
+ELSE COALESCE(JSON_EXTRACT(JSON_MERGE_PRESERVE({{there}}, {{given}}), '$[last-{{before}} to last]'), {_NO_ARRAY}) END"""
+_POSTGRESQL = """(SELECT COALESCE({json}_agg(element ORDER BY part, place), '[]') FROM (SELECT * FROM (
+SELECT 1 AS part, * FROM {json}_array_elements({there}) WITH ORDINALITY AS old (element, place) UNION ALL
+SELECT 2, * FROM {json}_array_elements({given}) WITH ORDINALITY) AS every
+ORDER BY part DESC, place DESC LIMIT {bound}) AS kept)"""
+APPEND: Mapping[str, str] = {
+    "json": _APPEND.replace("{joined}", _POSTGRESQL.replace("{json}", "json")),
+    "jsonb": _APPEND.replace("{joined}", _POSTGRESQL.replace("{json}", "jsonb")),
+    "sqlite": _APPEND.replace("{joined}", "tallymark_append({there}, {given}, {bound})"),
+}
+"""How other databases than MySQL append arrays: PostgreSQL to columns of two types, and SQLite."""
+NO_ARRAY = (
+    "no JSON array",
+    "_array_elements",
+    "function 'json_type'",
+    "function json_type",
+    "function raised exception",
+)
+"""Parts of the messages with which the databases refuse to append to a stored value."""
 EXPRESSIONS: Mapping[str, str] = {
     "sum": "COALESCE({there} + {given}, {there}, {given})",
     "count": "COALESCE({there}, 0) + COALESCE({given}, 0)",
@@ -16,6 +45,7 @@ EXPRESSIONS: Mapping[str, str] = {
     "first": "COALESCE({there}, {given})",
     "newest": "{given}",
     "oldest": "{there}",
+    "append": _APPEND.replace("{joined}", _MYSQL),
 }
 WHEN: Mapping[str, str] = {
     "newest": "{there} IS NULL OR {given} >= {ordered}",
@@ -38,11 +68,24 @@ def assignments(
     """
     found = {}
     for name, function in sorted(spec.functions.items(), key=lambda each: each[0] == spec.version):
-        form = (own or {}).get(name, EXPRESSIONS[function])
+        form, bound = (own or {}).get(name, EXPRESSIONS[function]), spec.bounds.get(name, 0)
         if spec.version and function in BY_VERSION:
             at = spec.version
             when = WHEN[function].format(there=there[at], given=given[at], ordered=ordered[at])
             found[name] = f"CASE WHEN {when} THEN {given[name]} ELSE {there[name]} END"
         else:
-            found[name] = form.format(there=there[name], given=given[name], ordered=ordered[name])
+            names = {"there": there[name], "given": given[name], "ordered": ordered[name]}
+            found[name] = form.format(**names, bound=bound, before=bound - 1)
     return found
+
+
+@contextmanager
+def naming_arrays(spec: TableSpec) -> Iterator[None]:
+    """Say that the stored value is at fault if nothing can be appended to it."""
+    try:
+        yield
+    except DBAPIError as error:
+        if spec.bounds and any(words in str(error.orig) for words in NO_ARRAY):
+            names = " or ".join(spec.bounds)
+            raise DataRefused(f"the stored value of column {names} is no JSON array, as append needs it") from error
+        raise

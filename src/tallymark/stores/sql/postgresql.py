@@ -18,10 +18,11 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from tallymark.core.tables import TableSpec
 from tallymark.errors import TallymarkError
 from tallymark.stores.sql import pgcopy
-from tallymark.stores.sql.columns import hexed, is_binary
+from tallymark.stores.sql.columns import hexed, is_binary, plain
 from tallymark.stores.sql.deletions import undeleted
 from tallymark.stores.sql.dialect import MAY_IDLE, READ_SECONDS, Dialect, check_lengths, deletable, resolved, within
 from tallymark.stores.sql.ledger.read import by_driver
+from tallymark.stores.sql.merging import APPEND
 from tallymark.stores.tls import StoreTls
 from tallymark.stores.url import CONNECT_SECONDS, CONNECT_TIMEOUT, READ_TIMEOUT
 
@@ -107,7 +108,7 @@ class Postgresql(Dialect):
         self, connection: Connection, table: Table, spec: TableSpec, columns: Sequence[str], rows: Select[Any]
     ) -> None:
         statement = postgresql.insert(table).from_select(list(columns), rows)
-        connection.execute(resolved(statement, spec, columns, BYTEWISE))
+        connection.execute(resolved(statement, spec, columns, BYTEWISE, _arrays(table, spec)))
 
     def delete(self, connection: Connection, table: Table, spec: TableSpec, rows: pa.Table) -> None:
         # COPY would truncate trailing spaces, and the row of another key would be deleted.
@@ -122,6 +123,12 @@ class Postgresql(Dialect):
 
 def _bytewise(column: ColumnElement[Any]) -> ColumnElement[Any]:
     return collate(column, BYTEWISE)
+
+
+def _arrays(table: Table, spec: TableSpec) -> dict[str, str]:
+    """Return the expressions that append arrays, by the types of their columns."""
+    binary = {name: isinstance(plain(table.c[name]), postgresql.JSONB) for name in spec.bounds}
+    return {name: APPEND["jsonb" if is_jsonb else "json"] for name, is_jsonb in binary.items()}
 
 
 @cache

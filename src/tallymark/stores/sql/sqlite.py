@@ -16,10 +16,12 @@ from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 
+from tallymark.core import arrays
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, DataRefused
 from tallymark.stores.sql.deletions import is_deleted
 from tallymark.stores.sql.dialect import READ_ONLY, Dialect, deletable, parameters, resolved
+from tallymark.stores.sql.merging import APPEND
 from tallymark.stores.tls import OPTIONS
 from tallymark.stores.url import CONNECT_TIMEOUT, PASSWORD_FILE, READ_TIMEOUT, shown
 
@@ -83,8 +85,8 @@ class Sqlite(Dialect):
 
 
 def _exact(spec: TableSpec, schema: pa.Schema) -> dict[str, str]:
-    """Return what SQLite computes wrongly: it rounds sums beyond 64 bits, and stores decimals as text."""
-    found = {}
+    """Return what SQLite computes wrongly: it rounds sums beyond 64 bits and numbers in arrays; decimals are text."""
+    found = dict.fromkeys(spec.bounds, APPEND["sqlite"])
     for name, function in spec.functions.items():
         kind = schema.field(name).type
         digits = kind.precision if pa.types.is_decimal(kind) else 0
@@ -148,6 +150,7 @@ def _on_connect(connection: Any, _: Any) -> None:
     cursor.execute("PRAGMA synchronous = NORMAL")
     cursor.close()
     connection.create_function("tallymark_sum", 3, _sum, deterministic=True)
+    connection.create_function("tallymark_append", 3, arrays.appended, deterministic=True)
     for name, choose in (("min", min), ("max", max)):
         connection.create_function(f"tallymark_{name}", 2, partial(_extreme, choose), deterministic=True)
 

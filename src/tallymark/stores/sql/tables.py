@@ -39,6 +39,8 @@ PAUSES = (0.0, 0.1, 0.5)
 """Seconds before each attempt to find or create a table, which another process may create at the same time."""
 MYSQL_SCALE = 30
 SECOND_DIGITS = 6
+RANGES = {True: ("MariaDB", (10, 9)), False: ("MySQL", (8, 0, 2))}
+"""The first version of MariaDB, and of MySQL, that selects the last elements of a JSON array."""
 _INTEGER_BITS: list[tuple[type[Any], int]] = [
     (mysql.TINYINT, 8),
     (sql.SmallInteger, 16),
@@ -71,6 +73,7 @@ def existing_table(connection: Connection, spec: TableSpec, schema: pa.Schema) -
     _check_version(spec, schema, dialect)
     check_merge(spec, schema)
     _check_decimals(spec, schema, dialect)
+    _check_ranges(connection, spec)
     if not has_table(connection, spec.name):
         columns_for(schema, spec.key)
         if not spec.create:
@@ -160,6 +163,19 @@ def _check_decimals(spec: TableSpec, schema: pa.Schema, dialect: str) -> None:
             )
 
 
+def _check_ranges(connection: Connection, spec: TableSpec) -> None:
+    dialect: Any = connection.dialect
+    if not spec.bounds or dialect.name != "mysql":
+        return
+    (name, needed), found = RANGES[bool(dialect.is_mariadb)], dialect.server_version_info
+    if found < needed:
+        needs, is_there = (".".join(map(str, version)) for version in (needed, found))
+        raise TableMismatch(
+            f"table {spec.name}: append needs {name} {needs} or later, and this is {is_there}; upgrade the server, or "
+            "append a row for each element"
+        )
+
+
 def _check_columns(table: Table, spec: TableSpec, schema: pa.Schema, dialect: str) -> None:
     for field in schema:
         wanted = column_type(field, in_key=False)
@@ -221,7 +237,9 @@ def _check_merged(table: Table, spec: TableSpec, schema: pa.Schema, dialect: str
             continue
         field = schema.field(name)
         need, have = family(column_type(field, in_key=False)), family(plain(column))
-        if dialect == "sqlite":
+        if function == "append":
+            good = [need] if dialect == "postgresql" else [need, "string"]
+        elif dialect == "sqlite":
             good = {"decimal": ["string"], "timestamp": ["timestamp", "string"], "date": ["date", "string"]}.get(
                 need or "", [need]
             )

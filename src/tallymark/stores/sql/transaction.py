@@ -20,7 +20,7 @@ from tallymark.core.merging import MergeFunction
 from tallymark.core.progress import Step
 from tallymark.core.tables import Write, WrittenTable
 from tallymark.errors import DataRefused, TableChanged, TallymarkError, Unreachable
-from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys
+from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys, check_mergeable
 from tallymark.stores.sql import write as bulk
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.errors import translated
@@ -126,7 +126,7 @@ class SqlTransaction(Transaction):
         merge: Mapping[str, MergeFunction] | None = None,
     ) -> None:
         spec = spec_for(table, key, write, version, create=create, evolve=evolve, merge=merge)
-        given = Given.of(table, rows)
+        given = Given.of(table, rows, spec.bounds)
         if not given.rows.num_rows:
             return
         check_keys(spec, given)
@@ -139,6 +139,7 @@ class SqlTransaction(Transaction):
                     fitted = fit(self._open, self._engine, self._dialect, spec, given, used=used)
                 self._found[place] = fitted
                 change = changes(spec, cast(table, given.rows, fitted.schema))
+                check_mergeable(change)
                 bulk.write(self._dialect, self._open, fitted.table, change)
                 self.written[table] = self.written.get(table, 0) + len(change)
                 self.tables.add(WrittenTable(table, write))

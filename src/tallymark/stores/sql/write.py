@@ -19,6 +19,7 @@ from tallymark.stores.sql.deletions import remember
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.errors import translated
 from tallymark.stores.sql.keys import check_spelling
+from tallymark.stores.sql.merging import naming_arrays
 from tallymark.stores.sql.staging import staged_rows
 
 MANY = 1_000
@@ -71,7 +72,8 @@ class Piece:
             remember(dialect, connection, self.table, spec, rows)
             dialect.delete(connection, self.table, spec, rows)
         else:
-            dialect.put(connection, self.table, spec, sendable(spec, self.rows))
+            with naming_arrays(spec):
+                dialect.put(connection, self.table, spec, sendable(spec, self.rows))
 
 
 def pieces(table: Table, change: Changes) -> Iterator[Piece]:
