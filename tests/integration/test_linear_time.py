@@ -6,10 +6,13 @@ import json
 import time
 from collections.abc import Callable
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from tallymark import Json
 from tallymark.cli.values import pretty
+from tallymark.core.arrays import appended, joined
 from tallymark.formats.json import JsonDecoder
 
 SCHEMA = (
@@ -87,6 +90,30 @@ def test_a_value_is_decoded_in_linear_time(name: str) -> None:
     for size in (SMALL, LARGE, HUGE) if name in HUGE_TOO else (SMALL, LARGE):
         spent = seconds(decode, NASTY[name](size))
         assert spent < SLACK + PER_BYTE * size, f"{size:,} bytes took {spent:.2f} s"
+
+
+ARRAYS: dict[str, Callable[[int], str]] = {
+    "numbers": lambda size: f"[{'1,' * (size // 2)}1]",
+    "one number": lambda size: f"[{'1' * size}]",
+    "one text": lambda size: f'["{"," * size}", 1]',
+    "quotes": lambda size: '["' + r"\"" * (size // 2) + '", 1]',
+    "backslashes": lambda size: '["' + r"\\" * (size // 2) + '", 1]',
+    "objects": lambda size: "[" + '{"a":[1,2]},' * (size // 12) + "1]",
+    "brackets": lambda size: f"[{('[' * 900 + ']' * 900 + ',') * (size // 1801)}1]",
+    "blanks": lambda size: f"[{' ' * size}]",
+}
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_are_appended_in_linear_time(name: str) -> None:
+    for size in (SMALL, LARGE, HUGE):
+        text, began = ARRAYS[name](size), time.thread_time()
+        (batch,) = joined(pa.chunked_array([[text]]), np.array([True]), 2).to_pylist()
+        both = appended(text, text, 2)
+        spent = time.thread_time() - began
+        assert spent < SLACK + 2 * PER_BYTE * size, f"{size:,} bytes took {spent:.2f} s"
+        if size == SMALL:
+            assert json.loads(both) == (json.loads(batch) * 2)[-2:] == (json.loads(text) * 2)[-2:]
 
 
 def test_a_value_that_is_nested_too_deeply_is_shown_as_it_is() -> None:

@@ -72,8 +72,12 @@ def test_a_file_can_merge_rows(load: Load) -> None:
     merge = 'key = "shop"\nwrite = "merge"\nmerge = { orders = "count", revenue = "sum" }\nsql = "SELECT'
     (spec,) = load(MINIMAL.replace('sql = "SELECT', merge)).specs
     assert (spec.write, spec.functions) == ("merge", {"orders": "count", "revenue": "sum"})
-    (sentence,) = refusal(load, MINIMAL.replace('sql = "SELECT', merge.replace('"count"', '"average"')))
-    assert 'tables.orders.merge.orders must be sum, count, min, max, newest, oldest or first, not "average"' in sentence
+    (spec,) = load(MINIMAL.replace('sql = "SELECT', merge.replace('"sum"', '"append(20)"'))).specs
+    assert (spec.functions["revenue"], spec.bounds) == ("append", {"revenue": 20})
+    for written, words in (("average", "is not known; write sum, count,"), ("append", "say how many elements stay")):
+        (sentence,) = refusal(load, MINIMAL.replace('sql = "SELECT', merge.replace('"count"', f'"{written}"')))
+        assert "shop.toml line 7: table orders: merge={'orders': " in sentence
+        assert words in sentence
 
 
 def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:

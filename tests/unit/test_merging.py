@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import Any
 
@@ -25,6 +26,21 @@ def spec(version: str | None = None, key: tuple[str, ...] = ("k",), **merge: Any
         ({"write": "merge", "merge": (("n", "sum"),)}, "merge needs key="),
         ({"write": "upsert", "key": ("k",), "merge": (("n", "sum"),)}, "merge= needs write='merge'"),
         ({"write": "merge", "key": ("k",), "merge": (("n", "avg"),)}, r"merge=\{'n': 'avg'\} is not known; write sum"),
+        *(
+            (
+                {"write": "merge", "key": ("k",), "merge": (("n", function),)},
+                rf"merge=\{{'n': '{re.escape(function)}'\}}: say how many elements stay, 1 to 10,000: append\(100\)",
+            )
+            for function in (
+                "append",
+                "append()",
+                "append(0)",
+                "append(10001)",
+                "append(-1)",
+                "append(x)",
+                "append(1) ",
+            )
+        ),
         ({"write": "merge", "key": ("k",), "merge": (("k", "sum"),)}, "column k is in key= and in merge="),
         ({"version": "v", "merge": (("n", "sum"),)}, "version= needs a column that is merged by newest or oldest"),
         ({"version": "v", "merge": (("a", "newest"), ("b", "oldest"))}, "version= decides newest or oldest, "),
@@ -51,6 +67,7 @@ def test_wrong_settings_are_named(settings: dict[str, Any], words: str) -> None:
         ({"k": pa.int64(), "n": pa.string()}, {"n": "sum"}, "column n is string, and sum needs a number"),
         ({"k": pa.int64(), "n": pa.float64()}, {"n": "count"}, "column n is double, and count needs an integer"),
         ({"k": pa.int64(), "n": pa.list_(pa.int64())}, {"n": "max"}, "has no order for max"),
+        ({"k": pa.int64(), "n": pa.string()}, {"n": "append"}, "column n is string, and append needs an array"),
     ],
 )
 def test_columns_that_do_not_fit_are_named(schema: dict[str, Any], merge: Any, words: str) -> None:

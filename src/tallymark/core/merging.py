@@ -22,6 +22,7 @@ from tallymark.errors import DataRefused
 MergeFunction: TypeAlias = str
 """What users write: the name of a function, and for ``append`` how many elements stay, such as ``append(100)``."""
 Name = Literal["sum", "count", "min", "max", "newest", "oldest", "first", "append"]
+_PLAIN: Mapping[str, Name] = {name: name for name in get_args(Name) if name != "append"}
 _BOUNDED = re.compile(r"append\(([1-9][0-9]{0,4})\)")
 MOST_ELEMENTS = 10_000
 """The largest bound of ``append``: each commit rewrites the arrays of its keys."""
@@ -33,30 +34,31 @@ BY_ORDER = ("newest", "oldest", "first")
 
 def merge_functions(given: Mapping[str, MergeFunction], version: str | None) -> dict[str, Name]:
     """Return the names of the functions with that of the version, which need not be given."""
-    bounded, names = bounds(given), {name: name for name in get_args(Name)}
-    functions: dict[str, Name] = {
-        column: "append" if column in bounded else names[function] for column, function in given.items()
-    }
+    functions = {column: known[0] for column, function in given.items() if (known := _parsed(function))}
     implied = {BY_VERSION[name] for name in functions.values() if name in BY_VERSION}
     return {**functions, version: implied.pop()} if version and len(implied) == 1 else functions
 
 
 def bounds(given: Mapping[str, MergeFunction]) -> dict[str, int]:
     """Return how many elements stay in each column that is merged by ``append``."""
-    found = {column: _BOUNDED.fullmatch(function) for column, function in given.items() if isinstance(function, str)}
-    counts = {column: int(match[1]) for column, match in found.items() if match}
-    return {column: count for column, count in counts.items() if count <= MOST_ELEMENTS}
+    return {column: known[1] for column, function in given.items() if (known := _parsed(function)) and known[1]}
+
+
+def _parsed(function: MergeFunction) -> tuple[Name, int] | None:
+    """Return the name of a function, and how many elements ``append`` keeps; None if there is no such function."""
+    if function in _PLAIN:
+        return _PLAIN[function], 0
+    match = _BOUNDED.fullmatch(function)
+    return ("append", int(match[1])) if match and int(match[1]) <= MOST_ELEMENTS else None
 
 
 def complaints(given: Mapping[str, MergeFunction], key: Sequence[str], version: str | None) -> Iterator[str]:
     """Yield what is wrong with ``merge=``."""
-    *known, _ = get_args(Name)
-    bounded = bounds(given)
     for column, function in given.items():
-        if column not in bounded and str(function).startswith("append"):
+        if _parsed(function) is None and function.startswith("append"):
             yield f"merge={{{column!r}: {function!r}}}: say how many elements stay, 1 to {MOST_ELEMENTS:,}: append(100)"
-        elif column not in bounded and function not in known:
-            yield f"merge={{{column!r}: {function!r}}} is not known; write {', '.join(known)} or append(100)"
+        elif _parsed(function) is None:
+            yield f"merge={{{column!r}: {function!r}}} is not known; write {', '.join(_PLAIN)} or append(100)"
         if column in key:
             yield f"column {column} is in key= and in merge=; remove it from merge="
     used = [name for name in BY_VERSION if name in given.values()]

@@ -15,18 +15,21 @@ _CHOICE = "CASE WHEN {when} THEN {given} ELSE {there} END"
 _APPEND = "CASE WHEN {given} IS NULL THEN {there} WHEN {there} IS NULL THEN {given} ELSE {joined} END"
 # In strict mode, text in place of a number is an error: JSON_MERGE_PRESERVE would make an array of any value.
 _NO_ARRAY = "JSON_ARRAY(CONCAT('no JSON array: ', COALESCE(JSON_TYPE({there}), 'not valid')) + 0)"
+_COUNT = "(JSON_LENGTH({there}) + JSON_LENGTH({given}))"
+# Not '$[last-9 to last]': for a constant path MariaDB takes the length of the first row's array for all rows.
+_LAST = f"CONCAT('$[', GREATEST({_COUNT} - {{bound}}, 0), ' to ', {_COUNT} - 1, ']')"
 # MariaDB returns NULL instead of an array that is larger than a packet.
-_MYSQL = f"""CASE WHEN COALESCE(JSON_TYPE({{there}}), '') <> 'ARRAY' THEN {_NO_ARRAY}
-WHEN JSON_LENGTH({{there}}) + JSON_LENGTH({{given}}) = 0 THEN {{given}}
-ELSE COALESCE(JSON_EXTRACT(JSON_MERGE_PRESERVE({{there}}, {{given}}), '$[last-{{before}} to last]'), {_NO_ARRAY}) END"""
+_MYSQL = f"""CASE WHEN COALESCE(JSON_TYPE({{there}}), '') <> 'ARRAY' THEN {_NO_ARRAY} WHEN {_COUNT} = 0 THEN {{given}}
+ELSE COALESCE(JSON_EXTRACT(JSON_MERGE_PRESERVE({{there}}, {{given}}), {_LAST}), {_NO_ARRAY}) END"""
 _POSTGRESQL = """(SELECT COALESCE({json}_agg(element ORDER BY part, place), '[]') FROM (SELECT * FROM (
 SELECT 1 AS part, * FROM {json}_array_elements({there}) WITH ORDINALITY AS old (element, place) UNION ALL
 SELECT 2, * FROM {json}_array_elements({given}) WITH ORDINALITY) AS every
 ORDER BY part DESC, place DESC LIMIT {bound}) AS kept)"""
+_VALID = "CASE WHEN typeof({there}) = 'text' AND json_valid({there}) THEN {there} END"
 APPEND: Mapping[str, str] = {
     "json": _APPEND.replace("{joined}", _POSTGRESQL.replace("{json}", "json")),
     "jsonb": _APPEND.replace("{joined}", _POSTGRESQL.replace("{json}", "jsonb")),
-    "sqlite": _APPEND.replace("{joined}", "tallymark_append({there}, {given}, {bound})"),
+    "sqlite": _APPEND.replace("{joined}", f"tallymark_append({_VALID}, {{given}}, {{bound}})"),
 }
 """How other databases than MySQL append arrays: PostgreSQL to columns of two types, and SQLite."""
 NO_ARRAY = (
@@ -74,8 +77,7 @@ def assignments(
             when = WHEN[function].format(there=there[at], given=given[at], ordered=ordered[at])
             found[name] = f"CASE WHEN {when} THEN {given[name]} ELSE {there[name]} END"
         else:
-            names = {"there": there[name], "given": given[name], "ordered": ordered[name]}
-            found[name] = form.format(**names, bound=bound, before=bound - 1)
+            found[name] = form.format(there=there[name], given=given[name], ordered=ordered[name], bound=bound)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -34,13 +34,21 @@ _FITS = {
     "binary": {"binary"},
     "string": {"string"},
 }
+_COUNTED = {"integer": ["integer", "decimal"], "boolean": ["boolean", "integer"]}
+MERGED_IN: Mapping[str, Mapping[str, Sequence[str | None]]] = {
+    "postgresql": _COUNTED,
+    # JSON of MariaDB is text.
+    "mysql": {**_COUNTED, "json": ["json", "string"]},
+    "sqlite": {name: [name, "string"] for name in ("timestamp", "date", "json")} | {"decimal": ["string"]},
+}
+"""Families of columns in which values are merged exactly, unless the family is that of the values."""
 _UNORDERED = ("boolean", "json", "binary")
 PAUSES = (0.0, 0.1, 0.5)
 """Seconds before each attempt to find or create a table, which another process may create at the same time."""
 MYSQL_SCALE = 30
 SECOND_DIGITS = 6
 RANGES = {True: ("MariaDB", (10, 9)), False: ("MySQL", (8, 0, 2))}
-"""The first version of MariaDB, and of MySQL, that selects the last elements of a JSON array."""
+"""The first version of MariaDB, and of MySQL, that selects a range of a JSON array."""
 _INTEGER_BITS: list[tuple[type[Any], int]] = [
     (mysql.TINYINT, 8),
     (sql.SmallInteger, 16),
@@ -237,15 +245,7 @@ def _check_merged(table: Table, spec: TableSpec, schema: pa.Schema, dialect: str
             continue
         field = schema.field(name)
         need, have = family(column_type(field, in_key=False)), family(plain(column))
-        if function == "append":
-            good = [need] if dialect == "postgresql" else [need, "string"]
-        elif dialect == "sqlite":
-            good = {"decimal": ["string"], "timestamp": ["timestamp", "string"], "date": ["date", "string"]}.get(
-                need or "", [need]
-            )
-        else:
-            good = {"integer": ["integer", "decimal"], "boolean": ["boolean", "integer"]}.get(need or "", [need])
-        if have not in good or has_own_text(column):
+        if have not in MERGED_IN[dialect].get(need or "", [need]) or has_own_text(column):
             raise TableMismatch(
                 f"table {table.name}: column {name} is {column.type}, in which the {function} of the rows' "
                 f"{_spark_like(field)} would not be exact; change the type of the column, or cast the rows"
