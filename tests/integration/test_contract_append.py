@@ -65,7 +65,7 @@ def put(store: Store, wanted: TableSpec, *logs: tuple[int, str | None]) -> None:
 def texts(url: str, table: str) -> dict[int, str | None]:
     """The stored text: a driver may convert JSON to lists, with rounded numbers."""
     log = "log" if url.startswith("redis") else f"CAST(log AS {'CHAR' if url.startswith('mysql') else 'TEXT'})"
-    return {int(number): text for number, text in rows(url, table, "id", log)}
+    return {int(number): None if text is None else str(text) for number, text in rows(url, table, "id", log)}
 
 
 def logs(url: str, table: str) -> dict[int, Any]:
@@ -75,7 +75,7 @@ def logs(url: str, table: str) -> dict[int, Any]:
 def test_the_last_elements_stay_in_the_order_of_the_records(store: Store, url: str) -> None:
     wanted = spec()
     put(store, wanted, (1, "[1]"), (2, "[1, 2, 3, 4, 5]"), (1, "[2]"), (3, None), (4, "[]"), (5, None))
-    assert logs(url, wanted.name) == {1: [1, 2], 2: [3, 4, 5], 4: [], 3: None, 5: None} or url.startswith("redis")
+    assert logs(url, wanted.name) == {1: [1, 2], 2: [3, 4, 5], 3: None, 4: [], 5: None}
     put(store, wanted, (1, None), (2, '[{"a": [6, 7]}]'), (1, "[3,4]"), (3, "[ ]"), (4, "[]"), (5, '["x"]'))
     assert logs(url, wanted.name) == {1: [2, 3, 4], 2: [4, 5, {"a": [6, 7]}], 3: [], 4: [], 5: ["x"]}
     put(store, wanted, (1, "[]"), (2, "[7, 8, 9, 10]"), (3, "[1]"), (4, None), (5, "[null]"))
@@ -206,11 +206,11 @@ def test_a_server_without_ranges_is_refused_at_the_start(
 
 def test_a_large_array_is_appended_in_linear_time(store: Store, url: str) -> None:
     """10 MB, of which Redis, too, finds the end of each element."""
-    wanted, size = spec(4), 10_000_000
+    wanted, size, some = spec(4), 10_000_000, 1_000_000
     if url.startswith("mysql"):
         pytest.skip("larger than a packet of the server")
-    for each in (f'["{"a" * size}"]', '["' + r"\"[," * (size // 4) + '"]', f"[[{'[[]],' * (size // 5)}1]]"):
+    for each in (f'["{"a" * size}"]', '["' + r"\"[," * (size // 4) + '"]', f"[[{'[[]],' * (some // 5)}1]]"):
         began = time.monotonic()
         put(store, wanted, (1, each))
         assert time.monotonic() - began < 15
-    assert [len(element) for element in logs(url, wanted.name)[1]] == [size, size // 4 * 3, size // 5 + 1]
+    assert [len(element) for element in logs(url, wanted.name)[1]] == [size, size // 4 * 3, some // 5 + 1]

@@ -94,7 +94,7 @@ def test_a_value_is_decoded_in_linear_time(name: str) -> None:
 
 ARRAYS: dict[str, Callable[[int], str]] = {
     "numbers": lambda size: f"[{'1,' * (size // 2)}1]",
-    "one number": lambda size: f"[{'1' * size}]",
+    "one number": lambda size: f"[1.{'1' * size}]",
     "one text": lambda size: f'["{"," * size}", 1]',
     "quotes": lambda size: '["' + r"\"" * (size // 2) + '", 1]',
     "backslashes": lambda size: '["' + r"\\" * (size // 2) + '", 1]',

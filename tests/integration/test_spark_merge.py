@@ -125,6 +125,65 @@ def test_totals_are_those_of_all_records(brokers: str, topics: Topics, group: st
     assert found(url, "aggregated") == found(url, "by_record") == expected([*values, *again])
 
 
+@pytest.mark.faults_where(url=["mariadb", "sqlite"])
+def test_arrays_are_appended_in_the_order_of_the_records(brokers: str, topics: Topics, group: str, url: str) -> None:
+    topic, values = topics.create(1), sent(200, seed=21)
+    topics.send_to(topic, 0, values)
+
+    def appending() -> Pipeline:
+        pipeline = make(brokers, topic, group, url, records=2_000 if len(values) > 1_000 else 30)
+        pipeline.table("logs", key="shop", write="merge", merge={"log": "append(20)"})(
+            lambda records: records.selectExpr(
+                "value.shop", "array(named_struct('status', value.status, 'amount', value.amount)) AS log"
+            )
+        )
+        return pipeline
+
+    def stored() -> dict[str, Any]:
+        log = "log" if url.startswith("redis") else f"CAST(log AS {'CHAR' if url.startswith('mysql') else 'TEXT'})"
+        return {shop: json.loads(text, parse_float=str) for shop, text in rows(url, "logs", "shop", log)}
+
+    def last() -> dict[str, Any]:
+        shops: dict[str, list[Any]] = {}
+        for value in values:
+            if isinstance(value, dict):
+                log = {"status": value["status"], "amount": value["amount"]}
+                shops[value["shop"]] = [*shops.get(value["shop"], []), log][-20:]
+        return shops
+
+    appending().run("caught-up")
+    assert stored() == last()
+    # Enough for Spark's tasks.
+    values += sent(2_500, seed=22)
+    topics.send_to(topic, 0, values[200:])
+    appending().run("caught-up")
+    assert stored() == last()
+
+
+NOT_APPENDED = {
+    "its function merges records, so that nothing tells the order of the elements of log": "collect_list(value.status)",
+    "column log is string, and append needs an array": "value.status",
+    "column log is map<string,int>, and append needs an array": "map(value.status, 1)",
+    "column log is struct<status:string>, and append needs an array": "struct(value.status)",
+}
+
+
+@pytest.mark.parametrize(("why", "column"), NOT_APPENDED.items())
+def test_what_can_not_be_appended_is_refused(
+    why: str, column: str, brokers: str, topics: Topics, group: str, database: Callable[[str], str]
+) -> None:
+    pipeline = make(brokers, topics.create(1), group, database("sqlite"))
+    pipeline.table("t", key="shop", write="merge", merge={"log": "append(3)"})(
+        lambda records: (
+            records.groupBy("value.shop").agg(_expr(column).alias("log"))
+            if "collect" in column
+            else records.select("value.shop", _expr(column).alias("log"))
+        )
+    )
+    with pytest.raises(BadInput, match=f"table t: {why}"):
+        try_pipeline(pipeline)
+
+
 UNSAFE = {
     "Average of the records .* divide them in a view": "avg(value.amount)",
     "Sum DISTINCT of the records": "sum(DISTINCT value.amount)",

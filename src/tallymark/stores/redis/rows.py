@@ -10,9 +10,11 @@ from decimal import Decimal
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tallymark.core import arrays
 from tallymark.core.tables import (
     OFFSET,
     PARTITION,
@@ -163,9 +165,16 @@ def refused_rows(change: Changes, form: Form) -> list[Refusal]:
 def _hashes(spec: TableSpec, rows: pa.Table, keys: list[str], _: set[str]) -> Block:
     names = rows.column_names
     version, compare, where, start = _version(spec, rows, names.index(spec.version) if spec.version else 0)
-    columns = [texts(column) for column in rows.columns]
+    columns = [texts(_bounded(spec, name, rows[name])) for name in names]
     merge = [_merge(spec, field) for field in rows.schema] if spec.merge else []
     return Block(_mode(spec), "hash", keys, names, columns, version, compare, where, start, merge)
+
+
+def _bounded(spec: TableSpec, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the arrays of the rows with as many elements as may stay: the script merges row by row."""
+    if name not in spec.bounds:
+        return column
+    return arrays.joined(column, np.ones(len(column), np.bool_), spec.bounds[name])
 
 
 def _merge(spec: TableSpec, field: pa.Field) -> tuple[str, str, str, str]:
