@@ -80,6 +80,8 @@ def test_the_last_elements_stay_in_the_order_of_the_records(store: Store, url: s
     assert logs(url, wanted.name) == {1: [2, 3, 4], 2: [4, 5, {"a": [6, 7]}], 3: [], 4: [], 5: ["x"]}
     put(store, wanted, (1, "[]"), (2, "[7, 8, 9, 10]"), (3, "[1]"), (4, None), (5, "[null]"))
     assert logs(url, wanted.name) == {1: [2, 3, 4], 2: [8, 9, 10], 3: [1], 4: [], 5: ["x", None]}
+    put(store, wanted, (6, "[1, 2, 3, 4]"))
+    assert logs(url, wanted.name)[6] == [2, 3, 4]
 
 
 def test_one_element_stays(store: Store, url: str) -> None:
@@ -123,6 +125,24 @@ def test_a_stored_value_that_is_no_array_refuses_the_record_and_stays(stored: st
     assert logs(url, wanted.name) == {1: json.loads(stored), 2: [0]}
     put(store, wanted, (1, None), (2, "[1]"))
     assert logs(url, wanted.name) == {1: json.loads(stored), 2: [0, 1]}
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb", "redis"])
+@pytest.mark.parametrize("stored", ["[1", '["]', "[1]]", "[{]}", "", "text"])
+def test_a_stored_text_that_is_no_json_refuses_the_record_and_stays(
+    stored: str, kind: str, database: Callable[[str], str]
+) -> None:
+    url, wanted = database(kind), spec()
+    if kind != "redis":
+        execute(url, f"CREATE TABLE {wanted.name} (id BIGINT NOT NULL PRIMARY KEY, log LONGTEXT)")
+    store = open_store(url)
+    put(store, wanted, (1, "[0]"))
+    replace(url, wanted.name, stored)
+    with pytest.raises(RowsRefused) as refused:
+        put(store, wanted, (1, "[1]"))
+    assert "is no JSON array, as append needs it" in refused.value.refusals[0].error
+    assert texts(url, wanted.name) == {1: stored}
+    store.close()
 
 
 def replace(url: str, table: str, value: str) -> None:
