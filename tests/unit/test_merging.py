@@ -41,6 +41,7 @@ def spec(version: str | None = None, key: tuple[str, ...] = ("k",), **merge: Any
                 "append(1) ",
             )
         ),
+        ({"write": "merge", "key": ("k",), "merge": (("n", 5),)}, r"merge=\{'n': 5\} is not known"),
         ({"write": "merge", "key": ("k",), "merge": (("k", "sum"),)}, "column k is in key= and in merge="),
         ({"version": "v", "merge": (("n", "sum"),)}, "version= needs a column that is merged by newest or oldest"),
         ({"version": "v", "merge": (("a", "newest"), ("b", "oldest"))}, "version= decides newest or oldest, "),

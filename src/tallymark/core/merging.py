@@ -46,16 +46,17 @@ def bounds(given: Mapping[str, MergeFunction]) -> dict[str, int]:
 
 def _parsed(function: MergeFunction) -> tuple[Name, int] | None:
     """Return the name of a function, and how many elements ``append`` keeps; None if there is no such function."""
-    if function in _PLAIN:
-        return _PLAIN[function], 0
-    match = _BOUNDED.fullmatch(function)
+    text = str(function)
+    if text in _PLAIN:
+        return _PLAIN[text], 0
+    match = _BOUNDED.fullmatch(text)
     return ("append", int(match[1])) if match and int(match[1]) <= MOST_ELEMENTS else None
 
 
 def complaints(given: Mapping[str, MergeFunction], key: Sequence[str], version: str | None) -> Iterator[str]:
     """Yield what is wrong with ``merge=``."""
     for column, function in given.items():
-        if _parsed(function) is None and function.startswith("append"):
+        if _parsed(function) is None and str(function).startswith("append"):
             yield f"merge={{{column!r}: {function!r}}}: say how many elements stay, 1 to {MOST_ELEMENTS:,}: append(100)"
         elif _parsed(function) is None:
             yield f"merge={{{column!r}: {function!r}}} is not known; write {', '.join(_PLAIN)} or append(100)"

@@ -89,5 +89,6 @@ def naming_arrays(spec: TableSpec) -> Iterator[None]:
     except DBAPIError as error:
         if spec.bounds and any(words in str(error.orig) for words in NO_ARRAY):
             names = " or ".join(spec.bounds)
-            raise DataRefused(f"the stored value of column {names} is no JSON array, as append needs it") from error
+            what = "is no JSON array, as append needs it, or is too large"
+            raise DataRefused(f"the stored value of column {names} {what}") from error
         raise
