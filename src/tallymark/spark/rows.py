@@ -213,7 +213,7 @@ class Shaper:
             if spec.deletes is not None:
                 return f"table {spec.name} deletes rows, which executors can't stage"
             for name, function in spec.functions.items() if spec.write == "merge" else ():
-                if function in BY_ORDER:
+                if function in (*BY_ORDER, "append"):
                     return f"table {spec.name} merges {name} by {function}, for which executors don't know the order"
             if spec.write in ("upsert", "ignore") and spec.name in self.merging():
                 return f"table {spec.name} merges records, and executors can't check the keys of merged rows"
