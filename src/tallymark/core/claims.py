@@ -41,6 +41,7 @@ class Restart:
 
     ``only_ahead`` is for an offset that was the end of the log when it was requested: a later position is kept.
     ``truncated_from`` is the position for which the log was found truncated at ``offset``; any other is refused.
+    ``emptied``: the tables of the group are emptied in the same transaction.
     """
 
     offset: int
@@ -48,14 +49,19 @@ class Restart:
     only_ahead: bool = False
     leader_epoch: int | None = None
     truncated_from: int | None = None
+    emptied: bool = False
 
 
 @dataclass(frozen=True)
 class PositionChanges:
-    """The first positions and restarts that a claim asks for, decided from the saved positions."""
+    """The first positions and restarts that a claim asks for, decided from the saved positions.
+
+    ``empties`` names the tables to empty in the same transaction, which only a move by an operator can ask for.
+    """
 
     first: Mapping[Partition, FirstClaim]
     restarts: Mapping[Partition, Restart] = field(default_factory=dict)
+    empties: Sequence[str] = ()
 
 
 Decide = Callable[[Sequence[Position]], PositionChanges]
@@ -105,7 +111,7 @@ class Advance:
 class Note:
     """A journal note about a span whose records are missing from the tables or are applied again.
 
-    ``kind`` is skip, loss, reset, truncation, backfill, replay or begin.
+    ``kind`` is skip, loss, reset, emptying, truncation, backfill, replay or begin.
     """
 
     kind: str
@@ -113,7 +119,9 @@ class Note:
     reason: str
 
 
-BACK = ("reset", "truncation")
+EMPTYING = "emptying"
+"""The kind of the note that a position started over with empty tables."""
+BACK = ("reset", "truncation", EMPTYING)
 """Kinds of notes that record that a position went back and started a new tally."""
 
 
@@ -262,6 +270,11 @@ def restarted(position: Position, to: Restart, now: datetime) -> tuple[Position,
     if to.truncated_from not in (None, position.next_offset):
         raise PositionMoved(f"{position.partition}: the position has moved since its log was found truncated")
     offset = max(to.offset, position.next_offset) if to.only_ahead else to.offset
+    if to.emptied:
+        # Also for a position that stays: its earlier notes explain no row any more.
+        note = Note(EMPTYING, Span(position.partition, offset, max(offset, position.next_offset)), to.reason)
+        moved = replace(position, next_offset=offset, first_offset=offset, tally=Tally(), updated_at=now)
+        return replace(moved, leader_epoch=to.leader_epoch), note
     if offset >= position.next_offset:
         span, kind = Span(position.partition, position.next_offset, offset), "skip"
         tally, first = position.tally + Tally(skipped=len(span)), position.first_offset

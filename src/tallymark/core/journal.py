@@ -15,6 +15,7 @@ from tallymark.core.claims import Note, PositionChanges
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import GroupState, Partition, Position, Span, Tally
 from tallymark.core.tables import WrittenTable
+from tallymark.errors import PositionMoved
 
 BEAT_SECONDS = 5.0
 """Interval of the heartbeats of a run."""
@@ -121,6 +122,10 @@ class Journal(ABC):
         """Return the tables that a group, or every group, has written to, in order."""
 
     @abstractmethod
+    def row_counts(self, tables: Collection[str]) -> dict[str, int]:
+        """Return the number of rows of each of these tables of the store that exists."""
+
+    @abstractmethod
     def notes(self, group: str, kinds: Collection[str]) -> list[NoteLine]:
         """Return the notes of these kinds, oldest first; only open skips."""
 
@@ -140,7 +145,8 @@ class Journal(ABC):
     def move(self, group: str, partitions: Collection[Partition], decide: Decision, by: str, now: datetime) -> None:
         """Apply the result of ``decide`` to these partitions: create positions, or move them and fence the owner.
 
-        A move ahead records an open skip, a move back records a reset, in the same transaction.
+        A move ahead records an open skip, a move back records a reset, in the same transaction. Tables are emptied in
+        that transaction, too, and only if the group has no other positions than those of these partitions.
         """
 
     @abstractmethod
@@ -156,3 +162,10 @@ def owners_alive(positions: Collection[Position], runs: Sequence[Run], now: date
         for position in positions
         if position.owner and (position.owner.run not in known or known[position.owner.run].alive(now))
     ]
+
+
+def unexpected(partition: Partition) -> PositionMoved:
+    """Return the error for a position that exists although the tables of its group are to be emptied without it."""
+    return PositionMoved(
+        f"{partition}: a run has created the position meanwhile; nothing was changed: preview the reset again"
+    )

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from statistics import median
 from typing import TYPE_CHECKING
 
-from tallymark.core.claims import Note
+from tallymark.core.claims import EMPTYING, Note
 from tallymark.core.journal import ALIVE, BatchLine, NoteLine, Run
 from tallymark.core.spans import STREAMING, GroupState, Owner, Partition, Position
 
@@ -195,7 +195,7 @@ def _ended(facts: Facts) -> Health:
 def _moved(facts: Facts, since: datetime | None) -> list[str]:
     """Describe the resets and skips of the group since its last run."""
     sentences = []
-    for kind, where in (("reset", "back"), ("truncation", "back"), ("skip", "ahead")):
+    for kind, where in (("reset", "back"), (EMPTYING, "back"), ("truncation", "back"), ("skip", "ahead")):
         notes = [line for line in facts.notes if line.note.kind == kind and (since is None or line.recorded_at > since)]
         if notes:
             offsets = sum(len(line.note.span) for line in notes)
@@ -238,7 +238,7 @@ def _waiting_since(facts: Facts, position: Position) -> datetime | None:
 
 def _rewound(facts: Facts) -> Health | None:
     notes: dict[Partition, Note] = {}
-    for note in (line.note for line in facts.notes if line.note.kind == "reset"):
+    for note in (line.note for line in facts.notes if line.note.kind in ("reset", EMPTYING)):
         # A second reset on the way does not change the end: the position where the first reset began.
         if note.span.partition not in notes or note.span.stop >= notes[note.span.partition].span.stop:
             notes[note.span.partition] = note

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
-from tallymark.core.claims import BACK
+from tallymark.core.claims import BACK, EMPTYING
 from tallymark.core.plan import check_identity, readable_from
 from tallymark.core.spans import Log, Partition, Position, Span
 from tallymark.errors import PositionRefused
@@ -23,7 +23,10 @@ SHOWN = 3
 
 @dataclass(frozen=True)
 class Account:
-    """The ledger's data about one partition since its last reset. Commits are newest first."""
+    """The ledger's data about one partition since its last reset. Commits are newest first.
+
+    ``resets`` are those that explain rows: after the last one that emptied the tables. ``began_anew``: there was any.
+    """
 
     position: Position
     skips: Sequence[Span]
@@ -31,6 +34,7 @@ class Account:
     fills: Sequence[Span]
     replays: Sequence[Span]
     resets: Sequence[Span]
+    began_anew: bool
     letters: Sequence[int]
     commits: Sequence[Span]
 
@@ -51,12 +55,13 @@ def accounts(moment: Moment) -> list[Account]:
 
 
 def _account(moment: Moment, position: Position, commits: Sequence[Span]) -> Account:
-    resets, notes = list[Span](), list[tuple[str, Span]]()
+    resets, notes, began_anew = list[Span](), list[tuple[str, Span]](), False
     for note, _ in moment.notes:
         if note.span.partition != position.partition:
             continue
         if note.kind in BACK:
-            resets, notes = [*resets, note.span], []
+            resets, notes = [] if note.kind == EMPTYING else [*resets, note.span], []
+            began_anew = True
         else:
             notes.append((note.kind, note.span))
     # A reset voids the letters after its target, so letters of earlier tallies are not among these.
@@ -72,6 +77,7 @@ def _account(moment: Moment, position: Position, commits: Sequence[Span]) -> Acc
         fills=[span for kind, span in notes if kind == "backfill"],
         replays=[span for kind, span in notes if kind == "replay"],
         resets=resets,
+        began_anew=began_anew,
         letters=sorted(filter(position.counts, letters)),
         commits=commits,
     )
@@ -160,7 +166,7 @@ def _era(account: Account) -> Iterator[Span]:
     bridges = merged([*account.skips, *account.fills])
     left = uncovered(account.span, bridges)
     for span in account.commits:
-        if account.resets and left <= 0:
+        if account.began_anew and left <= 0:
             return
         yield span
         left -= uncovered(clipped(span, account.span), bridges)

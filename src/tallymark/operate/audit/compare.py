@@ -96,7 +96,7 @@ class Compared:
         count.update(skipped=sum(map(len, account.skips)), lost=sum(map(len, losses)))
         count["expired"] = uncovered(gone, merged([*account.skips, *losses]))
         before = self.origins.within(Span(partition, 0, whole.start))
-        if account.resets:
+        if account.began_anew:
             count["earlier"] = len(before)
         else:
             self._foreign(partition, before)

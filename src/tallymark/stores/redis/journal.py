@@ -13,12 +13,24 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from tallymark.core.claims import Note, explain_settled
-from tallymark.core.journal import UNAPPLIED, BatchLine, Consent, Decision, Journal, Letter, LetterQuery, NoteLine, Run
+from tallymark.core.journal import (
+    UNAPPLIED,
+    BatchLine,
+    Consent,
+    Decision,
+    Journal,
+    Letter,
+    LetterQuery,
+    NoteLine,
+    Run,
+    unexpected,
+)
 from tallymark.core.spans import OUTCOMES, GroupState, Partition, Position, Span, Tally
 from tallymark.core.tables import WrittenTable
 from tallymark.errors import BadInput, CommitRefused
 from tallymark.stores.contract import HISTORY, NOTES, Moment, Snapshot, SnapshotMark
 from tallymark.stores.redis import ledger, letters, notes
+from tallymark.stores.redis.emptying import check_count, empty_table, row_keys
 from tallymark.stores.redis.keys import RedisKeys, from_text, score
 from tallymark.stores.redis.script import ScriptInput
 
@@ -58,6 +70,10 @@ class RedisJournal(Journal):
             if fields
         }
 
+    def row_counts(self, tables: Collection[str]) -> dict[str, int]:
+        counts = {table: len(self._rows(table)) for table in sorted(tables)}
+        return {table: count for table, count in counts.items() if count}
+
     def notes(self, group: str, kinds: Collection[str]) -> list[NoteLine]:
         lines = self.ask(lambda client: client.lrange(self.keys.exceptions(group), 0, -1))
         notes = [_note(json.loads(line)) for line in lines]
@@ -92,9 +108,40 @@ class RedisJournal(Journal):
             skips, dead = self._hash(self.keys.skips(group)), partial(self._letters, group)
             concerned = {partition: found[partition] for partition in partitions if partition in found}
             changes = decide(concerned, self.runs(group))
-            return ledger.move(self.keys, group, changes, found, skips, dead, by, now)
+            work = ledger.move(self.keys, group, changes, found, skips, dead, by, now)
+            if changes.empties:
+                self._empty(work, group, changes.empties, partitions, found)
+            return work
 
         self.change(group, plan)
+
+    def _empty(
+        self,
+        work: ScriptInput,
+        group: str,
+        tables: Collection[str],
+        moved: Collection[Partition],
+        found: Mapping[Partition, Position],
+    ) -> None:
+        """Delete the rows of these tables in the script, unless a commit moves or recounts a position before it."""
+        for partition, position in found.items():
+            counts = {"next_offset": position.next_offset, "epoch": position.epoch}
+            counts |= {"skipped": position.tally.skipped, "dead": position.tally.dead}
+            for name, value in counts.items():
+                work.expect(self.keys.position(group, partition), name, value)
+        rows = {table: self._rows(table) for table in sorted(set(tables))}
+        check_count(rows)
+        for keys in rows.values():
+            empty_table(work, keys)
+        # After the rows: a position that is created later has no row among those that were found.
+        known = {key.decode() for key in self.ask(lambda client: client.smembers(self.keys.positions(group)))}
+        mine = {self.keys.position(group, partition): partition for partition in moved}
+        for key in sorted(known - mine.keys()):
+            fields = self._hash(key)
+            raise unexpected(Partition(fields["topic"], int(fields["partition_id"])))
+
+    def _rows(self, table: str) -> list[str]:
+        return self.ask(lambda client: row_keys(client, self.keys, table))  # type: ignore[no-any-return]
 
     def delete(self, group: str, consent: Consent) -> None:
         def plan(found: Mapping[Partition, Position]) -> ScriptInput:

@@ -16,7 +16,8 @@ from tallymark.core.retry import retrying
 from tallymark.core.spans import GroupState, Partition, Span
 from tallymark.core.tables import WrittenTable
 from tallymark.stores.contract import HISTORY, NOTES, ORIGIN, Moment, Snapshot, SnapshotMark
-from tallymark.stores.sql.ledger.claim import delete_group, move
+from tallymark.stores.sql.emptying import empty_tables, row_counts
+from tallymark.stores.sql.ledger.claim import check_whole, delete_group, move
 from tallymark.stores.sql.ledger.letters import count_letters, read_letters, settle
 from tallymark.stores.sql.ledger.read import lock_positions, read_group
 from tallymark.stores.sql.ledger.runs import read_groups, read_history, read_notes, read_runs, read_tables
@@ -52,6 +53,10 @@ class SqlJournal(Journal):
         with self._look() as connection:
             return read_tables(connection, group)
 
+    def row_counts(self, tables: Collection[str]) -> dict[str, int]:
+        with self._look() as connection:
+            return row_counts(connection, tables)
+
     def notes(self, group: str, kinds: Collection[str]) -> list[NoteLine]:
         with self._look() as connection:
             return read_notes(connection, group, kinds)
@@ -75,7 +80,11 @@ class SqlJournal(Journal):
     def move(self, group: str, partitions: Collection[Partition], decide: Decision, by: str, now: datetime) -> None:
         def attempt() -> None:
             with self._transaction() as connection:
-                move(connection, group, partitions, decide, by, now)
+                changes = move(connection, group, partitions, decide, by, now)
+                if changes.empties:
+                    empty_tables(connection, changes.empties)
+                    # After the rows: a position that is created later has no row among those that were deleted.
+                    check_whole(connection, group, partitions)
 
         # While the group runs, the database may abort this transaction as the victim of a deadlock.
         retrying(attempt, patience=GIVES_WAY)

@@ -20,7 +20,7 @@ from tallymark.core.claims import (
     check_held,
     restarted,
 )
-from tallymark.core.journal import Consent, Decision
+from tallymark.core.journal import Consent, Decision, unexpected
 from tallymark.core.spans import OUTCOMES, Owner, Partition, Position
 from tallymark.errors import PositionMoved, Unreachable
 from tallymark.stores.sql.ledger.commit import record_notes
@@ -29,6 +29,7 @@ from tallymark.stores.sql.ledger.read import (
     insert_if_absent,
     key_condition,
     key_parameters,
+    lock_group,
     lock_positions,
     read_group,
     read_positions,
@@ -148,7 +149,7 @@ TABLES = (positions, batches, exceptions, dead_letters, groups, rebalances, runs
 
 def move(
     connection: Connection, group: str, partitions: Collection[Partition], decide: Decision, by: str, now: datetime
-) -> None:
+) -> PositionChanges:
     """Create positions or move them, without an owner. ``decide`` is called while all of them are locked."""
     found = lock_positions(connection, group, partitions)
     changes = decide(found, read_runs(connection, group))
@@ -160,6 +161,13 @@ def move(
     for partition, to in sorted(changes.restarts.items()):
         connection.execute(update(positions).where(*key_condition()).values(free), key_parameters(group, partition))
         restart(connection, group, Claim.after(found[partition]), to, now)
+    return changes
+
+
+def check_whole(connection: Connection, group: str, partitions: Collection[Partition]) -> None:
+    """Raise if the group has positions of other partitions. Locks all of them."""
+    for partition in sorted(lock_group(connection, group).keys() - set(partitions)):
+        raise unexpected(partition)
 
 
 def _check_made(first: Mapping[Partition, FirstClaim], found: Mapping[Partition, Position]) -> None:

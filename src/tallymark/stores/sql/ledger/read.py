@@ -75,6 +75,13 @@ def lock_positions(connection: Connection, group: str, partitions: Iterable[Part
     return _select(connection, group, partitions, lock=True)
 
 
+def lock_group(connection: Connection, group: str) -> dict[Partition, Position]:
+    """Lock all positions of a group until the transaction ends, and return them."""
+    query = select(positions).where(positions.c.group_name == group).with_for_update()
+    ordered = query.order_by(positions.c.topic, positions.c.partition_id)
+    return {position.partition: position for position in map(_position, connection.execute(ordered))}
+
+
 def read_group(connection: Connection, group: str | None = None) -> dict[str, list[Position]]:
     """Return the positions of one group or of all groups."""
     query = select(positions).order_by(positions.c.group_name, positions.c.topic, positions.c.partition_id)
