@@ -66,9 +66,10 @@ def test_a_preview_says_what_it_means_and_changes_nothing(
     header, zero, one, *rest = shown.stdout.splitlines()
     assert header.split() == ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET", "MEANING"]
     assert zero.split()[:5] == [group, topic, "0", "80", "40"]
-    assert "repeats 40 offsets: append tables will hold their rows twice, upserts will not" in zero
+    assert zero.rstrip().endswith("repeats 40 offsets")
     assert "skips 10 offsets: backfill can fill them later" in one
-    assert rest == ["nothing was changed: --execute does it"]
+    assert rest[0].startswith("the ledger knows no table of this group: what a handler writes by SQL of its own")
+    assert rest[1:] == ["nothing was changed: --execute does it"]
     assert offsets(store, group) == {0: 80, 1: 30}
     assert journal(store, group, "reset", "skip") == []
 

@@ -16,6 +16,7 @@ from tallymark.core.spans import Log, Partition, Tally
 from tallymark.errors import CommitRefused, PositionMoved
 from tallymark.kafka.brokers import Brokers, Topic
 from tallymark.kafka.membership import Standalone
+from tallymark.operate.emptying import Consent
 from tallymark.operate.moves import Resetting
 from tallymark.operate.reset import Aim
 from tallymark.operate.survey import ledger
@@ -74,7 +75,7 @@ def at_once(*jobs: Callable[[], Any]) -> list[BaseException | None]:
 def reset(store: str, brokers: str, group: str, topic: str, aim: Aim, *, take_over: bool = False) -> None:
     with ledger(store, group) as opened:
         resetting = Resetting(opened, group, Brokers(brokers), aim, [topic], all_topics=False)
-        resetting.execute("a test", None, take_over=take_over)
+        resetting.execute("a test", None, take_over=take_over, consent=Consent(repeat=aim.kind == "offset"))
 
 
 def to_offset(number: int) -> Aim:

@@ -46,7 +46,7 @@ def planned(aim: Aim, at: int | None = None, held: int | None = 100) -> Planned:
 @pytest.mark.parametrize(
     ("aim", "held", "new", "words"),
     [
-        (Aim("earliest", ""), 100, 12, "repeats 88 offsets: append tables will hold their rows twice"),
+        (Aim("earliest", ""), 100, 12, "repeats 88 offsets"),
         (Aim("latest", ""), 100, 500, "skips 400 offsets: backfill can fill them later"),
         (Aim("latest", ""), 5, 500, "skips 495 offsets, 7 of them deleted from the log: backfill"),
         (Aim("offset", "", number=100), 100, 100, "unchanged"),

@@ -15,11 +15,14 @@ from tallymark.cli.target import AsJson, Execute, Reason, TakeOver, Target, oper
 from tallymark.core.durations import parse_duration
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput
+from tallymark.operate.emptying import Consent
 from tallymark.operate.moves import Resetting, positions_of
+from tallymark.operate.repeats import UNKNOWN_TABLES
 from tallymark.operate.reset import Aim, Planned, before_now, parse_moment, parse_scope, within
 from tallymark.operate.takeover import read_offsets, write_offsets
 
 STDOUT = "-"
+REPEATED, EMPTIED = ("TABLE", "WRITE", "MEANING"), ("TABLE", "WRITE", "ROWS", "MEANING")
 COLUMNS = ("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET", "MEANING")
 
 Topics = Annotated[list[str] | None, typer.Option("--topic", "-t", help="A topic, or partitions of it: orders:0,3.")]
@@ -36,6 +39,15 @@ Duration = Annotated[
 Shift = Annotated[int | None, typer.Option("--shift-by", help="By this number of offsets; back if negative.")]
 Current = Annotated[bool, typer.Option("--to-current", help="To the position, or the nearest offset of the log.")]
 FromFile = Annotated[Path | None, typer.Option("--from-file", help="To the offsets in this CSV file; - is stdin.")]
+Repeat = Annotated[
+    bool, typer.Option("--repeat", help="Even if appended rows will be there twice, and totals be added again.")
+]
+Truncate = Annotated[
+    bool, typer.Option("--truncate", help="Delete all rows of the group's tables in the same transaction.")
+]
+Lose = Annotated[
+    int | None, typer.Option("--lose", min=0, help="With --truncate: although Kafka has deleted so many offsets.")
+]
 Export = Annotated[
     str | None, typer.Option("--export", help="Write the new or else the present offsets as CSV; - is stdout.")
 ]
@@ -55,6 +67,9 @@ def reset(
     to_current: Current = False,
     from_file: FromFile = None,
     export: Export = None,
+    repeat: Repeat = False,
+    truncate: Truncate = False,
+    lose: Lose = None,
     execute: Execute = False,
     take_over: TakeOver = False,
     reason: Reason = None,
@@ -63,9 +78,10 @@ def reset(
     """Show where positions would move and what that repeats or skips; with --execute, move them.
 
     Skipped records can be read later, by tallymark backfill. Repeated records are written again: upserts do not change,
-    appended rows are there twice, and totals count them twice. All partitions move in one transaction.
+    appended rows are there twice, and totals count them twice, which needs --repeat. All partitions move in one
+    transaction; with --truncate, all rows of the group's tables are deleted in it, and the group starts over.
     """
-    group, topics = target.group, topic or []
+    group, topics, consent = target.group, topic or [], Consent(repeat, truncate, lose)
     aims = {
         "--to-earliest": to_earliest,
         "--to-latest": to_latest,
@@ -84,8 +100,11 @@ def reset(
     aim = _aim(option, value, group)
     with target.ledger() as store:
         resetting = Resetting(store, group, target.brokers, aim, topics, all_topics=all_topics)
-        by = operator()
-        plan = resetting.execute(by, reason, take_over=take_over) if execute else resetting.preview
+        by, effects = operator(), _effects(resetting, truncate=truncate)
+        refused = None if execute else resetting.refusal(consent)
+        plan = resetting.preview
+        if execute:
+            plan = resetting.execute(by, reason, take_over=take_over, consent=consent)
         held = [] if execute else resetting.busy
     if export is not None:
         _write({one.partition: one.new for one in plan if one.new is not None}, export)
@@ -97,14 +116,39 @@ def reset(
     if as_json and export != STDOUT:
         owners = sorted({str(one.owner) for one in held})
         facts = {"group": group, "option": aim.said, "by": by, "executed": execute, "held_by": owners}
-        show_json({**facts, "partitions": rows})
+        show_json({**facts, "refused": refused, "partitions": rows, "tables": effects})
     elif export != STDOUT:
         meanings = [{"group": group, "meaning": one.words} for one in plan]
         show(Rows(COLUMNS, [row | more for row, more in zip(rows, meanings, strict=True)]))
+        if effects:
+            show(Rows(EMPTIED if truncate else REPEATED, effects))
+        elif any(one.repeats for one in plan):
+            say(UNKNOWN_TABLES, "yellow")
         for position in held[:1]:
             words = f"{position.partition} is held by {position.owner}, which may be at work: stop it, or --take-over"
             say(words, "yellow")
-        show_result(sum(one.changes for one in plan), f"of {len(plan)} partitions moved", executed=execute)
+        if refused:
+            say(f"--execute would be refused: {refused}", "yellow")
+            return
+        emptied = f", {len(effects)} tables emptied" if truncate else ""
+        # The tables may have rows although no position changes.
+        changed = sum(one.changes for one in plan)
+        show_result(changed or truncate, f"of {len(plan)} partitions moved{emptied}", executed=execute)
+
+
+def _effects(resetting: Resetting, *, truncate: bool) -> list[dict[str, Any]]:
+    """What happens to each table that the ledger knows: how many rows are deleted, or else repeated."""
+    if truncate:
+        counts = resetting.row_counts()
+        return [
+            {"table": table.name, "write": table.write, "rows": counts.get(table.name, 0), "meaning": "deleted"}
+            for table in resetting.tables
+        ]
+    return [
+        {"table": each.table.name, "write": each.table.write, "meaning": each.words}
+        | {"rows_repeated": each.rows, "offsets_not_in_history": each.unknown}
+        for each in resetting.repeated()
+    ]
 
 
 def only_one(command: str, given: Mapping[str, Any], options: Sequence[str] | Mapping[str, Any]) -> tuple[str, Any]:

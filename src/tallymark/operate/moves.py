@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 
+from tallymark.core.claims import BACK
 from tallymark.core.spans import Log, Partition, Position, Span
 from tallymark.errors import BadInput, UnknownPartition
 from tallymark.kafka.brokers import Brokers
+from tallymark.operate.emptying import Consent, Written
+from tallymark.operate.repeats import Repeated, repeated
 from tallymark.operate.reset import Aim, Planned, Reset, busy, parse_scope, within
 from tallymark.operate.survey import up_to_date
 from tallymark.operate.takeover import adopt, adopting, check_stopped, committed, read_checkpoint
-from tallymark.stores.contract import Store
+from tallymark.stores.contract import HISTORY, Store
 from tallymark.stores.opening import open_store, sqlite_file
 
 
@@ -40,26 +44,54 @@ class Resetting:
         self, store: Store, group: str, brokers: Brokers, aim: Aim, topics: Sequence[str], *, all_topics: bool
     ) -> None:
         self.group, self.aim, self._store = group, aim, store
-        positions = positions_of(store, group)
-        logs = logs_of(brokers, _to_reset(aim, positions, brokers, topics, all_topics))
+        self._positions = positions_of(store, group)
+        logs = logs_of(brokers, _to_reset(aim, self._positions, brokers, topics, all_topics))
         self.now = datetime.now(UTC)
         self._reset = Reset(aim, logs, brokers.offsets_at(logs, aim.moment) if aim.moment else {})
-        self.preview = self._reset.plan(positions)
+        self.preview = self._reset.plan(self._positions)
+        self.tables = store.journal().tables(group).get(group, [])
 
     @property
     def busy(self) -> list[Position]:
         """The positions that would change although their owner may be alive."""
         return busy(self.preview, self._store.journal().runs(self.group), self.now)
 
-    def execute(self, by: str, reason: str | None, *, take_over: bool) -> list[Planned]:
+    def repeated(self) -> list[Repeated]:
+        """Estimate what the preview repeats in each table that the ledger knows."""
+        if not self.tables or not any(planned.repeats for planned in self.preview):
+            return []
+        history = self._store.journal().history(self.group, most=HISTORY)
+        return repeated(self.preview, self.tables, history, [skip.span for skip in self._store.skips(self.group)])
+
+    def row_counts(self) -> dict[str, int]:
+        """Return how many rows each table of this store has now."""
+        return self._store.journal().row_counts({table.name for table in self.tables if table.store is None})
+
+    def refusal(self, consent: Consent) -> str | None:
+        """The reason for which ``execute`` would be refused with this consent, apart from live owners."""
+        try:
+            self._check(self.preview, consent)
+        except BadInput as refused:
+            return str(refused)
+        return None
+
+    def _check(self, plan: Sequence[Planned], consent: Consent) -> list[str]:
+        journal = self._store.journal()
+        written = Written(self.group, journal.tables(), journal.notes(self.group, [*BACK, "begin"]))
+        return consent.check(plan, self._positions, written)
+
+    def execute(self, by: str, reason: str | None, *, take_over: bool, consent: Consent) -> list[Planned]:
         """Move the positions, and return the plan that was performed."""
-        words = f"{self.aim.said} by {by}" + (f": {reason}" if reason else "")
+        option = " --truncate" if consent.truncate else ""
+        words = f"{self.aim.said}{option} by {by}" + (f": {reason}" if reason else "")
         plan = list(self.preview)
 
         def done(planned: Sequence[Planned]) -> None:
             plan[:] = planned
 
-        decide = self._reset.decide(self.preview, self.now, words, done, take_over=take_over)
+        # Tables and notes are read again while the positions are locked: no other reset can change them then.
+        agreed = partial(self._check, consent=consent)
+        decide = self._reset.decide(self.preview, self.now, words, done, take_over=take_over, consent=agreed)
         self._store.journal().move(self.group, self._reset.logs, decide, by, self.now)
         return plan
 

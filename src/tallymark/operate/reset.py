@@ -100,7 +100,7 @@ class Planned:
         if self.old is None:
             return "no position: gets this one"
         if self.repeats:
-            return f"repeats {self.repeats:,} offsets: append tables will hold their rows twice, upserts will not"
+            return f"repeats {self.repeats:,} offsets"
         gone = f", {self.gone:,} of them deleted from the log" if self.gone else ""
         return f"skips {self.skips:,} offsets{gone}: backfill can fill them later" if self.skips else "unchanged"
 
@@ -139,20 +139,22 @@ class Reset:
         done: Callable[[Sequence[Planned]], None],
         *,
         take_over: bool = False,
+        consent: Callable[[Sequence[Planned]], Sequence[str]] = lambda _: (),
     ) -> Decision:
         """Return a decision that performs the plan ``seen`` if the positions are unchanged and have no live owner.
 
-        With ``take_over``, neither is checked, and the plan is made again from the locked positions. ``done`` is called
-        with the final plan.
+        With ``take_over``, neither is checked, and the plan is made again from the locked positions. ``consent`` is
+        called with the final plan and returns the tables to empty, or raises. ``done`` is called with the plan, too.
         """
 
         def decide(positions: Mapping[Partition, Position], runs: Sequence[Run]) -> PositionChanges:
             plan = self._reaching(seen, positions).plan(positions)
+            empties = consent(plan)
             if not take_over:
-                check_idle(plan, runs, now)
+                check_idle(plan, runs, now, everyone=bool(empties))
                 check_unmoved(seen, plan)
             done(plan)
-            return changes(plan, reason)
+            return changes(plan, reason, empties)
 
         return decide
 
@@ -171,26 +173,33 @@ class Reset:
         return replace(self, logs=logs)
 
 
-def changes(plan: Sequence[Planned], reason: str) -> PositionChanges:
-    """Return the changes to request from the ledger. Unchanged positions keep their owners."""
-    first, restarts = {}, {}
+def changes(plan: Sequence[Planned], reason: str, empties: Sequence[str] = ()) -> PositionChanges:
+    """Return the changes to request from the ledger.
+
+    Unchanged positions keep their owners, unless tables are emptied: then all positions start over.
+    """
+    first, restarts, words = {}, {}, reason
+    if empties:
+        words = f"{reason}; emptied {', '.join(empties)}"
     for planned in plan:
-        if planned.changes and planned.new is not None:
-            if planned.old is None:
-                ids = planned.log.topic_id, planned.log.cluster_id
-                first[planned.partition] = FirstClaim(planned.new, *ids, reason, planned.log.leader_epoch)
-            else:
-                restarts[planned.partition] = Restart(planned.new, reason, leader_epoch=planned.log.leader_epoch)
-    return PositionChanges(first, restarts)
+        if planned.new is None or not (planned.changes or empties):
+            continue
+        epoch = planned.log.leader_epoch
+        if planned.old is None:
+            ids = planned.log.topic_id, planned.log.cluster_id
+            first[planned.partition] = FirstClaim(planned.new, *ids, words, epoch)
+        else:
+            restarts[planned.partition] = Restart(planned.new, words, leader_epoch=epoch, emptied=bool(empties))
+    return PositionChanges(first, restarts, empties)
 
 
-def busy(plan: Sequence[Planned], runs: Sequence[Run], now: datetime) -> list[Position]:
-    """Return the positions that would change although their owner may be alive."""
-    return owners_alive([planned.old for planned in plan if planned.old and planned.changes], runs, now)
+def busy(plan: Sequence[Planned], runs: Sequence[Run], now: datetime, *, everyone: bool = False) -> list[Position]:
+    """Return the positions that would change although their owner may be alive; or with ``everyone`` all of those."""
+    return owners_alive([planned.old for planned in plan if planned.old and (planned.changes or everyone)], runs, now)
 
 
-def check_idle(plan: Sequence[Planned], runs: Sequence[Run], now: datetime) -> None:
-    for position in busy(plan, runs, now):
+def check_idle(plan: Sequence[Planned], runs: Sequence[Run], now: datetime, *, everyone: bool = False) -> None:
+    for position in busy(plan, runs, now, everyone=everyone):
         raise CommitRefused(
             f"{position.partition} is owned by {position.owner}, which may be running; nothing was changed: "
             "stop it (a killed run counts as dead after 30 seconds), or use --take-over"
