@@ -10,7 +10,9 @@ import pytest
 
 from tallymark.core.progress import Step
 from tallymark.errors import BadInput
+from tallymark.kafka.source import Kafka
 from tallymark.run.commit import Delivery
+from tallymark.service.consumer import Consumer
 from tallymark.stores.opening import open_store
 from tests.support.crash import Plug, Run, make_loop, run_in_child
 from tests.support.kafka import Topics
@@ -192,4 +194,29 @@ def test_exactly_once_with_a_ledger_elsewhere_is_refused_with_the_reason(
     ):
         make_loop(run, store, reader)
     reader.close()
+    store.close()
+
+
+@pytest.mark.parametrize("delivery", DELIVERIES)
+@pytest.mark.parametrize("kind", ["sqlite", "redis"])
+def test_a_handler_may_merge_only_if_wrong_totals_are_allowed(
+    kind: str, delivery: Delivery, database: Callable[[str], str], topics: Topics, brokers: str, group: str
+) -> None:
+    name, url = topics.create(1), database(kind)
+    topics.send_to(name, 0, [{"id": 1}] * 3)
+
+    def count(*, inexact: bool = False) -> None:
+        consumer = Consumer(group=group, source=Kafka(brokers, name), store=url, delivery=delivery)
+        for batch in consumer.batches(10, until="caught-up"):
+            with batch.transaction() as db:
+                total = [{"part": 0, "n": len(batch)}]
+                db.write("totals", total, key="part", write="merge", merge={"n": "sum"}, inexact=inexact)
+
+    with pytest.raises(BadInput, match=r"table totals: with delivery='at-.*or inexact=True if the totals need not"):
+        count()
+    topics.send_to(name, 0, [{"id": 1}])
+    count(inexact=True)
+    store = open_store(url)
+    assert store.journal().row_counts(["totals"]) == {"totals": 1}
+    assert store.positions(group)[group][0].next_offset == 4
     store.close()

@@ -280,6 +280,30 @@ def test_other_guarantees_than_exactly_once_are_refused(
             both(pipeline).run("caught-up")
 
 
+def test_other_guarantees_and_wrong_totals_can_be_allowed(
+    brokers: str, topics: Topics, group: str, database: Callable[[str], str]
+) -> None:
+    for delivery in ("at-least-once", "at-most-once"):
+        topic, url = topics.create(1), database("postgresql")
+        topics.send_to(topic, 0, [{"shop": "a"}] * 3)
+        pipeline = make(brokers, topic, group, url, records=2, delivery=delivery)
+        counted = pipeline.table("totals", key="shop", write="merge", merge={"n": "sum"}, inexact=True)
+        counted(lambda records: records.selectExpr("value.shop", "1L AS n"))
+        assert pipeline.run("caught-up").applied == 3
+        assert set(rows(url, "totals", "shop", "n")) == {("a", 3)}
+
+
+def test_a_start_that_every_run_repeats_is_refused(
+    brokers: str, topics: Topics, group: str, database: Callable[[str], str]
+) -> None:
+    pipeline = both(make(brokers, topics.create(1), group, database("sqlite"), start="earliest"))
+    words = "start='earliest' overrides the saved positions, so that every run would add all records again"
+    with pytest.raises(BadInput, match=words):
+        pipeline.run("caught-up")
+    with pytest.raises(BadInput, match=words):
+        try_pipeline(pipeline)
+
+
 def test_newest_of_merged_records_needs_a_version(
     brokers: str, topics: Topics, group: str, database: Callable[[str], str]
 ) -> None:

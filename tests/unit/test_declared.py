@@ -78,6 +78,9 @@ def test_a_file_can_merge_rows(load: Load) -> None:
         (sentence,) = refusal(load, MINIMAL.replace('sql = "SELECT', merge.replace('"count"', f'"{written}"')))
         assert "shop.toml line 7: table orders: merge={'orders': " in sentence
         assert words in sentence
+    assert not spec.inexact
+    (inexact,) = load(MINIMAL.replace('sql = "SELECT', f"inexact = true\n{merge}")).specs
+    assert inexact.inexact
 
 
 def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:

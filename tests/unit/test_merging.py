@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +14,8 @@ from tallymark.core.merging import unfit
 from tallymark.core.newest import finish, sendable
 from tallymark.core.tables import OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
 from tallymark.errors import BadInput, DataRefused
+from tallymark.kafka.source import Kafka
+from tallymark.run.setup import Job, Setup, new_owner
 
 
 def spec(version: str | None = None, key: tuple[str, ...] = ("k",), **merge: Any) -> TableSpec:
@@ -49,11 +52,37 @@ def spec(version: str | None = None, key: tuple[str, ...] = ("k",), **merge: Any
         ({"delete": "tombstone", "merge": (("n", "sum"),)}, "delete= needs write='upsert'"),
         ({"provenance": True, "merge": (("n", "sum"),)}, "provenance= can't be kept by merge"),
         ({"per_batch": True, "merge": (("n", "sum"),)}, "per_batch= needs write='upsert' or 'ignore'"),
+        ({"write": "upsert", "key": ("k",), "inexact": True}, "inexact=True needs write='merge'"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(BadInput, match=f"table t: {words}"):
         TableSpec("t", **{"key": ("k",), "write": "merge", **settings} if "write" not in settings else settings)
+
+
+def job(spec: TableSpec, **settings: Any) -> Job:
+    return Setup("g", Kafka("nowhere:1", "t"), "sqlite://", **settings).job(new_owner(), [spec])
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "at-most-once"])
+def test_totals_that_a_crash_makes_wrong_are_allowed_by_name(delivery: Any) -> None:
+    exact = spec(n="sum")
+    with pytest.raises(
+        BadInput, match="would make wrong totals of it; set delivery='exactly-once', or inexact=True if"
+    ):
+        job(exact, delivery=delivery)
+    inexact = replace(exact, inexact=True)
+    assert list(job(inexact, delivery=delivery).tables) == [inexact]
+
+
+@pytest.mark.parametrize("start", ["earliest", "timestamp=2026-01-31T00:00:00Z", 'offsets={"t": {"0": 1}}'])
+def test_totals_that_every_run_adds_again_are_refused(start: str) -> None:
+    for each in (spec(n="sum"), replace(spec(n="sum"), inexact=True)):
+        with pytest.raises(BadInput, match="every run would add all records again; set start='uncommitted-"):
+            job(each, start=start)
+        assert job(each, start=f"uncommitted-{start}").start.prefer_saved
+        assert not job(each, start="latest").start.prefer_saved
+    assert not job(TableSpec("t"), start=start).start.prefer_saved
 
 
 @pytest.mark.parametrize(

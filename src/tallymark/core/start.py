@@ -73,6 +73,11 @@ class Start:
             )
         return cls("offsets", offsets=flat)
 
+    @property
+    def goes_back(self) -> bool:
+        """Whether a run may start before its saved position, and apply records again."""
+        return not self.prefer_saved and self.kind != "latest"
+
     def uncommitted(self) -> Start:
         """Return the same strategy, limited to partitions without a saved position."""
         return replace(self, prefer_saved=True)

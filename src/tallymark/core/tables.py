@@ -56,6 +56,8 @@ class TableSpec:
     """Rows may be merged from several records of a batch. Rows of a later batch replace them and are not added up."""
     merge: tuple[tuple[str, MergeFunction], ...] = ()
     """How each column is combined with that of the row that has the key, for ``write="merge"``."""
+    inexact: bool = False
+    """Merge also with a delivery that adds a batch twice or leaves it out after a crash."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -80,6 +82,7 @@ class TableSpec:
             "merge= needs write='merge'": self.merge and not merges,
             "merge needs merge=, which says how each column is combined, such as merge={'n': 'sum'}": merges
             and not self.merge,
+            "inexact=True needs write='merge': it allows totals that a crash makes wrong": self.inexact and not merges,
             "provenance= can't be kept by merge: a row comes from many records": self.provenance and merges,
             "names that start with tallymark_ are reserved; choose another": self.name.lower().startswith("tallymark_"),
         }
@@ -167,6 +170,15 @@ def check_merge(spec: TableSpec, schema: pa.Schema) -> None:
     """Refuse rows of a schema that can't be merged as the table says."""
     if spec.write == "merge" and (why := merging.unfit(spec.functions, schema, spec.key)):
         raise BadInput(f"table {spec.name}: {why}")
+
+
+def check_exact(spec: TableSpec, delivery: str) -> None:
+    """Refuse totals that a crash would make wrong."""
+    if spec.write == "merge" and delivery != "exactly-once" and not spec.inexact:
+        raise BadInput(
+            f"table {spec.name}: with delivery={delivery!r} a crash repeats or loses a batch, and write='merge' would "
+            "make wrong totals of it; set delivery='exactly-once', or inexact=True if the totals need not be exact"
+        )
 
 
 def check_unmerged(spec: TableSpec, why: str = "its function merges records") -> None:

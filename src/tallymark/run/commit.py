@@ -146,6 +146,7 @@ class Committer:
                 on_step(Step.HALFWAY)
             try:
                 with self._rows.begin(at_end, on_step) as db:
+                    db.delivery = delivery
                     yield db
             except (Unreachable, CommitRefused) as error:
                 if delivery != "exactly-once" or entry is None or not self._has_landed(entry, claims, error, on_step):

@@ -19,7 +19,7 @@ from tallymark.core.retry import PATIENCE
 from tallymark.core.skip_ahead import SkipAhead
 from tallymark.core.spans import Owner
 from tallymark.core.start import Start
-from tallymark.core.tables import TableSpec
+from tallymark.core.tables import TableSpec, check_exact
 from tallymark.errors import BadInput
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.member import Member
@@ -131,12 +131,13 @@ class Setup:
 
     def job(self, owner: Owner, tables: Sequence[TableSpec] = (), limits: Limits | None = None) -> Job:
         """The parameters of a run by this owner."""
-        merges = [spec.name for spec in tables if spec.write == "merge"]
-        if merges and self.delivery != "exactly-once":
-            raise BadInput(
-                f"table {merges[0]}: with delivery={self.delivery!r} a crash repeats or loses a batch, and "
-                "write='merge' would make wrong totals of it; set delivery='exactly-once'"
-            )
+        for spec in tables:
+            check_exact(spec, self.delivery)
+            if spec.write == "merge" and self.starts.goes_back:
+                raise BadInput(
+                    f"table {spec.name}: start={self.starts.kind!r} overrides the saved positions, so that every run "
+                    f"would add all records again; set start='uncommitted-{self.starts.kind}'"
+                )
         return Job(
             group=self.group,
             topics=self.source.topic_names,

@@ -113,6 +113,7 @@ class Pipeline:
         evolve: bool = False,
         per_batch: bool = False,
         merge: Mapping[str, MergeFunction] | None = None,
+        inexact: bool = False,
     ) -> Callable[[TableFunction], TableFunction]:
         """Fill a table with the rows that the decorated function returns.
 
@@ -126,13 +127,15 @@ class Pipeline:
         ``write="merge"`` combines each column with that of the row that has the key, as ``merge`` says:
         ``{"orders": "sum", "largest": "max"}``. The functions are sum, count, min, max, newest, oldest, first
         and ``append(100)``, which keeps the last 100 elements of arrays.
+        ``inexact=True`` allows other deliveries than exactly-once, which may add a batch twice or leave it out.
 
         A function that merges records (for example an aggregate) sees one batch at a time. With ``upsert`` and
         ``ignore`` it is refused, because its rows would replace those of earlier batches; ``per_batch=True`` allows it.
         """
         columns = (key,) if isinstance(key, str) else tuple(key)
+        functions = tuple((merge or {}).items())
         spec = TableSpec(
-            name, columns, write, version, delete, provenance, create, evolve, per_batch, tuple((merge or {}).items())
+            name, columns, write, version, delete, provenance, create, evolve, per_batch, functions, inexact
         )
         if name in self._tables:
             raise BadInput(f"table {name} has two functions; give each table one function")

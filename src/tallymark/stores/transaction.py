@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from tallymark.core.merging import MergeFunction
-from tallymark.core.tables import TableSpec, Write, WrittenTable
+from tallymark.core.tables import TableSpec, Write, WrittenTable, check_exact
 from tallymark.errors import BadInput
 from tallymark.stores.handler_rows import Rows
 
@@ -29,6 +29,8 @@ class Transaction(ABC):
     """How ``write`` has written to these tables, including what a savepoint rolled back."""
     defers = False
     """Whether the store has deferred constraints, so that ``check`` may refuse what a later statement would correct."""
+    delivery = "exactly-once"
+    """How the run delivers what this transaction writes."""
     _over = False
 
     @abstractmethod
@@ -43,6 +45,7 @@ class Transaction(ABC):
         create: bool = True,
         evolve: bool = False,
         merge: Mapping[str, MergeFunction] | None = None,
+        inexact: bool = False,
     ) -> None:
         """Bulk-load dicts or an Arrow table, all rows or none.
 
@@ -59,20 +62,23 @@ class Transaction(ABC):
     def check(self) -> None:
         """Run now the checks that the store would defer to the commit. Raises ``DataRefused`` if they fail."""
 
+    def _spec(
+        self,
+        table: str,
+        key: str | Sequence[str],
+        write: Write,
+        version: str | None,
+        *,
+        create: bool,
+        evolve: bool,
+        merge: Mapping[str, MergeFunction] | None,
+        inexact: bool,
+    ) -> TableSpec:
+        columns, merged = (key,) if isinstance(key, str) else tuple(key), tuple((merge or {}).items())
+        spec = TableSpec(table, columns, write, version, create=create, evolve=evolve, merge=merged, inexact=inexact)
+        check_exact(spec, self.delivery)
+        return spec
+
     def _check_open(self) -> None:
         if self._over:
             raise BadInput(OVER)
-
-
-def spec_for(
-    table: str,
-    key: str | Sequence[str],
-    write: Write,
-    version: str | None,
-    *,
-    create: bool,
-    evolve: bool,
-    merge: Mapping[str, MergeFunction] | None,
-) -> TableSpec:
-    columns, merged = (key,) if isinstance(key, str) else tuple(key), tuple((merge or {}).items())
-    return TableSpec(table, columns, write, version, create=create, evolve=evolve, merge=merged)

@@ -103,6 +103,7 @@ def _add(pipeline: Pipeline, document: Document, name: str, said: Table) -> None
         evolve=said.evolve,
         per_batch=said.per_batch,
         merge=said.merge,
+        inexact=said.inexact,
     )
     register(_function(document, name, said.sql))
 

@@ -147,6 +147,7 @@ class Table(Strict):
     evolve: bool = False
     per_batch: bool = False
     merge: dict[str, MergeFunction] = {}
+    inexact: bool = False
 
 
 class PipelineFile(Strict):

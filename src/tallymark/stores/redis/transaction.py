@@ -21,7 +21,7 @@ from tallymark.stores.redis.errors import translated
 from tallymark.stores.redis.keys import LEDGER, RedisKeys
 from tallymark.stores.redis.rows import blocks, check_table, refused_rows
 from tallymark.stores.redis.script import Block, ScriptInput
-from tallymark.stores.transaction import Transaction, spec_for
+from tallymark.stores.transaction import Transaction
 
 Value = str | bytes | int | float
 MOST_AT_ONCE = 1_000
@@ -64,9 +64,10 @@ class RedisTransaction(Transaction):
         create: bool = True,
         evolve: bool = False,
         merge: Mapping[str, MergeFunction] | None = None,
+        inexact: bool = False,
     ) -> None:
         self._check_open()
-        spec = spec_for(table, key, write, version, create=create, evolve=evolve, merge=merge)
+        spec = self._spec(table, key, write, version, create=create, evolve=evolve, merge=merge, inexact=inexact)
         given = Given.of(table, rows, spec.bounds)
         if not given.rows.num_rows:
             return

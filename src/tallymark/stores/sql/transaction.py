@@ -28,7 +28,7 @@ from tallymark.stores.sql.fitting import Fitted, fit
 from tallymark.stores.sql.guard import Guard, refuse
 from tallymark.stores.sql.ledger.commit import write_entry
 from tallymark.stores.sql.ledger.read import as_sqlalchemy
-from tallymark.stores.transaction import Transaction, spec_for
+from tallymark.stores.transaction import Transaction
 
 Known = dict[tuple[Any, ...], Fitted]
 """Cache of tables, by the spec and the shape of the rows."""
@@ -124,8 +124,9 @@ class SqlTransaction(Transaction):
         create: bool = True,
         evolve: bool = False,
         merge: Mapping[str, MergeFunction] | None = None,
+        inexact: bool = False,
     ) -> None:
-        spec = spec_for(table, key, write, version, create=create, evolve=evolve, merge=merge)
+        spec = self._spec(table, key, write, version, create=create, evolve=evolve, merge=merge, inexact=inexact)
         given = Given.of(table, rows, spec.bounds)
         if not given.rows.num_rows:
             return
