@@ -95,7 +95,7 @@ def test_after_a_day_of_everything_each_record_is_accounted_for(day: Day, spark:
     assert day.run()["skipped"] == 380
     day.audit("--deep", "--file", day.file)
     day.code()
-    day.reset("--shift-by", "-15")
+    day.reset("--shift-by", "-15", "--repeat")
     assert day.run()["applied"] == 30
     day.audit("--deep", "--file", day.file)
     day.send(60)

@@ -46,7 +46,8 @@ class Hold:
 
 def send_to(brokers: str, store: str, group: str, topic: str, to: int) -> None:
     """``reset --execute`` is refused without ``--take-over``."""
-    arguments = ("reset", group, "--topic", topic, "--to-offset", str(to), "--store", store, "--brokers", brokers)
+    place = "--store", store, "--brokers", brokers
+    arguments = ("reset", group, "--topic", topic, "--to-offset", str(to), "--repeat", *place)
     refused = in_process(*arguments, "--execute")
     assert refused.returncode == 2
     assert "which may be running; nothing was changed: stop it" in refused.stderr

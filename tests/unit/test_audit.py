@@ -84,8 +84,8 @@ class Ledger:
                     self._line(Tally(1, -1), Span(ZERO, mark.offset, mark.offset + 1))
                 return
 
-    def restart(self, to: int) -> None:
-        self._note("reset", to, self.next) if to < self.next else None
+    def restart(self, to: int, *, noted: bool = True) -> None:
+        self._note("reset", to, self.next) if to < self.next and noted else None
         if to >= self.next:
             self.skips += [Span(ZERO, self.next, to)] if to > self.next else []
             self.tally += Tally(skipped=to - self.next)
@@ -98,6 +98,16 @@ class Ledger:
                 for one in self.letters
             ]
         self.next = to
+
+    def empty(self, to: int) -> None:
+        """Start over with empty tables."""
+        self.time += timedelta(seconds=1)
+        self.notes.append((Note("emptying", Span(ZERO, to, max(to, self.next)), ""), self.time))
+        if to >= self.next:
+            # No records are left from before.
+            self.skips, self.tally, self.first, self.next = [], Tally(), to, to
+            return
+        self.restart(to, noted=False)
 
     def _line(self, tally: Tally, *spans: Span) -> None:
         self.time += timedelta(seconds=1)
@@ -125,6 +135,7 @@ STEPS = st.one_of(
     st.tuples(st.just("settle"), st.sampled_from(["replayed", "discarded", "sent"])),
     st.tuples(st.just("ahead"), SMALL),
     st.tuples(st.just("back"), st.integers(1, 20)),
+    st.tuples(st.just("empty"), st.integers(0, 3)),
 )
 
 
@@ -369,6 +380,21 @@ def test_after_a_reset_rows_may_be_there_again_and_earlier_ones_too() -> None:
     started = Ledger(4)
     started.commit(applied=8)
     assert compared(APPEND, range(3, 12), made, ledger=started).bad == [Difference(ZERO, 3, "foreign", 1, 0)]
+
+
+def test_after_an_empty_start_no_row_is_explained_by_an_earlier_reset() -> None:
+    ledger = Ledger()
+    ledger.commit(applied=4)
+    ledger.restart(2)
+    ledger.commit(applied=2)
+    ledger.empty(0)
+    ledger.commit(applied=4)
+    made = [(one, 0, 1) for one in range(4)]
+    assert kinds(compared(APPEND, range(4), made, ledger=ledger)) == {"applied": 4}
+    assert compared(APPEND, [0, 1, 2, 3, 3], made, ledger=ledger).bad == [Difference(ZERO, 3, "duplicated", 2, 1)]
+    ledger.restart(3)
+    ledger.commit(applied=1)
+    assert compared(APPEND, [0, 1, 2, 3, 3], made, ledger=ledger).bad == []
 
 
 def test_a_reset_explains_one_more_copy_and_no_further_one() -> None:

@@ -165,6 +165,7 @@ def test_rewound_until_it_is_where_it_was() -> None:
         "rewound: 20 offsets are applied again, orders[0] up to 30: to repeat, by op@host"
     )
     assert judge(facts(notes=notes[:2], positions=[at(30)])).state == "running"
+    assert judge(facts(notes=[note("emptying", 0, 30)])).state == "rewound"
     assert "up to 30" in said(facts(notes=notes)), "sent back once more on the way"
     assert judge(facts(notes=notes[2:])).state == "running"
     assert judge(facts([over()], notes=notes[:2])).state == "stopped"

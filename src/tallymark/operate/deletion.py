@@ -10,7 +10,9 @@ from typing import Any
 
 from tallymark.core.journal import DEAD, Run, owners_alive
 from tallymark.core.spans import Partition, Position, Tally
+from tallymark.core.tables import WrittenTable
 from tallymark.errors import BadInput, PositionMoved, TallymarkError
+from tallymark.operate.repeats import ADDING, tables_named
 from tallymark.stores.contract import Store
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,7 @@ class Deletion:
     letters: Mapping[str, int]
     skips: int
     runs: Sequence[Run]
+    tables: Sequence[WrittenTable] = ()
     take_over: bool = False
     with_letters: bool = False
 
@@ -43,6 +46,7 @@ class Deletion:
             books.letter_counts(group),
             len(store.skips(group)),
             books.runs(group),
+            books.tables(group).get(group, []),
             take_over,
             with_letters,
         )
@@ -87,16 +91,20 @@ class Deletion:
     def words(self) -> list[str]:
         tally = ", ".join(f"{count} {outcome}" for outcome, count in asdict(self._tally).items())
         letters = ", ".join(f"{count} {state}" for state, count in sorted(self.letters.items())) or "none"
-        return [
+        words = [
             f"{len(self.positions)} positions, with their tally: {tally}",
             f"{self.batches} batches of the history, {len(self.runs)} runs",
             f"dead letters: {letters}",
             f"{self.skips} open skips",
         ]
+        if adding := [f"{table.name} ({table.write})" for table in self.tables if table.write in ADDING]:
+            words.append(f"a run that starts again would add rows once more to {tables_named(adding)}, unless emptied")
+        return words
 
     def as_json(self) -> dict[str, Any]:
         positions = [
             {**asdict(one.partition), "current_offset": one.next_offset, **asdict(one.tally)} for one in self.positions
         ]
         counts = {"batches": self.batches, "dead_letters": dict(self.letters), "open_skips": self.skips}
-        return {"group": self.group, "positions": positions, **counts, "runs": len(self.runs)}
+        tables = [asdict(table) for table in self.tables]
+        return {"group": self.group, "positions": positions, **counts, "runs": len(self.runs), "tables": tables}

@@ -58,7 +58,7 @@ class Consent:
 
     def __post_init__(self) -> None:
         if self.repeat and self.truncate:
-            raise BadInput("--repeat keeps the rows that are there, and --truncate deletes them; give one of them")
+            raise BadInput("--repeat keeps the rows, and --truncate deletes them; give one of the two")
         if self.lose is not None and not self.truncate:
             raise BadInput(
                 "--lose says how many offsets --truncate may lose the rows of; leave it out, or add --truncate"

@@ -71,11 +71,7 @@ def repeated(
 
 
 def repeated_spans(plan: Sequence[Planned]) -> dict[Partition, list[Span]]:
-    return {
-        planned.partition: [Span(planned.partition, planned.new, planned.new + planned.repeats)]
-        for planned in plan
-        if planned.new is not None and planned.repeats
-    }
+    return {span.partition: [span] for planned in plan if (span := planned.read_again)}
 
 
 def _take(left: dict[Partition, list[Span]], span: Span) -> int:
@@ -96,7 +92,7 @@ def _take(left: dict[Partition, list[Span]], span: Span) -> int:
 
 def check_repeats(plan: Sequence[Planned], tables: Collection[WrittenTable]) -> None:
     """Refuse a plan that goes back over records that tables would count again."""
-    offsets = sum(planned.repeats for planned in plan)
+    offsets = sum(len(span) for spans in repeated_spans(plan).values() for span in spans)
     effects = {"append": "be there twice in {}", "merge": "be added again in {}"}
     names = {write: sorted(table.name for table in tables if table.write == write) for write in effects}
     said = " and ".join(effects[write].format(tables_named(found)) for write, found in names.items() if found)

@@ -17,7 +17,7 @@ from tallymark.core.claims import FirstClaim, PositionChanges, Restart
 from tallymark.core.durations import parse_duration
 from tallymark.core.journal import Decision, Run, owners_alive
 from tallymark.core.plan import check_identity
-from tallymark.core.spans import Log, Partition, Position
+from tallymark.core.spans import Log, Partition, Position, Span
 from tallymark.errors import BadInput, CommitRefused, PositionMoved, UnknownPartition
 
 Scope = Mapping[str, frozenset[int] | None]
@@ -75,6 +75,12 @@ class Planned:
     @property
     def repeats(self) -> int:
         return 0 if self.current is None or self.new is None else max(0, self.current - self.new)
+
+    @property
+    def read_again(self) -> Span | None:
+        """The offsets that are repeated and still in the log: where it was truncated, other records will follow."""
+        start, stop = self.new or 0, min(self.current or 0, self.log.end)
+        return Span(self.partition, start, stop) if self.repeats and start < stop else None
 
     @property
     def skips(self) -> int:
