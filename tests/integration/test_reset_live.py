@@ -46,8 +46,9 @@ class Hold:
 
 def send_to(brokers: str, store: str, group: str, topic: str, to: int) -> None:
     """``reset --execute`` is refused without ``--take-over``."""
+    options = ["--repeat"] if to < offsets(store, group)[0] else []
     place = "--store", store, "--brokers", brokers
-    arguments = ("reset", group, "--topic", topic, "--to-offset", str(to), "--repeat", *place)
+    arguments = ("reset", group, "--topic", topic, "--to-offset", str(to), *options, *place)
     refused = in_process(*arguments, "--execute")
     assert refused.returncode == 2
     assert "which may be running; nothing was changed: stop it" in refused.stderr
