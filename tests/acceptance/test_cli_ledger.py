@@ -15,8 +15,8 @@ from sqlalchemy import create_engine, inspect
 from sqlalchemy.engine import make_url
 
 import tallymark as tm
-from tallymark.core.claims import Advance, Entry, Rebalance, Replay
-from tallymark.core.journal import DISCARDED, LetterQuery, Run
+from tallymark.core.claims import Advance, Entry, Replay
+from tallymark.core.journal import DISCARDED, LetterQuery, Rebalance, Run
 from tallymark.core.spans import Partition, Tally
 from tallymark.errors import AccessDenied
 from tallymark.stores.contract import Store

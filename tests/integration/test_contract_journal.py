@@ -11,8 +11,8 @@ from datetime import timedelta
 
 import pytest
 
-from tallymark.core.claims import Advance, Fill, FirstClaim, PositionChanges, Rebalance, Replay, Restart
-from tallymark.core.journal import DEAD, DISCARDED, REPLAYED, VOID, LetterQuery, Run, owners_alive
+from tallymark.core.claims import Advance, Fill, FirstClaim, PositionChanges, Replay, Restart
+from tallymark.core.journal import DEAD, DISCARDED, REPLAYED, VOID, LetterQuery, Rebalance, Run, owners_alive
 from tallymark.core.records import DeadLetter
 from tallymark.core.retention import Cutoffs
 from tallymark.core.spans import Partition, Position, Span, Tally

@@ -13,7 +13,8 @@ from datetime import timedelta
 
 import pytest
 
-from tallymark.core.claims import Advance, Claim, Fill, Note, PositionChanges, Rebalance, Restart, Skip
+from tallymark.core.claims import Advance, Claim, Fill, Note, PositionChanges, Restart, Skip
+from tallymark.core.journal import Rebalance
 from tallymark.core.progress import Step
 from tallymark.core.spans import Partition, Position, Span, Tally
 from tallymark.errors import CommitRefused, PositionMoved

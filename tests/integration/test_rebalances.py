@@ -19,7 +19,8 @@ from confluent_kafka import Consumer as Client
 from confluent_kafka import KafkaError
 
 import tallymark as tm
-from tallymark.core.claims import PositionChanges, Rebalance
+from tallymark.core.claims import PositionChanges
+from tallymark.core.journal import Rebalance
 from tallymark.core.spans import Owner, Partition
 from tallymark.errors import BadInput, Fenced, UnknownTopic, Unreachable
 from tallymark.kafka.brokers import Brokers, connect

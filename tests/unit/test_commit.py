@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from tallymark.core.batch import BatchToCommit, account, check_letters
 from tallymark.core.budget import Budget
-from tallymark.core.claims import Claim, Decide, Entry, Note, Rebalance, Skip, explain_refusal, explain_unfillable
-from tallymark.core.journal import Run
+from tallymark.core.claims import Claim, Decide, Entry, Note, Skip, explain_refusal, explain_unfillable
+from tallymark.core.journal import Rebalance, Run
 from tallymark.core.plan import Move, Plan
 from tallymark.core.progress import Step
 from tallymark.core.records import DeadLetter, PartitionCounts, Reading

@@ -196,19 +196,6 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Rebalance:
-    """A rebalance of a group as seen by one member: partitions were assigned, revoked or lost."""
-
-    at: datetime
-    run: str
-    host: str
-    seconds: float
-    gained: tuple[Partition, ...]
-    lost: tuple[Partition, ...]
-    kind: str
-
-
-@dataclass(frozen=True)
 class Entry:
     """What one commit writes to the ledger: advances, fills, replays, dead letters and notes.
 

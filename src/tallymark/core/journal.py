@@ -46,6 +46,19 @@ class Run:
 
 
 @dataclass(frozen=True)
+class Rebalance:
+    """A rebalance of a group as seen by one member: partitions were assigned, revoked or lost."""
+
+    at: datetime
+    run: str
+    host: str
+    seconds: float
+    gained: tuple[Partition, ...]
+    lost: tuple[Partition, ...]
+    kind: str
+
+
+@dataclass(frozen=True)
 class BatchLine:
     """One commit of a group in the history."""
 

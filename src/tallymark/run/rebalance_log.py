@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
 
-from tallymark.core.claims import Rebalance
+from tallymark.core.journal import Rebalance
 from tallymark.core.spans import Owner, Partition
 from tallymark.errors import TallymarkError
 from tallymark.stores.contract import Store

@@ -16,8 +16,8 @@ from datetime import datetime
 
 import pyarrow as pa
 
-from tallymark.core.claims import BACK, Claim, Decide, Entry, Note, Rebalance, Skip
-from tallymark.core.journal import BatchLine, Journal, Run
+from tallymark.core.claims import BACK, Claim, Decide, Entry, Note, Skip
+from tallymark.core.journal import BatchLine, Journal, Rebalance, Run
 from tallymark.core.progress import Step
 from tallymark.core.retention import Cutoffs
 from tallymark.core.spans import GroupState, Owner, Partition, Position, Span, Tally

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, Info
 
-from tallymark.core.claims import Rebalance
+from tallymark.core.journal import Rebalance
 from tallymark.core.progress import OnStep, Progress, Step
 from tallymark.core.spans import OUTCOMES
 from tallymark.errors import Fenced

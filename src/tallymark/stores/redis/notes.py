@@ -12,8 +12,8 @@ from datetime import datetime
 from itertools import chain
 from typing import Any
 
-from tallymark.core.claims import Fill, Note, Rebalance, Skip
-from tallymark.core.journal import Run
+from tallymark.core.claims import Fill, Note, Skip
+from tallymark.core.journal import Rebalance, Run
 from tallymark.core.records import storable
 from tallymark.core.spans import OUTCOMES, Partition, Position, Span
 from tallymark.stores.redis.keys import RedisKeys, as_text, from_text, score

@@ -27,14 +27,13 @@ from tallymark.core.claims import (
     Claim,
     Decide,
     Entry,
-    Rebalance,
     Skip,
     explain_loss,
     explain_refusal,
     explain_settled,
     explain_unfillable,
 )
-from tallymark.core.journal import Letter, Run
+from tallymark.core.journal import Letter, Rebalance, Run
 from tallymark.core.progress import Step
 from tallymark.core.retention import Cutoffs
 from tallymark.core.spans import GroupState, Owner, Partition, Position, Tally

@@ -13,9 +13,9 @@ import pyarrow as pa
 from sqlalchemy import Connection, Table, text
 from sqlalchemy.engine import URL
 
-from tallymark.core.claims import Claim, Decide, Entry, Rebalance, Skip, explain_refusal
+from tallymark.core.claims import Claim, Decide, Entry, Skip, explain_refusal
 from tallymark.core.halving import in_new_transactions, one_by_one
-from tallymark.core.journal import Run
+from tallymark.core.journal import Rebalance, Run
 from tallymark.core.progress import Step
 from tallymark.core.retention import Cutoffs
 from tallymark.core.spans import GroupState, Owner, Partition, Position, Tally

@@ -9,8 +9,8 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, Select, delete, func, insert, select, update
 
-from tallymark.core.claims import Note, Rebalance
-from tallymark.core.journal import BatchLine, NoteLine, Run
+from tallymark.core.claims import Note
+from tallymark.core.journal import BatchLine, NoteLine, Rebalance, Run
 from tallymark.core.records import storable
 from tallymark.core.spans import OUTCOMES, GroupState, Partition, Span, Tally
 from tallymark.core.tables import WrittenTable
