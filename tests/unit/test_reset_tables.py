@@ -143,6 +143,16 @@ def test_no_row_is_deleted_that_is_not_written_again_or_given_up(
 def test_a_start_at_the_beginning_of_the_log_is_possible() -> None:
     assert emptied(planned(0, position(20), position(30, partition=ONE)), MINE) == ["events", "latest", "totals"]
     assert emptied(planned(0, position(20), start=5), MINE, lose=5) == ["events", "latest", "totals"]
+    with pytest.raises(BadInput, match=r"deleted up to 5 offsets .* those of orders\[0\] before 5; .* add --lose 5 if"):
+        emptied(planned(0, position(20), start=5), MINE, lose=4)
+
+
+def test_a_start_after_the_beginning_of_the_group_is_refused() -> None:
+    assert emptied(planned(7, position(20, first=7)), MINE)
+    with pytest.raises(
+        BadInput, match=r"goes to offset 8 of orders\[0\], and the tables may have rows from offset 7 on,"
+    ):
+        emptied(planned(8, position(20, first=7)), MINE)
 
 
 @pytest.mark.parametrize(
