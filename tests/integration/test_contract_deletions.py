@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from sqlalchemy.engine import make_url
 
-from tallymark.core.claims import Advance, Claim
+from tallymark.core.claims import Advance, Claim, PositionChanges, Restart
 from tallymark.core.progress import Step
 from tallymark.core.retention import Retention
 from tallymark.core.spans import Partition, Tally
@@ -164,6 +164,18 @@ def test_deletions_are_forgotten_by_age(store: Store, url: str) -> None:
     store.apply([batch(SPEC, SCHEMA, puts=[(1, 11)])], None)
     assert not rows(url, "orders", "v")
     assert prune(timedelta(days=31)) == 2
+    store.apply([batch(SPEC, SCHEMA, puts=[(1, 11)])], None)
+    assert list(rows(url, "orders", "v").elements()) == [(11,)]
+
+
+def test_a_table_that_is_emptied_forgets_its_deletions(store: Store, url: str) -> None:
+    group = "orders-to-shop"
+    claims = take(store, group, "first", [ZERO])
+    store.create_tables([SPEC], {"orders": SCHEMA})
+    commit(store, group, claims, ZERO, batch(SPEC, SCHEMA, puts=[(2, 1)], deletes=[(1, 12)]))
+    to_start = PositionChanges({}, {ZERO: Restart(0, "by hand", emptied=True)}, ["orders"])
+    store.journal().move(group, [ZERO], lambda *_: to_start, "op@host", SINCE)
+    assert not rows(url, "orders", "v")
     store.apply([batch(SPEC, SCHEMA, puts=[(1, 11)])], None)
     assert list(rows(url, "orders", "v").elements()) == [(11,)]
 

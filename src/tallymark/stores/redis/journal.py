@@ -131,8 +131,8 @@ class RedisJournal(Journal):
                 work.expect(self.keys.position(group, partition), name, value)
         rows = {table: self._rows(table) for table in sorted(set(tables))}
         check_count(rows)
-        for keys in rows.values():
-            empty_table(work, keys)
+        for table, keys in rows.items():
+            empty_table(work, [*keys, self.keys.deletions(table)])
         # After the rows: a position that is created later has no row among those that were found.
         known = {key.decode() for key in self.ask(lambda client: client.smembers(self.keys.positions(group)))}
         mine = {self.keys.position(group, partition): partition for partition in moved}

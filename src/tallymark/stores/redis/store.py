@@ -38,12 +38,7 @@ from tallymark.core.progress import Step
 from tallymark.core.retention import Cutoffs
 from tallymark.core.spans import GroupState, Owner, Partition, Position, Tally
 from tallymark.core.tables import Changes, TableSpec, refusal, table_schema
-from tallymark.errors import (
-    BadInput,
-    CommitRefused,
-    DataRefused,
-    Unreachable,
-)
+from tallymark.errors import BadInput, CommitRefused, DataRefused, Unreachable
 from tallymark.stores.arrow import is_json
 from tallymark.stores.contract import RowsRefused, Store
 from tallymark.stores.redis import ledger, letters, notes, rows

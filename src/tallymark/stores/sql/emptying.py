@@ -7,6 +7,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from sqlalchemy import Connection, delete, func, inspect, select, table
 
+from tallymark.stores.sql.deletions import name_of
 from tallymark.stores.sql.tables import has_table
 
 
@@ -17,8 +18,9 @@ def row_counts(connection: Connection, names: Collection[str]) -> dict[str, int]
 
 
 def empty_tables(connection: Connection, names: Collection[str]) -> None:
-    """Delete all rows of those of these tables that exist, in the connection's transaction."""
-    for name in _referring_first(connection, [name for name in sorted(names) if has_table(connection, name)]):
+    """Delete all rows of those of these tables that exist, and their deletions, in the connection's transaction."""
+    every = sorted({*names, *map(name_of, names)})
+    for name in _referring_first(connection, [name for name in every if has_table(connection, name)]):
         empty_table(connection, name)
 
 
