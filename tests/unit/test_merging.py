@@ -130,6 +130,12 @@ def test_rows_of_a_key_become_one() -> None:
     ]
 
 
+def test_a_missing_count_is_0_also_if_every_key_has_one_row() -> None:
+    rows: list[dict[str, Any]] = [{"k": 1, "c": None}, {"k": 2, "c": 3}]
+    kinds = {"k": pa.int64(), "c": pa.int64()}
+    assert sent(spec(c="count"), rows, kinds) == [{"k": 1, "c": 0}, {"k": 2, "c": 3}]
+
+
 def test_sums_never_wrap() -> None:
     most = 2**63 - 1
     kinds = {"k": pa.int64(), "n": pa.int64()}

@@ -108,8 +108,11 @@ def merged(
 ) -> pa.Table:
     """Return one row for each key. ``rows`` are sorted by key, oldest first; ``starts`` marks the first of each key."""
     functions, bounded = merge_functions(given, version), bounds(given)
-    # A single row may have to be changed, too: NULL is counted as 0, and an array may be too long.
-    if starts.all() and not {"count", "append"} & set(functions.values()):
+    # An array of a single row may be too long.
+    if starts.all() and not bounded:
+        for name in (name for name, function in functions.items() if function == "count"):
+            at = rows.schema.get_field_index(name)
+            rows = rows.set_column(at, rows.schema.field(at), pc.fill_null(rows[name], 0))
         return rows
     firsts = np.flatnonzero(starts)
     groups = pa.array(np.cumsum(starts))
