@@ -13,6 +13,7 @@ from tallymark.core.spans import Partition, Span, split
 from tallymark.core.tables import OFFSET, PARTITION, TableSpec
 from tallymark.errors import BatchTooLarge, ReadFailed
 from tallymark.kafka.fetch import Direct
+from tallymark.spark import tasks
 from tests.support.background import wait_for
 from tests.support.kafka import Topics
 from tests.support.paths import (
@@ -61,6 +62,17 @@ def test_every_path_gives_the_same(spark: SparkSession, brokers: str, topic: str
     for table, rows in found.rows.items():
         columns = [column for column in rows.schema if not column.name.startswith("_tallymark")]
         assert [(c.name, c.type) for c in columns] == [(c.name, c.type) for c in other.schemas()[table]]
+
+
+def test_one_aggregate_is_counted_in_the_pass_that_reads(
+    spark: SparkSession, brokers: str, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables: dict[str, Function] = {"merges": FUNCTIONS["merges"]}
+    expected, other = (reader(spark, brokers, topic, path, **tables) for path in PATHS)
+    with calls(monkeypatch, tasks, "count") as counted_alone:
+        found = other.read(everything(topic), "b")
+    assert counted_alone == []
+    assert comparable(found) == comparable(expected.read(everything(topic), "b"))
 
 
 def test_a_batch_without_a_living_record(spark: SparkSession, brokers: str, topic: str) -> None:
@@ -225,15 +237,15 @@ def test_records_that_have_grown_are_measured_again(
 
 def test_functions_are_judged_by_their_plans(spark: SparkSession) -> None:
     from tallymark.spark.decode import RECORD, SparkDecoder
-    from tallymark.spark.plans import is_row_wise, picked
+    from tallymark.spark.plans import is_row_wise, is_single_pass, picked
     from tallymark.spark.scan import RAW_RECORDS
 
     schema = SparkDecoder(spark, Json(SCHEMA))(spark.createDataFrame([], RAW_RECORDS)).select(*RECORD).schema
     records = spark.createDataFrame([], schema)
 
-    def judged(function: Function) -> tuple[bool, bool]:
+    def judged(function: Function) -> tuple[bool, bool, bool]:
         rows = function(records)
-        return picked(rows, records) is not None, is_row_wise(rows, records)
+        return picked(rows, records) is not None, is_row_wise(rows, records), is_single_pass(rows, records)
 
     picks: list[Function] = [
         FUNCTIONS["picks"],
@@ -246,8 +258,14 @@ def test_functions_are_judged_by_their_plans(spark: SparkSession) -> None:
         lambda records: records.selectExpr("CAST(value.id AS STRING)"),
         lambda records: records.selectExpr("value.id", "1 AS one"),
     ]
-    others: list[Function] = [
+    aggregates: list[Function] = [
         FUNCTIONS["merges"],
+        lambda records: records.where("value.id > 1").groupBy("value.id").count().selectExpr("id", "`count` + 1 AS n"),
+    ]
+    others: list[Function] = [
+        lambda records: records.groupBy("value.id").count().where("`count` > 1"),
+        lambda records: records.groupBy("value.id").count().groupBy().max("count"),
+        lambda records: records.join(records.groupBy("value.id").count().withColumnRenamed("id", "i"), how="cross"),
         lambda records: records.select("value.id").limit(1),
         lambda records: records.select("value.id").distinct(),
         lambda records: records.select("value.id").sample(0.5),
@@ -255,9 +273,10 @@ def test_functions_are_judged_by_their_plans(spark: SparkSession) -> None:
         lambda records: records.selectExpr("value.id", "row_number() OVER (ORDER BY offset) AS nth"),
         lambda _: spark.range(3).toDF("id"),
     ]
-    assert [judged(function) for function in picks] == [(True, True)] * len(picks)
-    assert [judged(function) for function in row_wise] == [(False, True)] * len(row_wise)
-    assert [judged(function) for function in others] == [(False, False)] * len(others)
+    assert [judged(function) for function in picks] == [(True, True, True)] * len(picks)
+    assert [judged(function) for function in row_wise] == [(False, True, True)] * len(row_wise)
+    assert [judged(function) for function in aggregates] == [(False, False, True)] * len(aggregates)
+    assert [judged(function) for function in others] == [(False, False, False)] * len(others)
 
 
 def test_a_function_is_judged_by_its_plan_with_records(spark: SparkSession, brokers: str, topic: str) -> None:

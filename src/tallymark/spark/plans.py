@@ -84,7 +84,24 @@ def invoked(target: Any, method: str, kind: T.DataType, *names: str) -> Column:
 
 def is_row_wise(rows: DataFrame, records: DataFrame) -> bool:
     """Whether each row is computed from one of these records by itself, and all records are read."""
-    plan, leaf = without_names(rows), records._jdf.queryExecution().analyzed()
+    return _is_row_wise(without_names(rows), records)
+
+
+def is_single_pass(rows: DataFrame, records: DataFrame) -> bool:
+    """Whether a query for the rows reads each of these records once: they are row-wise, or one aggregate of such rows.
+
+    Tasks that aggregate read all records before any row is there, as those that compute rows do.
+    """
+    plan = without_names(rows)
+    while plan.nodeName() == "Project" and _holds(plan, "Aggregate") and plan.subqueries().isEmpty():
+        plan = plan.child()
+    if plan.nodeName() == "Aggregate" and plan.subqueries().isEmpty():
+        plan = plan.child()
+    return _is_row_wise(plan, records)
+
+
+def _is_row_wise(plan: Any, records: DataFrame) -> bool:
+    leaf = records._jdf.queryExecution().analyzed()
     while not plan.fastEquals(leaf):
         if plan.nodeName() not in ROW_WISE or not plan.subqueries().isEmpty():
             return False

@@ -1,8 +1,9 @@
 """Decodes a batch and computes its rows in the tasks that read it; only rows travel to the driver, or are staged.
 
-One row-wise table is read, counted and computed in a single pass. Several such tables share a cache of the decoded
-records. Functions that shuffle records, that fail on a record, or that are applied again without some records, work on
-a cache that was counted before, so that counts, rows and dead letters are of the same records.
+One table that is row-wise, or that aggregates once, is read, counted and computed in a single pass. Several such tables
+share a cache of the decoded records. Functions that read records more than once, that fail on a record, or that are
+applied again without some records, work on a cache that was counted before, so that counts, rows and dead letters are
+of the same records.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from tallymark.spark.decode import RAW, RECORD, SparkDecoder
 from tallymark.spark.errors import FunctionFailed, explained
 from tallymark.spark.executors import check_reached, stage
 from tallymark.spark.functions import as_columns
-from tallymark.spark.plans import is_row_wise
+from tallymark.spark.plans import is_row_wise, is_single_pass
 from tallymark.spark.rows import Shaper
 from tallymark.spark.scan import Scan, leave_out
 from tallymark.stores.sql.staging import Stages
@@ -85,7 +86,7 @@ class Tasks:
         """None if the rows can't be computed in a pass that counts the records."""
         records = decode.records(self._scan.frame(spans))
         frames = {spec: self._shaper.frame(spec, function, records) for spec, function in self._shaper.tables}
-        if not all(is_row_wise(frame, records) for frame in frames.values()):
+        if not all(is_single_pass(frame, records) for frame in frames.values()):
             return None
         # A function may have read records already, so the cache and the counts begin here.
         decode.counts.reset()

@@ -10,8 +10,9 @@ import org.apache.spark.unsafe.types.UTF8String;
 /**
  * Counts the records of a batch by partition while tasks read them.
  *
- * Spark adds what a task has counted when it has succeeded, once for each task of a query's last stage. A task reads the
- * records of a partition in the order of their offsets. If a record is counted twice all the same, the counts say so.
+ * Spark adds what a task has counted when it has succeeded: once for each task of a query's last stage, and again for a
+ * task of an earlier stage that runs again. A task reads the records of a partition in the order of their offsets. If a
+ * record is counted twice, the counts say so.
  */
 public final class Counts extends AccumulatorV2 {
     /** The records of one partition. */
