@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from bench.contenders.workloads import PICKED, Workload
@@ -67,9 +67,7 @@ class OurPipeline(Idle):
             delivery=self.delivery,
             membership=ALONE,
         )
-        for table, output in self.workload.tables(course).items():
-            spec = tables.spec(replace(course, table=table), self.mode)
-            pipeline.table(spec.name, key=spec.key, write=spec.write)(output.function)
+        self.workload.add_tables(pipeline, course, self.mode)
         return pipeline
 
 

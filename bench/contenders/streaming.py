@@ -34,14 +34,28 @@ class ForeachBatch(Idle):
     def lap(self, course: Course) -> Lap:
         self.workload.prepare(course)
         with writer(course, self.workload, tuned=self.tuned, maxOffsetsPerTrigger=str(self.records)) as ready:
-            began = time.perf_counter()
-            query = ready.trigger(availableNow=True).start()
-            try:
-                query.awaitTermination()
-                seconds = time.perf_counter() - began
-            finally:
-                query.stop()
+            seconds = timed(ready)
         return self.workload.lap(course, self.name, seconds)
+
+
+def timed(ready: DataStreamWriter) -> float:
+    """The seconds of a query from its start until it has read all that there is."""
+    began = time.perf_counter()
+    query = ready.trigger(availableNow=True).start()
+    try:
+        query.awaitTermination()
+        return time.perf_counter() - began
+    finally:
+        query.stop()
+
+
+def decoded(course: Course, ddl: str, *, tuned: bool, **options: str) -> DataFrame:
+    """The stream of decoded values."""
+    spark = running()
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    source = spark.readStream.format("kafka").options(**kafka_options(course, tuned=tuned))
+    records = source.options(subscribe=course.topic, startingOffsets="earliest", **options).load()
+    return parsed(records, ddl, tuned=tuned)
 
 
 @contextmanager
@@ -50,11 +64,7 @@ def writer(course: Course, workload: Workload = PICKED, *, tuned: bool, **option
 
     With several tables, each batch is persisted, so that it is decoded once.
     """
-    spark = running()
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
-    source = spark.readStream.format("kafka").options(**kafka_options(course, tuned=tuned))
-    records = source.options(subscribe=course.topic, startingOffsets="earliest", **options).load()
-    decoded, target = parsed(records, workload.ddl, tuned=tuned), jdbc.spark_options(course, tuned=tuned)
+    values, target = decoded(course, workload.ddl, tuned=tuned, **options), jdbc.spark_options(course, tuned=tuned)
 
     def write(rows: DataFrame, _: int) -> None:
         several = len(workload.outputs) > 1
@@ -67,5 +77,5 @@ def writer(course: Course, workload: Workload = PICKED, *, tuned: bool, **option
             rows.unpersist()
 
     with tempfile.TemporaryDirectory(prefix="bench-checkpoint-") as checkpoint:
-        rows = workload.outputs[0].function(decoded) if workload.in_query else decoded
+        rows = workload.outputs[0].function(values) if workload.in_query else values
         yield rows.writeStream.foreachBatch(write).option("checkpointLocation", checkpoint)

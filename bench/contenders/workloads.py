@@ -16,6 +16,8 @@ from bench.harness.tables import ITEMS, Mode
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from tallymark.spark.pipeline import Pipeline
+
 
 def picked(records: DataFrame) -> DataFrame:
     """The function of most tables."""
@@ -79,6 +81,12 @@ class Workload:
 
     def tables(self, course: Course) -> dict[str, Output]:
         return {f"{course.table}{output.suffix}": output for output in self.outputs}
+
+    def add_tables(self, pipeline: Pipeline, course: Course, mode: Mode) -> None:
+        """Have a pipeline fill all tables."""
+        for table, output in self.tables(course).items():
+            spec = tables.spec(replace(course, table=table), mode)
+            pipeline.table(spec.name, key=spec.key, write=spec.write)(output.function)
 
     def prepare(self, course: Course, mode: Mode = "append") -> None:
         """Make all tables anew."""

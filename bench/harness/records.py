@@ -1,4 +1,4 @@
-"""The records of a race: orders as JSON, flat in two sizes or nested, and the rows that flat ones become.
+"""The records of a race: orders as JSON, flat in two sizes or nested, the rows that flat ones become, and sales.
 
 The id of record ``n`` is ``n * 7919 % records``: every id once, in an order that is none, as keys come in life. Values
 are put together by Arrow, a hundred thousand at a time, so that making two million takes seconds.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from confluent_kafka import Producer
@@ -17,7 +18,7 @@ from tallymark.errors import BadInput, TallymarkError
 from tallymark.kafka.brokers import Brokers, connect
 from tallymark.kafka.cluster import Cluster
 
-Shape = Literal["small", "large", "nested"]
+Shape = Literal["small", "large", "nested", "sales"]
 
 PARTITIONS = 4
 DDL = "id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP, note STRING"
@@ -35,6 +36,9 @@ NESTED_DDL = (
     "address: STRUCT<street: STRING, city: STRING, zip: STRING>>, "
     "items ARRAY<STRUCT<sku: STRING, quantity: INT, price: DOUBLE>>, status STRING, total DOUBLE"
 )
+SALES_DDL = "customer BIGINT, shop BIGINT, amount DECIMAL(10, 2), at TIMESTAMP, note STRING"
+SALES_KEYS = {"shop": 1_000, "customer": 1_000_000}
+"""How many values each key of a sale has."""
 NOTES: dict[Shape, int] = {"small": 1, "large": 29}
 """How often the note of an order repeats itself: values have about 140 bytes, or 1 KB."""
 STEP = 7919
@@ -70,7 +74,10 @@ def rows(start: int, stop: int, records: int, shape: Shape = "small") -> pa.Tabl
 
 def values(start: int, stop: int, records: int, shape: Shape = "small") -> list[bytes]:
     """The same orders as JSON. A time is text without a zone, which is how databases take it too."""
-    joined = _nested(start, stop, records) if shape == "nested" else _flat(start, stop, records, shape)
+    if shape == "sales":
+        joined = _sales(start, stop)
+    else:
+        joined = _nested(start, stop, records) if shape == "nested" else _flat(start, stop, records, shape)
     found: list[bytes] = joined.cast(pa.binary()).to_pylist()
     return found
 
@@ -83,6 +90,35 @@ def _flat(start: int, stop: int, records: int, shape: Shape) -> pa.Array:
     return _joined(
         '{"id": ', number.cast(pa.string()), ', "customer": "', customer, '", "amount": ', amount.cast(pa.string()),
         ', "at": "', moment, '", "note": "', note, '"}',
+    )  # fmt: skip
+
+
+def sales(start: int, stop: int) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
+    """The keys of these sales, drawn evenly, and their amounts in cents."""
+    number = np.arange(start, stop, dtype=np.uint64)
+    draws = {"shop": 1, "customer": 2, "cents": 3}
+    limits = {**SALES_KEYS, "cents": 100_000}
+    return {name: (_mixed(number * 3 + draw) % limits[name]).astype(np.int64) for name, draw in draws.items()}
+
+
+def _mixed(number: Any) -> Any:
+    """Numbers that look random, the same ones in each run: the last step of splitmix64."""
+    number = number * np.uint64(0x9E3779B97F4A7C15)
+    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return number ^ (number >> np.uint64(31))
+
+
+def _sales(start: int, stop: int) -> pa.Array:
+    number = pa.array(range(start, stop), pa.int64())
+    made = sales(start, stop)
+    customer, shop = (pa.array(made[name]).cast(pa.string()) for name in ("customer", "shop"))
+    euros, cents = (pa.array(part).cast(pa.string()) for part in np.divmod(made["cents"], 100))
+    amount = _joined(euros, ".", pc.utf8_lpad(cents, 2, "0"))
+    moment = pc.add(pc.multiply(number, 1000), FIRST_MOMENT).cast(pa.timestamp("us")).cast(pa.string())
+    return _joined(
+        '{"customer": ', customer, ', "shop": ', shop, ', "amount": ', amount,
+        ', "at": "', moment, '", "note": "', _note(number), '"}',
     )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ def prepare(course: Course, mode: Mode = "append", schema: pa.Schema = SCHEMA) -
         if mode == "upsert":
             for start, stop in pieces(course.records, 250_000):
                 put(store, course, mode, _old_rows(start, stop))
-        _tidy(store, course.table)
+        tidy(store, course.table)
 
 
 def put(store: SqlStore, course: Course, mode: Mode, found: pa.Table) -> None:
@@ -111,7 +111,7 @@ def _old_rows(start: int, stop: int) -> pa.Table:
     return found.set_column(0, SCHEMA.field("id"), keys).set_column(2, SCHEMA.field("amount"), amounts)
 
 
-def _tidy(store: SqlStore, table: str) -> None:
+def tidy(store: SqlStore, table: str) -> None:
     """Let PostgreSQL do now what it would do during a later lap."""
     if store.dialect.name != "postgresql":
         return

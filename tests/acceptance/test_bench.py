@@ -1,4 +1,4 @@
-"""``python -m bench.throughput`` and ``bench.computing`` race on the user's own servers and leave them as they were."""
+"""The parts ``throughput``, ``computing`` and ``totals`` race on the user's own servers and leave them as they were."""
 
 from __future__ import annotations
 
@@ -74,6 +74,25 @@ def test_a_race_of_functions_fills_two_tables_and_leaves_nothing_behind(
     assert process.returncode == 0, errors
     (found,) = json.loads(kept.read_text())["races"]
     assert set(found["laps"]) == {"tallymark", "foreachBatch + JDBC, tuned"}
+    assert query(store, TABLES["postgresql"]) == []
+    wait_for(lambda: not topics(brokers), DEADLINE, "the topic is gone")
+
+
+@pytest.mark.faults
+def test_a_race_of_totals_compares_them_and_leaves_nothing_behind(
+    brokers: str, database: Callable[[str], str], tmp_path: Path
+) -> None:
+    store, kept = database("postgresql"), tmp_path / "results.json"
+    short = ("--records", "3000", "--rounds", "1", "--keys", "shop", "--json", kept)
+    process = bench("totals", "--brokers", brokers, "--store", store, *short)
+    report, errors = process.communicate(timeout=400)
+    assert process.returncode == 0, errors
+    assert "JVM heap after a collection" in report
+    found = json.loads(kept.read_text())
+    (race,) = found["races"]
+    assert len(race["laps"]) == 5
+    assert [held["name"] for held in found["memory"]] == list(race["laps"])
+    assert all(min(held["python"], held["jvm"], held["heap"]) > 10 for held in found["memory"])
     assert query(store, TABLES["postgresql"]) == []
     wait_for(lambda: not topics(brokers), DEADLINE, "the topic is gone")
 

@@ -8,11 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench import computing, latency
+from bench import computing, latency, totals
 from bench.contenders import lineup
 from bench.contenders.loops import Clock
 from bench.contenders.ours import OurPipeline
 from bench.contenders.streaming import ForeachBatch
+from bench.contenders.totals import Key, StateStore, Totals, truth
 from bench.contenders.workloads import COMPUTED, NESTED, PICKED, Workload
 from bench.harness import jdbc, records, tables
 from bench.harness.chart import chart
@@ -179,6 +180,20 @@ def test_values_are_the_rows_as_json(shape: records.Shape, least: int, most: int
         assert found == row
 
 
+@pytest.mark.parametrize("key", ["shop", "customer"])
+def test_expected_totals_are_those_of_the_values(key: Key) -> None:
+    cents: dict[int, list[int]] = {}
+    for value in records.values(0, 5_000, 5_000, "sales"):
+        assert 120 <= len(value) <= 150
+        found = json.loads(value, parse_float=str)
+        cents.setdefault(found[key], []).append(int(found["amount"].replace(".", "")))
+    columns = [{at: len(all_) for at, all_ in cents.items()}]
+    columns += [{at: sum(all_) for at, all_ in cents.items()}, {at: max(all_) for at, all_ in cents.items()}]
+    sums = [sum(each) for one in columns for each in (one.values(), (at * value for at, value in one.items()))]
+    assert truth(key, 5_000) == (len(cents), *sums)
+    assert len(cents) <= records.SALES_KEYS[key]
+
+
 def test_nested_values_become_as_many_rows_as_a_lap_expects() -> None:
     found = [json.loads(value) for value in records.values(0, 1000, 1000, "nested")]
     orders = sum(one["status"] != "new" for one in found)
@@ -258,6 +273,21 @@ def test_a_race_of_functions_gives_both_the_same_work_and_ours_default_limits(ca
     assert ours.memory == Limits().memory
     assert list(planned.comparisons) == [Comparison(ours.name, peer.name, case.least, case.aim)]
     assert all(one.least is None for one in case.race(2_000_000, quick=True).comparisons)
+
+
+def test_a_race_of_totals_gives_all_the_same_work_and_ours_default_limits() -> None:
+    ours, by_record, *peers = totals.contenders("shop", Limits.records)
+    for each, by in ((ours, False), (by_record, True)):
+        assert isinstance(each, OurPipeline)
+        assert (each.records, each.memory) == (Limits.records, Limits.memory)
+        assert each.workload == Totals(key="shop", by_record=by)
+    for peer in peers:
+        assert isinstance(peer, StateStore)
+        assert peer.workload == Totals(key="shop")
+    compared = totals.comparisons(quick=False)
+    assert {one.peer for one in compared} == {peer.name for peer in peers}
+    assert {(one.ours, one.least) for one in compared} == {(ours.name, 2.0)}
+    assert all(one.least is None for one in totals.comparisons(quick=True))
 
 
 def test_latencies_that_are_compared_are_measured() -> None:
