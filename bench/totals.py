@@ -77,7 +77,9 @@ def held(contender: Contender, course: Course, title: str) -> Held:
 def in_own_process(contender: Contender, course: Course, title: str) -> Held:
     say(f"{title}: {contender.name}, memory")
     with ProcessPoolExecutor(1, get_context("spawn")) as elsewhere:
-        return elsewhere.submit(held, contender, course, title).result()
+        found = elsewhere.submit(held, contender, course, title).result()
+    say(f"{title}: {contender.name}, Python {found.python:,.0f} MiB, JVM {found.jvm:,.0f} MiB")
+    return found
 
 
 def memory_table(found: Sequence[Held]) -> list[str]:
