@@ -301,6 +301,27 @@ def test_handlers_merge_by_dicts_and_by_arrow(store: Store, url: str) -> None:
     assert set(rows(url, name, "shop", "n", "top")) == {("x", 26, 2), ("y", 40, 0)}
 
 
+def test_the_decimals_of_one_batch_of_dicts_do_not_limit_the_total(store: Store, url: str) -> None:
+    name = f"t{next(numbers)}"
+    for prices in (["60.00", "70.00"], ["1.5"], ["99.99"], ["0.001"]):
+        with store.begin(lambda: None) as db:
+            given = [{"shop": "x", "n": Decimal(price), "least": Decimal(price)} for price in prices]
+            db.write(name, given, key="shop", write="merge", merge={"n": "sum", "least": "min"})
+    assert [Decimal(str(n)) for (n,) in rows(url, name, "n")] == [Decimal("231.491")]
+    assert [Decimal(str(n)) for (n,) in rows(url, name, "least")] == [Decimal("0.001")]
+
+
+def test_dicts_may_have_columns_that_are_always_null(store: Store, url: str) -> None:
+    name = f"t{next(numbers)}"
+    merge: dict[str, Any] = {"n": "sum", "price": "sum", "seen": "count", "word": "max", "at": "min", "state": "newest"}
+    known = {"n": 1, "price": Decimal("0.50"), "seen": 2, "word": "b", "at": NOON, "state": "new"}
+    for row in (known, dict.fromkeys(known), known):
+        with store.begin(lambda: None) as db:
+            db.write(name, {"shop": "x", **row}, key="shop", write="merge", merge=merge)
+    [(found, _)] = rows(url, name, "n", "price", "seen", "word", "state").items()
+    assert (found[0], Decimal(str(found[1])), *found[2:]) == (2, 1, 4, "b", "new")
+
+
 def test_a_column_without_a_function_is_refused_before_anything_is_written(store: Store) -> None:
     refused = pytest.raises(BadInput, match="column other is neither in key= nor in merge=")
     with refused, store.begin(lambda: None) as db:

@@ -106,6 +106,20 @@ def _numbered(rows: pa.Table) -> pa.Table:
     return rows
 
 
+def with_wide_sums(spec: TableSpec, given: Given, schema: pa.Schema) -> pa.Schema:
+    """Return the schema with all digits for sums of inferred decimals: one batch does not show how large a total is."""
+    if not given.inferred:
+        return schema
+    sums = [name for name, function in spec.functions.items() if function == "sum"]
+    wide = [
+        field.with_type(pa.decimal128(38, field.type.scale))
+        if field.name in sums and pa.types.is_decimal128(field.type)
+        else field
+        for field in schema
+    ]
+    return pa.schema(wide)
+
+
 def cast(table: str, rows: pa.Table, schema: pa.Schema) -> pa.Table:
     """Cast the rows to the columns and types of the schema. Raises if a value would be lost."""
     columns = [_cast(table, field.name, rows[field.name], field.type) for field in schema]

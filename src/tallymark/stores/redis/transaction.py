@@ -15,7 +15,7 @@ from tallymark.core.merging import MergeFunction
 from tallymark.core.tables import Changes, TableSpec, Write, WrittenTable, visible
 from tallymark.errors import BadInput, DataRefused
 from tallymark.stores.arrow import is_json
-from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys
+from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys, with_wide_sums
 from tallymark.stores.redis.address import Form
 from tallymark.stores.redis.errors import translated
 from tallymark.stores.redis.keys import LEDGER, RedisKeys
@@ -72,7 +72,7 @@ class RedisTransaction(Transaction):
         if not given.rows.num_rows:
             return
         check_keys(spec, given)
-        schema = pa.schema([_known(field, spec) for field in given.rows.schema])
+        schema = with_wide_sums(spec, given, pa.schema([_known(field, spec) for field in given.rows.schema]))
         change = changes(spec, cast(table, given.rows, schema))
         check_table(spec, schema, self._form)
         for refusal in refused_rows(change, self._form):

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import Column, Connection, Engine, Table
 
+from tallymark.core.merging import BY_ORDER, Name, unfit
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, DataRefused
 from tallymark.stores.arrow import JSON_MARK
@@ -22,6 +23,7 @@ from tallymark.stores.sql.tables import (
     existing_table,
     fits,
     has_table,
+    merges_exactly,
     reflected,
     retrying_races,
 )
@@ -90,7 +92,7 @@ def _find(connection: Connection, dialect: Dialect, spec: TableSpec, given: Give
     schema = given.rows.schema
     unsure = given.inferred or any(pa.types.is_null(field.type) for field in schema)
     if unsure and has_table(connection, spec.name):
-        schema = _fitted(dialect, reflected(connection, spec.name), given)
+        schema = _fitted(dialect, reflected(connection, spec.name), spec, given)
     elif unsure:
         _check_known(spec, schema)
     table = existing_table(connection, spec, schema)
@@ -122,21 +124,26 @@ def _widened(field: pa.Field) -> pa.Field:
     return field.with_type(WIDEST) if kind.precision - kind.scale <= WIDEST.precision - WIDEST.scale else field
 
 
-def _fitted(dialect: Dialect, table: Table, given: Given) -> pa.Schema:
+def _fitted(dialect: Dialect, table: Table, spec: TableSpec, given: Given) -> pa.Schema:
     """Choose types for the rows that fit the table. A column with only NULLs that the table lacks is left out."""
     fields = []
     for field in given.rows.schema:
         column = table.c.get(field.name)
         if column is not None and (given.inferred or pa.types.is_null(field.type)):
-            fields.append(_as_column(dialect, table, column, field))
+            fields.append(_as_column(dialect, table, column, field, spec.functions.get(field.name)))
         elif not pa.types.is_null(field.type):
             fields.append(field)
     return pa.schema(fields)
 
 
-def _as_column(dialect: Dialect, table: Table, column: Column[Any], field: pa.Field) -> pa.Field:
+def _as_column(
+    dialect: Dialect, table: Table, column: Column[Any], field: pa.Field, function: Name | None
+) -> pa.Field:
     if pa.types.is_null(field.type):
-        candidates = [candidate.with_name(field.name) for candidate in ANY]
+        # Text first, where values are compared: on SQLite a text column may also be one of decimals.
+        first = (pa.field("", pa.string()),) if function in ("min", "max") else ()
+        named = [candidate.with_name(field.name) for candidate in (*first, *ANY)]
+        candidates = [candidate for candidate in named if _merges(dialect, column, candidate, function)]
     else:
         candidates = [field, *(field.with_type(narrower) for narrower in NARROWER.get(field.type, ()))]
     for candidate in candidates:
@@ -146,3 +153,10 @@ def _as_column(dialect: Dialect, table: Table, column: Column[Any], field: pa.Fi
         f"table {table.name}: column {field.name} is {column.type} and can't hold the rows' {field.type}; change the "
         "column or convert the value"
     )
+
+
+def _merges(dialect: Dialect, column: Column[Any], candidate: pa.Field, function: Name | None) -> bool:
+    if function is None or function in BY_ORDER:
+        return True
+    usable = unfit({candidate.name: function}, pa.schema([candidate]), ()) is None
+    return usable and merges_exactly(candidate, column, dialect.name)

@@ -244,12 +244,17 @@ def _check_merged(table: Table, spec: TableSpec, schema: pa.Schema, dialect: str
         if column is None or function in BY_ORDER:
             continue
         field = schema.field(name)
-        need, have = family(column_type(field, in_key=False)), family(plain(column))
-        if have not in MERGED_IN[dialect].get(need or "", [need]) or has_own_text(column):
+        if not merges_exactly(field, column, dialect):
             raise TableMismatch(
                 f"table {table.name}: column {name} is {column.type}, in which the {function} of the rows' "
                 f"{_spark_like(field)} would not be exact; change the type of the column, or cast the rows"
             )
+
+
+def merges_exactly(field: pa.Field, column: Column[Any], dialect: str) -> bool:
+    """Whether the column computes and compares values as the rows do."""
+    need, have = family(column_type(field, in_key=False)), family(plain(column))
+    return have in MERGED_IN[dialect].get(need or "", [need]) and not has_own_text(column)
 
 
 def fits(wanted: sql.TypeEngine[Any], found: sql.TypeEngine[Any]) -> bool:

@@ -20,7 +20,7 @@ from tallymark.core.merging import MergeFunction
 from tallymark.core.progress import Step
 from tallymark.core.tables import Write, WrittenTable
 from tallymark.errors import DataRefused, TableChanged, TallymarkError, Unreachable
-from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys, check_mergeable
+from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys, check_mergeable, with_wide_sums
 from tallymark.stores.sql import write as bulk
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.errors import translated
@@ -139,7 +139,8 @@ class SqlTransaction(Transaction):
                     used = table in self.written
                     fitted = fit(self._open, self._engine, self._dialect, spec, given, used=used)
                 self._found[place] = fitted
-                change = changes(spec, cast(table, given.rows, fitted.schema))
+                schema = with_wide_sums(spec, given, fitted.schema)
+                change = changes(spec, cast(table, given.rows, schema))
                 check_mergeable(change)
                 bulk.write(self._dialect, self._open, fitted.table, change)
                 self.written[table] = self.written.get(table, 0) + len(change)
