@@ -160,6 +160,17 @@ class Topics:
         consumer.close()
         return found
 
+    def ends(self, topic: str) -> dict[int, int]:
+        """The end of each partition's log."""
+        client = Consumer({"bootstrap.servers": self.brokers, "group.id": "ends"})
+        try:
+            partitions = client.list_topics(topic, TIMEOUT).topics[topic].partitions
+            return {
+                number: client.get_watermark_offsets(TopicPartition(topic, number), TIMEOUT)[1] for number in partitions
+            }
+        finally:
+            client.close()
+
     def _each(self, futures: Mapping[Any, Any]) -> None:
         for future in futures.values():
             future.result(TIMEOUT)

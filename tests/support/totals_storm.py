@@ -1,0 +1,345 @@
+"""A storm over merged tables: drivers are killed, stopped and cut off while positions jump, skips are filled and dead
+letters are replayed. Everything that happens follows from one seed, as far as several processes allow.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tallymark.core.progress import Step
+from tallymark.core.skip_ahead import SkipAhead
+from tallymark.errors import TallymarkError
+from tallymark.kafka.brokers import Brokers
+from tallymark.operate.moves import Resetting
+from tallymark.operate.reset import Aim
+from tallymark.stores.opening import open_store
+from tests.support import totals
+from tests.support.background import wait_for
+from tests.support.kafka import Topics
+from tests.support.proxy import Cut, Proxy
+from tests.support.totals import BAD_KIND, FULL
+from tests.support.totals_driver import Driver, Engine, Fault, Kind, prepare, repair, start, stopped
+
+DRAIN_SECONDS = 90.0
+PART = 20
+"""The largest number of records sent at a time."""
+SERVICE = (Step.READ, Step.WRITTEN, Step.MOVED, Step.COMMITTED)
+PIPELINE = (Step.READ, Step.STAGED, Step.WRITTEN, Step.MOVED, Step.COMMITTED)
+
+
+@dataclass(frozen=True)
+class Weather:
+    """The size of a storm."""
+
+    seconds: float
+    members: int
+    partitions: int
+    records: int
+    acts: int
+    session: float = 1.2
+
+
+@dataclass(frozen=True)
+class Act:
+    """One event: a process that starts, leaves or is killed, a jump of positions, a cut, or records that are sent."""
+
+    at: float
+    kind: str
+    detail: Any = None
+
+    def __str__(self) -> str:
+        return f"{self.at:6.2f} {self.kind} {self.detail}"
+
+
+class Schedule:
+    """Everything that a seed decides: the records and the acts."""
+
+    def __init__(self, seed: int, weather: Weather) -> None:
+        self.weather, self._chance = weather, random.Random(seed)
+        self.engine: Engine = self._chance.choice(["service", "pipeline"])
+        self._versions = self._chance.sample(range(1, 10 * weather.records), weather.records)
+        values = [self._value(number) for number in range(weather.records)]
+        self.bad = [value["id"] for value in values if isinstance(value, dict) and value.get("kind") == BAD_KIND]
+        self.parts = self._parts(values)
+        self._names = count(1)
+        self.first = [self._process("run", faulty=0.0) for _ in range(weather.members)]
+        self.acts = sorted([*self._sends(), *self._events()], key=lambda act: act.at)
+
+    @property
+    def backlog(self) -> int:
+        """The number of parts that are sent before the first member starts."""
+        return len(self.parts) // 2
+
+    def _value(self, number: int) -> Any:
+        chance = self._chance
+        dice = chance.random()
+        if dice < 0.03:
+            return chance.choice(["undecodable", None, b"", b"[1, 2]", b'{"id": 1', {"id": number, "kind": 1}])
+        shop = FULL if dice < 0.06 else chance.choice("aaabbcdé")
+        value = {
+            "id": number,
+            "kind": BAD_KIND if 0.06 < dice < 0.09 else chance.randint(1, 5),
+            "shop": shop,
+            "day": chance.randint(1, 3),
+            "flag": chance.choice([0, 1, 2, None]),
+            "points": chance.randint(1, 9) if shop == FULL else chance.choice([chance.randint(-(2**40), 2**40), None]),
+            "amount": chance.choice([f"{chance.randint(-(10**9), 10**9) / 100:.2f}", None]),
+            "word": chance.choice(["", "a", "B", "b", "ä", "𝄞", "￿", None]),
+            "state": chance.choice([f"s{number}", None]),
+            "at": self._versions[number] if chance.random() < 0.9 else None,
+            "since": f"2026-01-{chance.randint(1, 28):02}T12:00:00.{chance.randint(0, 999_999):06}+00:00",
+        }
+        missing = {name for name in ("flag", "amount", "word", "state", "at") if chance.random() < 0.1}
+        return {name: cell for name, cell in value.items() if name not in missing}
+
+    def _parts(self, values: Sequence[Any]) -> list[tuple[int, bool, Sequence[Any]]]:
+        """Consecutive records: their partition, and whether they are in a transaction of Kafka that is aborted."""
+        parts, at = [], 0
+        while at < len(values):
+            size = self._chance.randint(1, PART)
+            aborted = self._chance.random() < 0.05
+            parts.append((self._chance.randrange(self.weather.partitions), aborted, values[at : at + size]))
+            at += size
+        return parts
+
+    def _sends(self) -> list[Act]:
+        later = range(self.backlog, len(self.parts))
+        return [Act(self.weather.seconds * at / len(later), "send", part) for at, part in enumerate(later)]
+
+    def _process(self, kind: Kind, faulty: float = 0.7) -> dict[str, Any]:
+        chance, fault = self._chance, None
+        if chance.random() < faulty:
+            number = chance.choice(
+                [signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP] if kind == "run" else [signal.SIGKILL]
+            )
+            fault = Fault(
+                chance.choice(SERVICE if self.engine == "service" else PIPELINE), chance.randint(1, 4), number
+            )
+        ahead = SkipAhead(chance.randint(40, 80), chance.randint(5, 30), "1s") if chance.random() < 0.4 else None
+        settings = {"most": chance.randint(3, 60), "as_dicts": chance.random() < 0.3}
+        return {"name": f"{kind}{next(self._names)}", "kind": kind, "fault": fault, **settings} | (
+            {"catch_up": ahead} if kind == "run" else {}
+        )
+
+    def _events(self) -> list[Act]:
+        """Each kind at least once; what there is more of, by chance."""
+        chance, weather = self._chance, self.weather
+        always = ["skip", "skip", "join", "backfill", "replay", "cut", "kill", "leave"]
+        often = ["join", "join", "join", "kill", "leave", "skip", "cut", "cut", "backfill", "replay"]
+        kinds = always + [chance.choice(often) for _ in range(max(0, weather.acts - len(always)))]
+        chance.shuffle(kinds)
+        kinds.remove("skip")
+        # A first jump while there is still something to jump over.
+        return [self._event(0.0, "skip"), *(self._event(chance.uniform(0, weather.seconds), kind) for kind in kinds)]
+
+    def _event(self, at: float, kind: str) -> Act:
+        if kind in ("join", "backfill", "replay"):
+            return Act(at, "start", self._process("run" if kind == "join" else kind))  # type: ignore[arg-type]
+        if kind == "skip":
+            partitions = self._chance.sample(range(self.weather.partitions), 2)
+            return Act(at, "skip", {partition: self._chance.randint(5, 60) for partition in partitions})
+        return Act(at, kind, self._chance.choice(["request", "reply"]) if kind == "cut" else self._chance.random())
+
+    def final(self, kind: Kind) -> list[dict[str, Any]]:
+        """Two processes at once, of which at least one is killed, and then one that finishes."""
+        first = self._process(kind, faulty=1.0)
+        return [first, self._process(kind), self._process(kind, faulty=0.0)]
+
+
+@dataclass
+class Storm:
+    """One storm over one store. ``run`` returns what happened, or raises if the totals are wrong."""
+
+    seed: int
+    weather: Weather
+    url: str
+    group: str
+    topics: Topics
+    logs: Path
+    processes: dict[str, Any] = field(default_factory=dict)
+    drivers: dict[str, Driver] = field(default_factory=dict)
+    killed: set[str] = field(default_factory=set)
+    skipped: int = 0
+
+    def __post_init__(self) -> None:
+        self._open, self._over, self._store = ExitStack(), threading.Event(), self.url
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        return Schedule(self.seed, self.weather)
+
+    def run(self) -> dict[str, Any]:
+        plan = self.schedule
+        with self._open:
+            self._open.callback(self._kill_all)
+            self.proxy = None if self.url.startswith("sqlite") else self._open.enter_context(Proxy(self.url))
+            self._store = self.proxy.url if self.proxy else self.url
+            self.topic = self.topics.create(self.weather.partitions)
+            prepare(self.url, plan.bad)
+            self._open.callback(self._over.set)
+            threading.Thread(target=self._continue_stopped, daemon=True).start()
+            for part in range(plan.backlog):
+                self._send(part)
+            self._play()
+            self._drain()
+            fates = totals.split(self.topics.committed(self.topic))
+            self._finish("backfill")
+            self._check(fates, repaired=False)
+            repair(self.url, plan.bad)
+            self._finish("replay")
+            self._check(fates, repaired=True)
+            self._check_exits()
+        return {"engine": plan.engine} | self._facts(fates)
+
+    def _play(self) -> None:
+        for settings in self.schedule.first:
+            self._start(settings)
+        wait_for(lambda: self._reached(), DRAIN_SECONDS, "the first members begin")
+        began = time.monotonic()
+        for act in self.schedule.acts:
+            time.sleep(max(0.0, began + act.at - time.monotonic()))
+            self._do(act)
+
+    def _do(self, act: Act) -> None:
+        if act.kind == "send":
+            self._send(act.detail)
+        elif act.kind == "start":
+            self._start(act.detail)
+        elif act.kind == "skip":
+            self._skip(act.detail)
+        elif act.kind == "cut":
+            if self.proxy:
+                self.proxy.arm(Cut(self.proxy.commit, act.detail))
+        elif len(alive := [name for name, process in self.processes.items() if process.is_alive()]) > 1:
+            name = alive[int(act.detail * len(alive))]
+            if act.kind == "kill":
+                self.killed.add(name)
+            os.kill(self.processes[name].pid, signal.SIGKILL if act.kind == "kill" else signal.SIGTERM)
+
+    def _start(self, settings: Mapping[str, Any]) -> None:
+        driver = Driver(self.topics.brokers, self._store, self.group, self.topic, self.schedule.engine, **settings)
+        driver = replace(driver, logs=self.logs, session=self.weather.session)
+        if driver.fault is not None and driver.fault.number == signal.SIGKILL:
+            self.killed.add(driver.name)
+        self.drivers[driver.name] = driver
+        self.processes[driver.name] = start(driver)
+
+    def _send(self, part: int) -> None:
+        partition, aborted, values = self.schedule.parts[part]
+        if aborted:
+            self.topics.send_in_transaction(self.topic, {partition: values}, commit=False)
+        else:
+            self.topics.send_to(self.topic, partition, values)
+
+    def _skip(self, shifts: Mapping[int, int]) -> None:
+        """An operator moves positions forward, although the group is running."""
+        store = open_store(self.url)
+        try:
+            for partition, shift in shifts.items():
+                aim = Aim("shift", f"--shift-by {shift}", shift)
+                scope = [f"{self.topic}:{partition}"]
+                try:
+                    moved = Resetting(store, self.group, Brokers(self.topics.brokers), aim, scope, all_topics=False)
+                    self.skipped += sum(each.skips for each in moved.execute("op", None, take_over=True))
+                except TallymarkError as error:
+                    if not error.transient:
+                        raise
+        finally:
+            store.close()
+
+    def _continue_stopped(self) -> None:
+        """Continue each member that has stopped itself after its session has ended."""
+        continued: set[str] = set()
+        while not self._over.wait(0.05):
+            for name, driver in list(self.drivers.items()):
+                if name not in continued and driver.fault and stopped(driver).exists():
+                    continued.add(name)
+                    timer = threading.Timer(1.5 * self.weather.session, self._signal, (name, signal.SIGCONT))
+                    timer.daemon = True
+                    timer.start()
+
+    def _signal(self, name: str, number: int) -> None:
+        if self.processes[name].is_alive():
+            os.kill(self.processes[name].pid, number)
+
+    def _drain(self) -> None:
+        """New members process the rest; then all processes end."""
+        for settings in ({"name": f"fresh{number}", "most": 100} for number in range(2)):
+            self._start(settings)
+        ends = self.topics.ends(self.topic)
+        while (reached := self._reached()) != ends:
+            wait_for(
+                lambda before=reached: self._reached() != before, DRAIN_SECONDS, f"{reached} comes nearer to {ends}"
+            )
+        for name in self.processes:
+            self._signal(name, signal.SIGTERM)
+            self._signal(name, signal.SIGCONT)
+        self._join()
+
+    def _join(self) -> None:
+        for process in self.processes.values():
+            process.join(DRAIN_SECONDS)
+            assert not process.is_alive(), f"{process.name} does not end"
+
+    def _finish(self, kind: Kind) -> None:
+        """Fill or replay everything: two processes at once, one that finishes, and one that finds nothing."""
+        *both, last = self.schedule.final(kind)
+        for group in (both, [last]):
+            for settings in group:
+                self._start(settings)
+            self._join()
+        before = totals.found(self.url)
+        self._start({**last, "name": f"{last['name']}-again"})
+        self._join()
+        assert totals.found(self.url) == before, f"a {kind} without work has changed a table"
+
+    def _check(self, fates: Mapping[str, Mapping[totals.Record, totals.Row]], *, repaired: bool) -> None:
+        """Before the repair, the tables lack the repairable records, and the full total stays out of the comparison."""
+        values = [*fates["good"].values(), *(fates["repairable"].values() if repaired else ())]
+        tables = list(totals.KEYS) if repaired or not self.url.startswith("redis") else ["totals", "origins", "grouped"]
+        totals.check(self.url, values, None if repaired else FULL, tables)
+        totals.check_tallies(self.url, fates, repaired=repaired)
+
+    def _check_exits(self) -> None:
+        """No process ended by an error."""
+        wrong = {}
+        for name, process in self.processes.items():
+            # A process that gets the signal before its handler is installed is ended by the signal.
+            allowed = {0, -signal.SIGTERM} | ({-signal.SIGKILL} if name in self.killed else set())
+            if process.exitcode not in allowed:
+                log = self.logs / f"{name}.log"
+                wrong[name] = process.exitcode, log.read_text().splitlines()[-25:] if log.exists() else []
+        assert not wrong, f"processes ended by themselves: {wrong}"
+
+    def _kill_all(self) -> None:
+        for process in self.processes.values():
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+    def _reached(self) -> dict[int, int]:
+        return {partition: tally["next_offset"] for partition, tally in totals.tallies(self.url).items()}
+
+    def _facts(self, fates: Mapping[str, Mapping[totals.Record, totals.Row]]) -> dict[str, Any]:
+        words = "".join(log.read_text() for log in sorted(self.logs.glob("*.log")))
+        return {
+            "processes": len(self.processes),
+            "killed": sum(process.exitcode == -signal.SIGKILL for process in self.processes.values()),
+            "stopped": len(list(self.logs.glob("*.stopped"))),
+            "cuts": len(self.proxy.done) if self.proxy else 0,
+            "skipped by hand": self.skipped,
+            "fenced": words.count("fenced"),
+            "unknown": words.count("outcome unknown"),
+            **{kind: len(records) for kind, records in fates.items()},
+        }
