@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ from tallymark.core.journal import LetterQuery
 from tallymark.core.plan import Limits
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.records import Reading
+from tallymark.core.retry import retrying
 from tallymark.core.skip_ahead import SkipAhead
 from tallymark.core.spans import Tally
 from tallymark.core.start import Start
@@ -186,6 +188,8 @@ class Driver:
     catch_up: SkipAhead | None = None
     session: float = 2.0
     logs: Path | None = None
+    alone: bool = False
+    """Whether a run reads all partitions without joining the group."""
     as_dicts: bool = False
     """Whether a service writes dicts instead of Arrow."""
 
@@ -243,10 +247,10 @@ class Driver:
         if self.kind == "backfill":
             return backfill(job, brokers, where, reader, on_step, stop)
         if self.kind == "replay":
-            letters = OpenLetters(self.group, where.ledger, [self.topic], LetterQuery(), brokers)
-            return replay(job, where, reader, letters, on_step, stop)
+            query = partial(OpenLetters, self.group, where.ledger, [self.topic], LetterQuery(), brokers)
+            return replay(job, where, reader, retrying(query, stop), on_step, stop)
         source = tm.Kafka(self.brokers, self.topic, settings=self.settings)
-        member = Member(self.group, source, Group(), f"tallymark-{job.owner.run}")
+        member = None if self.alone else Member(self.group, source, Group(), f"tallymark-{job.owner.run}")
         return run_loop(job, brokers, where, reader, on_step, member).run(until)
 
 

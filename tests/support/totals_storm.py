@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -205,7 +205,7 @@ class Storm:
     def _play(self) -> None:
         for settings in self.schedule.first:
             self._start(settings)
-        wait_for(lambda: self._reached(), DRAIN_SECONDS, "the first members begin")
+        wait_for(self._reached, DRAIN_SECONDS, "the first members begin")
         began = time.monotonic()
         for act in self.schedule.acts:
             time.sleep(max(0.0, began + act.at - time.monotonic()))
@@ -282,9 +282,7 @@ class Storm:
             self._start(settings)
         ends = self.topics.ends(self.topic)
         while (reached := self._reached()) != ends:
-            wait_for(
-                lambda before=reached: self._reached() != before, DRAIN_SECONDS, f"{reached} comes nearer to {ends}"
-            )
+            wait_for(partial(self._has_moved, reached), DRAIN_SECONDS, f"{reached} comes nearer to {ends}")
         for name in self.processes:
             self._signal(name, signal.SIGTERM)
             self._signal(name, signal.SIGCONT)
@@ -332,6 +330,9 @@ class Storm:
 
     def _reached(self) -> dict[int, int]:
         return {partition: tally["next_offset"] for partition, tally in totals.tallies(self.url).items()}
+
+    def _has_moved(self, reached: Mapping[int, int]) -> bool:
+        return self._reached() != reached
 
     def _facts(self, fates: Mapping[str, Mapping[totals.Record, totals.Row]]) -> dict[str, Any]:
         words = "".join(log.read_text() for log in sorted(self.logs.glob("*.log")))
