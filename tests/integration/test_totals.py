@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.kafka import Topics
-from tests.support.totals_storm import Schedule, Storm, Weather
+from tests.support.totals_schedule import Schedule, Weather
+from tests.support.totals_storm import Storm
 
 SHORT = Weather(seconds=1.5, members=2, partitions=4, records=250, acts=8)
 LONG = Weather(seconds=10.0, members=3, partitions=6, records=3_000, acts=40, session=1.5)
