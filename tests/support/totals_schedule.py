@@ -117,7 +117,7 @@ class Schedule:
     def _events(self) -> list[Act]:
         """Each kind at least once; what there is more of, by chance."""
         chance, weather = self._chance, self.weather
-        always = ["skip", "skip", "join", "backfill", "replay", "cut", "kill", "leave"]
+        always = ["skip", "skip", "join", "backfill", "replay", "cut", "cut", "kill", "leave"]
         often = ["join", "join", "join", "kill", "leave", "skip", "cut", "cut", "backfill", "replay"]
         kinds = always + [chance.choice(often) for _ in range(max(0, weather.acts - len(always)))]
         chance.shuffle(kinds)
