@@ -14,6 +14,7 @@ import pytest
 from tallymark import Tally
 from tallymark.core.progress import Step
 from tallymark.kafka.brokers import Brokers
+from tallymark.operate.emptying import Consent
 from tallymark.operate.moves import Resetting
 from tallymark.operate.reset import Aim
 from tallymark.stores.opening import open_store
@@ -96,7 +97,9 @@ class Shop:
     def _jump(self) -> None:
         store, brokers = open_store(self.url), Brokers(self.topics.brokers)
         reset = partial(Resetting, store, self.driver.group, brokers, all_topics=False)
-        reset(Aim("shift", "--shift-by", COUNT), [self.topic]).execute("op", "too far behind", take_over=True)
+        reset(Aim("shift", "--shift-by", COUNT), [self.topic]).execute(
+            "op", "too far behind", take_over=True, consent=Consent()
+        )
         store.close()
 
     def mend(self, **changes: Any) -> Tally:

@@ -18,6 +18,7 @@ from typing import Any
 from tallymark.core.progress import Step
 from tallymark.errors import TallymarkError
 from tallymark.kafka.brokers import Brokers
+from tallymark.operate.emptying import Consent
 from tallymark.operate.moves import Resetting
 from tallymark.operate.reset import Aim
 from tallymark.stores.opening import open_store
@@ -131,7 +132,9 @@ class Storm:
                 scope = [f"{self.topic}:{partition}"]
                 try:
                     moved = Resetting(store, self.group, Brokers(self.topics.brokers), aim, scope, all_topics=False)
-                    self.skipped += sum(each.skips for each in moved.execute("op", None, take_over=True))
+                    self.skipped += sum(
+                        each.skips for each in moved.execute("op", None, take_over=True, consent=Consent())
+                    )
                 except TallymarkError as error:
                     if not error.transient:
                         raise

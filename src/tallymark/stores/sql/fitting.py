@@ -136,9 +136,7 @@ def _fitted(dialect: Dialect, table: Table, spec: TableSpec, given: Given) -> pa
     return pa.schema(fields)
 
 
-def _as_column(
-    dialect: Dialect, table: Table, column: Column[Any], field: pa.Field, function: Name | None
-) -> pa.Field:
+def _as_column(dialect: Dialect, table: Table, column: Column[Any], field: pa.Field, function: Name | None) -> pa.Field:
     if pa.types.is_null(field.type):
         # Text first, where values are compared: on SQLite a text column may also be one of decimals.
         first = (pa.field("", pa.string()),) if function in ("min", "max") else ()
