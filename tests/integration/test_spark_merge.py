@@ -349,7 +349,10 @@ def staged(pipeline: Pipeline) -> Pipeline:
 
     def grouped(records: DataFrame) -> DataFrame:
         return (
-            totals(records).groupBy("shop").agg(*map(_expr, (f"{MERGED[name]}({name}) AS {name}" for name in STAGED)))
+            totals(records)
+            .where("shop IS NOT NULL")
+            .groupBy("shop")
+            .agg(*map(_expr, (f"{MERGED[name]}({name}) AS {name}" for name in STAGED)))
         )
 
     for name, function in (("by_record", totals), ("aggregated", grouped)):
