@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from dataclasses import asdict
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812
 
 from tallymark.core.plan import Limits
 from tallymark.core.progress import Progress, Step
@@ -17,24 +19,12 @@ from tallymark.errors import TallymarkError
 from tallymark.formats.value import Json
 from tallymark.kafka.membership import Group
 from tallymark.kafka.source import Kafka
+from tallymark.operate.demo.settings import DemoSettings
 from tallymark.spark.pipeline import Pipeline
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
-
-@dataclass(frozen=True)
-class DemoSettings:
-    brokers: str
-    topic: str
-    store: str
-    group: str
-    table: str
-    batch: int
 
 
 def pipeline(settings: DemoSettings) -> Pipeline:
-    schema = "id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP"
+    schema = "id BIGINT, customer STRING, amount DECIMAL(10, 2), status STRING, at TIMESTAMP"
     pipeline = Pipeline(
         group=settings.group,
         source=Kafka(settings.brokers, settings.topic, value=Json(schema), tls=False),
@@ -49,6 +39,22 @@ def pipeline(settings: DemoSettings) -> Pipeline:
     @pipeline.table(settings.table)
     def orders(records: DataFrame) -> DataFrame:
         return records.selectExpr("partition AS partition_id", "offset AS record_offset", "value.*")
+
+    @pipeline.table(
+        settings.totals,
+        key="customer",
+        write="merge",
+        version="last_order",
+        merge={"orders": "count", "revenue": "sum", "largest": "max", "last_status": "newest"},
+    )
+    def totals(records: DataFrame) -> DataFrame:
+        return records.groupBy("value.customer").agg(
+            F.count("*").alias("orders"),
+            F.sum("value.amount").alias("revenue"),
+            F.max("value.amount").alias("largest"),
+            F.max_by("value.status", "value.id").alias("last_status"),
+            F.max("value.id").alias("last_order"),
+        )
 
     return pipeline
 

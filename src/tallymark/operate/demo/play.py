@@ -23,8 +23,8 @@ from tallymark.core.spans import OUTCOMES, Tally
 from tallymark.errors import TallymarkError
 from tallymark.local.jars import fetch
 from tallymark.local.sandbox import Sandbox
-from tallymark.operate.demo.orders import DemoSettings
 from tallymark.operate.demo.produce import create_topic, produce_orders
+from tallymark.operate.demo.settings import DemoSettings
 from tallymark.operate.demo.verdict import DemoVerdict, judge
 from tallymark.stores.opening import open_sql
 from tallymark.stores.sql.ledger.tables import metadata
@@ -71,11 +71,11 @@ class Play:
                 kills = self._run_until_done(settings, stage)
                 stage.note("counting Kafka and the database, independently")
                 seconds = time.monotonic() - began
-                return judge(brokers, settings.topic, store, settings.group, settings.table, kills, seconds)
+                return judge(settings, store, kills=kills, seconds=seconds)
 
     @contextlib.contextmanager
     def _removed_after(self, store_url: str, settings: DemoSettings) -> Iterator[SqlStore]:
-        """Open the store, and restore its former state at the end, unless table and ledger are to be kept."""
+        """Open the store, and restore its former state at the end, unless tables and ledger are to be kept."""
         with contextlib.closing(open_sql(store_url)) as store:
             store.ping()
             had_ledger = store.has_ledger()
@@ -87,7 +87,8 @@ class Play:
 
     def _remove(self, store: SqlStore, settings: DemoSettings, *, ledger: bool) -> None:
         with store.transaction() as connection:
-            connection.execute(text(f"DROP TABLE IF EXISTS {settings.table}"))
+            for table in (settings.table, settings.totals):
+                connection.execute(text(f"DROP TABLE IF EXISTS {table}"))
         if not store.has_ledger():
             return
         store.journal().delete(settings.group, lambda *_: None)

@@ -15,6 +15,7 @@ from tallymark.produce.producer import Producer
 PARTITIONS = 4
 ABORTED = 500
 """Number of records in each of the two aborted transactions."""
+STATUSES = ("paid", "shipped", "delivered", "returned")
 BROKEN = [b"", b"not json", b'{"id": 17', b'{"id": "seventeen"}', b'[{"id": 1}, {"id": 2}]', b"\xff\xfe{}"]
 
 Tell = Callable[[int], None]
@@ -51,6 +52,7 @@ def _orders(records: int) -> Iterator[bytes]:
             "id": number,
             "customer": f"customer-{chance.randrange(5000)}",
             "amount": round(chance.uniform(1, 500), 2),
+            "status": chance.choice(STATUSES),
             "at": (day + timedelta(seconds=number)).isoformat(),
         }
         yield json.dumps(order).encode()

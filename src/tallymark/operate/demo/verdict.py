@@ -1,4 +1,4 @@
-"""Verifies the demo: counts the records in Kafka and in the database independently, and compares each record."""
+"""Verifies the demo: counts the records in Kafka and in the database independently, and compares each of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from sqlalchemy import text
 
 from tallymark.core.spans import Position, Tally
 from tallymark.errors import TallymarkError
+from tallymark.operate.demo.settings import DemoSettings
+from tallymark.operate.demo.totals import TotalsVerdict, expected_totals, stored_totals
 from tallymark.stores.sql.ledger.read import read_group
 from tallymark.stores.sql.store import SqlStore
 
@@ -45,12 +47,14 @@ class PartitionVerdict:
 @dataclass(frozen=True)
 class DemoVerdict:
     partitions: list[PartitionVerdict]
+    totals: TotalsVerdict
     kills: int
     seconds: float
 
     @property
     def holds(self) -> bool:
-        return bool(self.partitions) and all(partition.holds for partition in self.partitions)
+        records = bool(self.partitions) and all(partition.holds for partition in self.partitions)
+        return records and not self.totals.wrong
 
     @property
     def tally(self) -> Tally:
@@ -60,12 +64,12 @@ class DemoVerdict:
         return sum(getattr(partition, name) for partition in self.partitions)
 
 
-def judge(brokers: str, topic: str, store: SqlStore, group: str, table: str, kills: int, seconds: float) -> DemoVerdict:
-    kafka = committed_records(brokers, topic)
-    rows, letters = _rows(store, table), _letters(store, group)
+def judge(settings: DemoSettings, store: SqlStore, *, kills: int, seconds: float) -> DemoVerdict:
+    kafka = committed_records(settings.brokers, settings.topic)
+    rows, letters = _rows(store, settings.table), _letters(store, settings.group)
     held = Counter(rows) + Counter(letters)
     verdicts = []
-    for position in _positions(store, group):
+    for position in _positions(store, settings.group):
         number = position.partition.number
         in_kafka = {record for record in kafka if record[0] == number}
         copies = Counter({record: count for record, count in held.items() if record[0] == number})
@@ -80,11 +84,12 @@ def judge(brokers: str, topic: str, store: SqlStore, group: str, table: str, kil
                 duplicated=sum(count - (record in in_kafka) for record, count in copies.items()),
             )
         )
-    return DemoVerdict(verdicts, kills, seconds)
+    totals = TotalsVerdict(expected_totals(kafka.values()), stored_totals(store, settings.totals))
+    return DemoVerdict(verdicts, totals, kills, seconds)
 
 
-def committed_records(brokers: str, topic: str) -> set[Record]:
-    """Read every committed record of the topic, with a consumer that is independent of the pipeline."""
+def committed_records(brokers: str, topic: str) -> dict[Record, bytes | None]:
+    """Read the value of every committed record, with a consumer that is independent of the pipeline."""
     consumer = Consumer(
         {
             "bootstrap.servers": brokers,
@@ -96,7 +101,7 @@ def committed_records(brokers: str, topic: str) -> set[Record]:
     )
     partitions = consumer.list_topics(topic, 30).topics[topic].partitions
     consumer.assign([TopicPartition(topic, number, 0) for number in partitions])
-    records: set[Record] = set()
+    records: dict[Record, bytes | None] = {}
     ended: set[int] = set()
     deadline = time.monotonic() + PATIENCE
     while len(ended) < len(partitions):
@@ -106,7 +111,7 @@ def committed_records(brokers: str, topic: str) -> set[Record]:
             if message.error():
                 ended.add(int(message.partition() or 0))
             else:
-                records.add((int(message.partition() or 0), int(message.offset() or 0)))
+                records[int(message.partition() or 0), int(message.offset() or 0)] = message.value()
     consumer.close()
     return records
 
