@@ -45,6 +45,14 @@ def send(topic: str, ids: Iterable[int], partitions: int = 1) -> None:
     producer.flush()
 
 
+def send_values(topic: str, values: Iterable[object]) -> None:
+    """Send these values as JSON."""
+    producer = Producer({"bootstrap.servers": BROKERS})
+    for value in values:
+        producer.produce(topic, json.dumps(value).encode())
+    producer.flush()
+
+
 def orders(topic: str | list[str], **settings: Any) -> tm.Kafka:
     """The source of a consumer: these topics, with JSON values."""
     return tm.Kafka(BROKERS, topic, value=tm.Json("id BIGINT"), settings={**QUICK, **settings})

@@ -103,8 +103,8 @@ def _show_totals(totals: TotalsVerdict) -> None:
     stored = {"totals of": "the table", **_sums(totals.found), "wrong": wrong, "verdict": verdict}
     show(Rows(list(stored), [counted, stored]))
     for customer in totals.wrong[:SHOWN]:
-        in_kafka, stored = _described(totals.expected.get(customer)), _described(totals.found.get(customer))
-        say(f"{customer}: {in_kafka} in Kafka; {stored} in the table", "red")
+        expected, found = _described(totals.expected.get(customer)), _described(totals.found.get(customer))
+        say(f"{customer}: {expected} in Kafka; {found} in the table", "red")
 
 
 def _described(total: Total | None) -> str:

@@ -135,9 +135,6 @@ def _show(state: State) -> None:
 
 
 def _show_next(state: State) -> None:
-    if len(state.environment) == 1:
-        say(f"next: use brokers {state.services['kafka'].url}; end with: tallymark sandbox down")
-        return
     say("next: set these, and end with: tallymark sandbox down")
     for name, value in state.environment.items():
         say(f"export {name}={shlex.quote(value)}")

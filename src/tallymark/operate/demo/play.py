@@ -65,38 +65,13 @@ class Play:
             settings = DemoSettings(
                 brokers, f"orders-{name}", store_url, f"demo-{name}", f"demo_orders_{name}", self.records // BATCHES
             )
-            with self._removed_after(store_url, settings) as store:
+            with removed_after(settings, keep=self.keep) as store:
                 create_topic(brokers, settings.topic)
                 produce_orders(brokers, settings.topic, self.records, stage.produced)
                 kills = self._run_until_done(settings, stage)
                 stage.note("counting Kafka and the database, independently")
                 seconds = time.monotonic() - began
                 return judge(settings, store, kills=kills, seconds=seconds)
-
-    @contextlib.contextmanager
-    def _removed_after(self, store_url: str, settings: DemoSettings) -> Iterator[SqlStore]:
-        """Open the store, and restore its former state at the end, unless tables and ledger are to be kept."""
-        with contextlib.closing(open_sql(store_url)) as store:
-            store.ping()
-            had_ledger = store.has_ledger()
-            try:
-                yield store
-            finally:
-                if not self.keep:
-                    self._remove(store, settings, ledger=not had_ledger)
-
-    def _remove(self, store: SqlStore, settings: DemoSettings, *, ledger: bool) -> None:
-        with store.transaction() as connection:
-            for table in (settings.table, settings.totals):
-                connection.execute(text(f"DROP TABLE IF EXISTS {table}"))
-        if not store.has_ledger():
-            return
-        store.journal().delete(settings.group, lambda *_: None)
-        store.clear_stages(settings.group)
-        if ledger and not store.journal().groups():
-            with store.transaction() as connection:
-                connection.execute(text("DROP VIEW IF EXISTS tallymark_status"))
-                metadata.drop_all(connection)
 
     @contextlib.contextmanager
     def _store(self) -> Iterator[str]:
@@ -121,6 +96,33 @@ class Play:
             kills += 1
             stage.note(f"run {kills}: killed with SIGKILL while {killed}")
         return kills
+
+
+@contextlib.contextmanager
+def removed_after(settings: DemoSettings, *, keep: bool) -> Iterator[SqlStore]:
+    """Open the store, and restore its former state at the end, unless tables and ledger are to be kept."""
+    with contextlib.closing(open_sql(settings.store)) as store:
+        store.ping()
+        had_ledger = store.has_ledger()
+        try:
+            yield store
+        finally:
+            if not keep:
+                _remove(store, settings, ledger=not had_ledger)
+
+
+def _remove(store: SqlStore, settings: DemoSettings, *, ledger: bool) -> None:
+    with store.transaction() as connection:
+        for table in (settings.table, settings.totals):
+            connection.execute(text(f"DROP TABLE IF EXISTS {table}"))
+    if not store.has_ledger():
+        return
+    store.journal().delete(settings.group, lambda *_: None)
+    store.clear_stages(settings.group)
+    if ledger and not store.journal().groups():
+        with store.transaction() as connection:
+            connection.execute(text("DROP VIEW IF EXISTS tallymark_status"))
+            metadata.drop_all(connection)
 
 
 class DriverProcess:
