@@ -48,6 +48,15 @@ SHOWN_BY_TESTS_TOO = [
     "m12_settings",
     "m13_positions",
 ]
+RUNNING_TOTALS = """\
+first run: killed by SIGKILL: True
+sales in the table: 3000
+second run: ended well: True
+Aachen 3329 165072.98 99.94
+Bonn 3376 168171.18 99.95
+Celle 3295 163447.83 99.95
+sales in the table: 10000
+"""
 STORES = {"m01_offset_table": "mariadb", "m03_one_transaction": "postgresql"}
 
 
@@ -58,19 +67,9 @@ def test_an_example_runs_and_shows_its_point(
 ) -> None:
     store = redis_url if "redis" in name else database(STORES.get(name, "sqlite"))
 
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py"],
-        env={**os.environ, "TALLYMARK_BROKERS": brokers, "TALLYMARK_STORE": store},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE,
-        check=False,
-    )
+    done = run_example(name, brokers, store, tmp_path)
 
-    assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(SHOWN[name], done.stdout), done.stdout
-    assert "Traceback" not in done.stderr, done.stderr
 
 
 def test_every_requirement_has_an_example_that_is_listed_and_run() -> None:
@@ -79,3 +78,25 @@ def test_every_requirement_has_an_example_that_is_listed_and_run() -> None:
     assert {int(name[1:3]) for name in files} == {*range(1, 17), 18}
     listed = (EXAMPLES / "README.md").read_text()
     assert {name for name in files if f"({name}.py)" not in listed} == set()
+
+
+def test_running_totals_survive_the_kill_of_their_example(
+    brokers: str, database: Callable[[str], str], tmp_path: Path
+) -> None:
+    done = run_example("running_totals", brokers, database("sqlite"), tmp_path)
+    assert done.stdout == RUNNING_TOTALS
+
+
+def run_example(name: str, brokers: str, store: str, directory: Path) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / f"{name}.py"],
+        env={**os.environ, "TALLYMARK_BROKERS": brokers, "TALLYMARK_STORE": store},
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    return done

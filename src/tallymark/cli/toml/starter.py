@@ -48,6 +48,7 @@ sql = \"\"\"
 \"\"\"
 # write = "upsert"                      # overwrite rows by their key; append is the default
 # key = "id"
+# write = "merge"                       # add to the row of the key: running totals, with merge = {{ amount = "sum" }}
 # delete = "tombstone"                  # delete the row of a key: by records without a value, or "value.op = 'd'"
 # provenance = true                     # columns that say which record wrote a row
 # evolve = true                         # add columns that the table lacks
