@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.command import DEADLINE
+
 BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 ADDRESS = re.compile(r"127\.0\.0\.1:\d+")
@@ -29,7 +31,6 @@ VARIABLE = (
 )
 NUMBER = (re.compile(r"\d[\d.,]*"), "NUMBER")
 DONE = "the command has ended"
-DEADLINE = 120.0
 
 
 @dataclass(frozen=True)
