@@ -46,7 +46,7 @@ def run(topic: str, killed_in_batch: int) -> None:
     def kill(step: Step, _: Progress) -> None:
         nonlocal batches
         batches += step is Step.WRITTEN
-        if batches == killed_in_batch:
+        if step is Step.WRITTEN and batches == killed_in_batch:
             os.kill(os.getpid(), signal.SIGKILL)
 
     pipeline.run("caught-up", on_step=kill)

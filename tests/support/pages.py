@@ -1,8 +1,8 @@
 """Follows a page of the documentation as a reader would: saves its files, runs its commands, compares their output.
 
 A block whose info string has a second word, as in ``toml shop.toml``, is a file of that name. In a block ``console``,
-lines after ``$ `` are commands of one shell, and other lines are their output, in which ``...`` is any text. Times, run
-ids, seconds and local addresses may differ; in ``console any-numbers`` all numbers may.
+lines after ``$ `` are commands of one shell, and other lines are their output. A line ``...`` is any number of lines.
+Times, runs, their hosts, seconds and local addresses may differ; in ``console any-numbers`` all numbers may.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOTICE = re.compile(r"^(\[\d+\].*|bash: line \d+: .*Killed.*|Killed)\n", re.MULT
 VARIABLE = (
     (ADDRESS, "ADDRESS"),
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( UTC)?"), "TIME"),
-    (re.compile(r"\d+-[0-9a-f]{8}\b"), "RUN"),
+    (re.compile(r"\d+-[0-9a-f]{8}\b( on \S+)?"), "RUN"),
     (re.compile(r"\b[\d.]+ ?s\b"), "SECONDS"),
 )
 NUMBER = (re.compile(r"\d[\d.,]*"), "NUMBER")
@@ -96,9 +96,9 @@ class Reader:
     def _compare(self, command: str, shown: str, *, any_numbers: bool) -> None:
         printed = self.run(self._here(command))
         self._addresses.update(zip(ADDRESS.findall(shown), ADDRESS.findall(printed), strict=False))
-        pattern = re.escape(comparable(shown, any_numbers=any_numbers)).replace(r"\.\.\.", ".*")
-        told = comparable(printed, any_numbers=any_numbers)
-        assert re.fullmatch(pattern, told, re.DOTALL), f"$ {command}\nprints\n{printed}\nand not\n{shown}"
+        pattern = re.escape(f"{comparable(shown, any_numbers=any_numbers)}\n").replace("\\.\\.\\.\\\n", "(.*\\n)?")
+        actual = f"{comparable(printed, any_numbers=any_numbers)}\n"
+        assert re.fullmatch(pattern, actual, re.DOTALL), f"$ {command}\nprints\n{printed}\nand not\n{shown}"
 
     def _here(self, text: str) -> str:
         """The text with the addresses of this machine in place of those on the page."""
