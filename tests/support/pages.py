@@ -25,7 +25,7 @@ NOTICE = re.compile(r"^(\[\d+\].*|bash: line \d+: .*Killed.*|Killed)\n", re.MULT
 """What a shell says of background jobs and killed processes, which depends on whether it has a terminal."""
 VARIABLE = (
     (ADDRESS, "ADDRESS"),
-    (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( UTC)?"), "TIME"),
+    (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( UTC)?|\d\d [A-Z][a-z]{2} \d\d:\d\d"), "TIME"),
     (re.compile(r"\d+-[0-9a-f]{8}\b( on \S+)?"), "RUN"),
     (re.compile(r"\b[\d.]+ ?s\b"), "SECONDS"),
 )
