@@ -311,6 +311,16 @@ def test_the_decimals_of_one_batch_of_dicts_do_not_limit_the_total(store: Store,
     assert [Decimal(str(n)) for (n,) in rows(url, name, "least")] == [Decimal("0.001")]
 
 
+def test_decimals_with_other_digits_after_the_point_are_compared_exactly(store: Store, url: str) -> None:
+    name = f"t{next(numbers)}"
+    for price in ("9007199254740993.25", "9007199254740993.5", "-9007199254740993.25", "-9007199254740993.5"):
+        with store.begin(lambda: None) as db:
+            row = {"shop": "x", "most": Decimal(price), "least": Decimal(price)}
+            db.write(name, row, key="shop", write="merge", merge={"most": "max", "least": "min"})
+    [(found, _)] = rows(url, name, "most", "least").items()
+    assert [Decimal(str(price)) for price in found] == [Decimal("9007199254740993.5"), Decimal("-9007199254740993.5")]
+
+
 def test_dicts_may_have_columns_that_are_always_null(store: Store, url: str) -> None:
     name = f"t{next(numbers)}"
     merge: dict[str, Any] = {"n": "sum", "price": "sum", "seen": "count", "word": "max", "at": "min", "state": "newest"}

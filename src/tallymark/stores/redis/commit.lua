@@ -25,8 +25,10 @@ end
 local function less(a, b)
   local sign_a, whole_a, part_a = a:match('^(%-?)0*(%d*)%.?(%d*)$')
   local sign_b, whole_b, part_b = b:match('^(%-?)0*(%d*)%.?(%d*)$')
-  if whole_a and whole_b and #part_a == #part_b then
+  if whole_a and whole_b then
     -- Digit by digit: a Lua number would round beyond 2^53.
+    local scale = math.max(#part_a, #part_b)
+    part_a, part_b = part_a .. ('0'):rep(scale - #part_a), part_b .. ('0'):rep(scale - #part_b)
     if sign_a ~= sign_b then return sign_a == '-' end
     if sign_a == '-' then whole_a, part_a, whole_b, part_b = whole_b, part_b, whole_a, part_a end
     if #whole_a ~= #whole_b then return #whole_a < #whole_b end
