@@ -59,6 +59,7 @@ def cache(tmp_path: Path) -> Iterator[Path]:
     tallymark("sandbox", "down", TALLYMARK_CACHE=str(cache))
 
 
+@pytest.mark.faults
 def test_running_totals_survive_kill_9_as_the_tutorial_says(cache: Path, tmp_path: Path) -> None:
     directory = tmp_path / "tutorial"
     directory.mkdir()

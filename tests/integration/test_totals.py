@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +14,9 @@ from tests.support.totals_schedule import Schedule, Weather
 from tests.support.totals_storm import Storm
 
 SHORT = Weather(seconds=1.5, members=2, partitions=4, records=250, acts=8)
-LONG = Weather(seconds=10.0, members=3, partitions=6, records=3_000, acts=40, session=1.5)
+LONG = Weather(seconds=6.0, members=3, partitions=6, records=1_500, acts=25, session=1.5)
 SEED = os.environ.get("TALLYMARK_TOTALS_SEED")
-SEEDS = [int(SEED)] if SEED else [random.randrange(1_000_000) for _ in range(5)]
+SEEDS = [int(SEED)] if SEED else [1, 2, 3, 4, 5]
 Blow = Callable[[str, int, Weather], None]
 
 
@@ -48,7 +47,7 @@ def test_totals_are_right_after_a_short_storm(kind: str, seed: int, storm: Blow)
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("kind", ["postgresql", "mariadb", "sqlite", "redis"])
 def test_totals_are_right_after_a_long_storm(kind: str, seed: int, storm: Blow) -> None:
-    storm(kind, SEEDS[seed % len(SEEDS)], LONG)
+    storm(kind, seed, LONG)
