@@ -155,10 +155,12 @@ class Reset:
 
         def decide(positions: Mapping[Partition, Position], runs: Sequence[Run]) -> PositionChanges:
             plan = self._reaching(seen, positions).plan(positions)
-            empties = consent(plan)
             if not take_over:
-                check_idle(plan, runs, now, everyone=bool(empties))
+                check_idle(plan, runs, now)
                 check_unmoved(seen, plan)
+            empties = consent(plan)
+            if empties and not take_over:
+                check_idle(plan, runs, now, everyone=True)
             done(plan)
             return changes(plan, reason, empties)
 
