@@ -17,6 +17,7 @@ from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import OFFSET, TIMESTAMP, Refusal, Staged, TableSpec, check_unmerged
 from tallymark.errors import BadInput, BatchTooLarge, TooManyDead
 from tallymark.kafka.source import Kafka, is_pattern
+from tallymark.spark.aggregates import unmergeable
 from tallymark.spark.decode import RECORD
 from tallymark.spark.errors import FunctionFailed, explained
 from tallymark.spark.executors import check_reached, stage
@@ -30,7 +31,7 @@ from tallymark.spark.functions import (
     schema_of,
     to_collect,
 )
-from tallymark.spark.plans import Pick, is_row_wise, over_several_records, pick, picked, unmergeable
+from tallymark.spark.plans import Pick, is_row_wise, over_several_records, pick, picked
 from tallymark.spark.scan import leave_out, within
 from tallymark.stores.sql.staging import Stages
 
