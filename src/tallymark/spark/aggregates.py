@@ -1,4 +1,4 @@
-"""Reads from Spark's plans which aggregates of a batch may be merged with those of other batches."""
+"""The aggregates of a batch: which may be merged with those of other batches, and how sums are computed faster."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from tallymark.spark.plans import ROW_WISE, holds, ids, listed, without_names
+from tallymark.spark.java import java_class
+from tallymark.spark.plans import ROW_WISE, holds, ids, listed, of_plan, without_names
 
 AGGREGATES = {
     "sum": ("Sum", "Count", "CountIf"),
@@ -106,3 +107,13 @@ def _keeps_value(cast: Any) -> bool:
     if source.startswith("decimal("):
         return bool(target.startswith("decimal(") and target.endswith(source.partition(",")[2]))
     return (source, target) == ("float", "double")
+
+
+def with_long_sums(rows: DataFrame, most: int) -> DataFrame:
+    """The same rows, computed from at most so many records, with decimals that are added as whole numbers."""
+    plan = rows._jdf.queryExecution().analyzed()
+    # A generator makes any number of rows of a record.
+    if not holds(plan, "Aggregate") or holds(plan, "Generate"):
+        return rows
+    long_sums = java_class(rows.sparkSession, "tallymark.LongSums")(len(str(most)))
+    return of_plan(plan.transformAllExpressions(long_sums), rows.sparkSession)

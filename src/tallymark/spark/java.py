@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from py4j.java_gateway import JavaClass
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
@@ -21,8 +22,14 @@ from tallymark.errors import BadInput, SandboxError
 from tallymark.local.cache import cache_dir, replace_file
 from tallymark.spark.session import is_local
 
-SOURCES = ("JsonDecoder", "Counts", "RecordDecoder")
+SOURCES = ("JsonDecoder", "Counts", "LongSums", "RecordDecoder")
 _loading = threading.Lock()
+
+
+def java_class(spark: SparkSession, name: str) -> Any:
+    """A class by its full name. ``spark._jvm`` looks for a class at each dot of the name, in all jars."""
+    jvm: Any = spark._jvm
+    return JavaClass(name, jvm._gateway_client)
 
 
 def classes(spark: SparkSession) -> Any:

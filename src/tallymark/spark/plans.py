@@ -21,9 +21,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC
+from tallymark.spark.java import java_class
 
 COLUMNS = {"topic": TOPIC, "partition": PARTITION, "offset": OFFSET, "timestamp": TIMESTAMP, DELETED: DELETED}
 NESTED = (T.StructType, T.ArrayType, T.MapType, T.VariantType)
+DATASET = "org.apache.spark.sql.classic.Dataset"
+NAMES_ELIMINATED = [
+    f"org.apache.spark.sql.catalyst.analysis.{rule}" for rule in ("EliminateSubqueryAliases", "EliminateView")
+]
 ROW_WISE = ("Project", "Filter", "Generate")
 """Nodes that compute the rows of each record by itself, and read all records."""
 
@@ -45,13 +50,12 @@ def clone(spark: SparkSession) -> SparkSession:
 
 def bound(frame: DataFrame, session: SparkSession) -> DataFrame:
     """The same rows in another session. Expressions keep the time zone that they were written in."""
-    return _of_plan(frame._jdf.queryExecution().analyzed(), session)
+    return of_plan(frame._jdf.queryExecution().analyzed(), session)
 
 
-def _of_plan(plan: Any, session: SparkSession) -> DataFrame:
+def of_plan(plan: Any, session: SparkSession) -> DataFrame:
     # PySpark has no API that creates a DataFrame from a plan.
-    jvm: Any = session._jvm
-    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, plan), session)
+    return DataFrame(java_class(session, DATASET).ofRows(session._jsparkSession, plan), session)
 
 
 class Selection:
@@ -120,7 +124,7 @@ def with_provenance(result: DataFrame, records: DataFrame) -> DataFrame:
         order = result.sortWithinPartitions(*places.values())
         # Column.alias of PySpark needs nine calls to the JVM.
         columns = [Column(place._jc.alias(alias)) for alias, place in places.items()]
-        return _of_plan(_below_sort(order), records.sparkSession).select(result["*"], *columns)
+        return of_plan(_below_sort(order), records.sparkSession).select(result["*"], *columns)
     except PySparkException:
         return bound(result, records.sparkSession)
 
@@ -218,9 +222,10 @@ def _windowed(plan: Any) -> set[int]:
 
 def without_names(rows: DataFrame) -> Any:
     """The analyzed plan without subquery aliases and views."""
-    jvm: Any = rows.sparkSession._jvm
-    analysis = jvm.org.apache.spark.sql.catalyst.analysis
-    return analysis.EliminateView.apply(analysis.EliminateSubqueryAliases.apply(rows._jdf.queryExecution().analyzed()))
+    plan = rows._jdf.queryExecution().analyzed()
+    for rule in NAMES_ELIMINATED:
+        plan = java_class(rows.sparkSession, rule).apply(plan)
+    return plan
 
 
 def ids(plan: Any) -> list[int]:

@@ -26,6 +26,7 @@ from tallymark.errors import ReadFailed
 from tallymark.formats import json as formats
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import Kafka
+from tallymark.spark.aggregates import with_long_sums
 from tallymark.spark.counting import Counted, count, counted
 from tallymark.spark.decode import RAW, RECORD, SparkDecoder
 from tallymark.spark.errors import FunctionFailed, explained
@@ -88,6 +89,8 @@ class Tasks:
         frames = {spec: self._shaper.frame(spec, function, records) for spec, function in self._shaper.tables}
         if not all(is_single_pass(frame, records) for frame in frames.values()):
             return None
+        offsets = sum(map(len, spans))
+        frames = {spec: with_long_sums(frame, offsets) for spec, frame in frames.items()}
         # A function may have read records already, so the cache and the counts begin here.
         decode.counts.reset()
         try:

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tallymark.errors import BadInput
 from tallymark.spark.errors import first_line
-from tallymark.spark.plans import without_names
+from tallymark.spark.plans import of_plan, without_names
 
 VIEW = "records"
 CTE_POLICY = "spark.sql.legacy.ctePrecedencePolicy"
@@ -27,7 +27,7 @@ def select(sql: str, records: DataFrame, where: str) -> DataFrame:
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
     spark, sql = records.sparkSession, sql.strip().removesuffix(";")
     try:
-        return _without_names(spark, _analyzed(spark, sql, records))
+        return of_plan(without_names(_analyzed(spark, sql, records)), spark)
     except PySparkException as error:
         raise BadInput(f"{where}: {first_line(error)}") from None
 
@@ -44,9 +44,3 @@ def _analyzed(spark: SparkSession, sql: str, records: DataFrame) -> DataFrame:
     finally:
         spark.conf.set(CTE_POLICY, before or "CORRECTED")
         spark.catalog.dropTempView(VIEW)
-
-
-def _without_names(spark: SparkSession, rows: DataFrame) -> DataFrame:
-    jvm: Any = spark._jvm
-    dataset = jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, without_names(rows))
-    return DataFrame(dataset, spark)

@@ -532,12 +532,20 @@ public final class JsonDecoder implements Serializable {
     /** A DECIMAL. */
     static final class Exact extends Type {
         private static final int MOST_EXPONENT_DIGITS = 3;
+        /** Characters of a number whose digits a long holds. */
+        private static final int MOST_FAST = 18;
         private final int precision;
         private final int scale;
+        private final long most;
 
         Exact(int precision, int scale) {
             this.precision = precision;
             this.scale = scale;
+            long limit = 1;
+            for (int n = 0; n < Math.min(precision, 18); n++) {
+                limit *= 10;
+            }
+            most = limit - 1;
         }
 
         Object read(Parser parser) {
@@ -551,6 +559,12 @@ public final class JsonDecoder implements Serializable {
             } else {
                 int start = parser.at;
                 parser.number();
+                if (parser.at - start <= MOST_FAST) {
+                    Decimal found = fast(parser.bytes, start, parser.at);
+                    if (found != null) {
+                        return found;
+                    }
+                }
                 text = parser.text(start);
             }
             check(text);
@@ -559,6 +573,34 @@ public final class JsonDecoder implements Serializable {
                 throw Unfit.IT;
             }
             return Decimal.apply(new scala.math.BigDecimal(number), precision, scale);
+        }
+
+        /** A short number without an exponent and with no more digits after the point than the scale; else null. */
+        private Decimal fast(byte[] bytes, int start, int end) {
+            boolean negative = bytes[start] == '-';
+            long digits = 0;
+            int fraction = -1;
+            for (int n = negative ? start + 1 : start; n < end; n++) {
+                byte next = bytes[n];
+                if (next >= '0' && next <= '9') {
+                    digits = digits * 10 + (next - '0');
+                    fraction = fraction < 0 ? fraction : fraction + 1;
+                } else if (next == '.') {
+                    fraction = 0;
+                } else {
+                    return null;
+                }
+            }
+            for (int n = Math.max(fraction, 0); n < scale; n++) {
+                if (digits > Long.MAX_VALUE / 10) {
+                    return null;
+                }
+                digits *= 10;
+            }
+            if (fraction > scale || digits > most) {
+                return null;
+            }
+            return Decimal.createUnsafe(negative ? -digits : digits, precision, scale);
         }
 
         /** Refuses what Java accepts beyond docs/json.md: long exponents and digits of other scripts. */
