@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,9 @@ def loaded(spark: SparkSession) -> None:
 
 
 def whole_numbers_are_added(frame: DataFrame) -> bool:
-    return "sum(UnscaledValue" in frame._jdf.queryExecution().optimizedPlan().toString()
+    return (
+        re.search(r"sum\((distinct )?UnscaledValue", frame._jdf.queryExecution().optimizedPlan().toString()) is not None
+    )
 
 
 @pytest.mark.parametrize("aggregates", AGGREGATES)
