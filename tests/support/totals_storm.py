@@ -124,10 +124,12 @@ class Storm:
             self.topics.send_to(self.topic, partition, values)
 
     def _skip(self, shifts: Mapping[int, int]) -> None:
-        """An operator moves positions forward, although the group is running."""
+        """An operator moves positions forward, although the group is running. A partition may have none yet."""
         store = open_store(self.url)
         try:
-            for partition, shift in shifts.items():
+            known = store.positions(self.group).get(self.group, []) if store.has_ledger() else []
+            there = {position.partition.number for position in known}
+            for partition, shift in ((number, shift) for number, shift in shifts.items() if number in there):
                 aim = Aim("shift", f"--shift-by {shift}", shift)
                 scope = [f"{self.topic}:{partition}"]
                 try:
