@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tallymark.core.skip_ahead import SkipAhead
     from tallymark.core.spans import Tally
     from tallymark.core.start import Start
+    from tallymark.core.tls import Tls
     from tallymark.errors import (
         AccessDenied,
         BadInput,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
         Unreachable,
     )
     from tallymark.formats.value import Bytes, Json
-    from tallymark.kafka.cluster import Sasl, Tls
+    from tallymark.kafka.cluster import Sasl
     from tallymark.kafka.membership import Group, Standalone
     from tallymark.kafka.source import Kafka
     from tallymark.produce.delivery import Metadata
@@ -110,7 +111,7 @@ _ELSEWHERE = {
     "Standalone": "kafka.membership",
     "Start": "core.start",
     "Tally": "core.spans",
-    "Tls": "kafka.cluster",
+    "Tls": "core.tls",
     "Transaction": "stores.transaction",
 }
 """The module of every public name that is not an error. It is imported when the name is first used."""

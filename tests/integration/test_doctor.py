@@ -13,8 +13,9 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from sqlalchemy.engine import make_url
 
 from tallymark.core.claims import FirstClaim, PositionChanges
+from tallymark.core.tls import Tls
 from tallymark.kafka.brokers import Brokers
-from tallymark.kafka.cluster import Cluster, Sasl, Tls
+from tallymark.kafka.cluster import Cluster, Sasl
 from tallymark.local.sandbox.cluster import KafkaCluster
 from tallymark.operate.doctor import cluster as asking
 from tallymark.operate.doctor.examine import Patient, examine

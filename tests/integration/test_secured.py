@@ -13,9 +13,10 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import tallymark as tm
+from tallymark.core.tls import Tls
 from tallymark.errors import AccessDenied, TallymarkError, Unreachable
 from tallymark.kafka.brokers import Brokers
-from tallymark.kafka.cluster import Cluster, Sasl, Tls
+from tallymark.kafka.cluster import Cluster, Sasl
 from tests.support import databases
 from tests.support.command import in_process
 from tests.support.pipelines import ORDERS, copied

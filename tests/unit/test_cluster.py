@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import tallymark as tm
+from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
-from tallymark.kafka.cluster import Cluster, Sasl, Tls, warn
+from tallymark.kafka.cluster import Cluster, Sasl, warn
 from tallymark.spark import access
 
 SECRET = 'ca"n\\ary\nü'

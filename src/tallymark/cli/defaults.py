@@ -13,7 +13,8 @@ from tallymark.core.credentials import assumed
 from tallymark.errors import BadInput
 
 if TYPE_CHECKING:
-    from tallymark.kafka.cluster import Sasl, Tls
+    from tallymark.core.tls import Tls
+    from tallymark.kafka.cluster import Sasl
 
 FILE, VARIABLE = "tallymark.toml", "TALLYMARK_CONFIG"
 WAYS_IN = ("TALLYMARK_SASL_", "TALLYMARK_TLS")

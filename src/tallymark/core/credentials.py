@@ -8,6 +8,8 @@ from pathlib import Path
 from tallymark.errors import BadInput
 
 PREFIX, IN_FILE = "TALLYMARK_", "_FILE"
+NO = ("no", "off", "false", "0")
+YES = ("yes", "on", "true", "1")
 assumed: dict[str, str] = {}
 """Variables that count as set in this process, but not in the environment, which child processes inherit."""
 
@@ -15,6 +17,16 @@ assumed: dict[str, str] = {}
 def variable(name: str) -> str | None:
     """Return the value of ``TALLYMARK_<name>``. An empty variable counts as not set."""
     return os.environ.get(f"{PREFIX}{name}") or assumed.get(f"{PREFIX}{name}") or None
+
+
+def switch(name: str) -> bool | None:
+    """Return whether ``TALLYMARK_<name>`` is on; None if it is not set."""
+    value = variable(name)
+    if value is None:
+        return None
+    if value.lower() not in (*YES, *NO):
+        raise BadInput(f"{PREFIX}{name}={value} is not known; write on or off")
+    return value.lower() in YES
 
 
 def from_environment(name: str) -> str | None:

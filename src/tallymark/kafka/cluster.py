@@ -6,15 +6,14 @@ They apply to both clients. This module converts them for librdkafka, ``spark.ac
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
-from tallymark.core.credentials import from_environment, read_secret, variable
+from tallymark.core.credentials import from_environment, read_secret, switch, variable
+from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
 
 log = logging.getLogger(__name__)
@@ -36,8 +35,6 @@ LOADS_CODE = {
 """Settings that are refused because they make a client load code or run commands."""
 HARMLESS = ("ssl.cipher.suites", "ssl.curves.list", "ssl.sigalgs.list")
 _SECURITY = ("security.", "sasl.", "ssl.", "enable.ssl.")
-_NO = ("no", "off", "false", "0")
-_YES = ("yes", "on", "true", "1")
 
 
 @dataclass(frozen=True)
@@ -103,53 +100,6 @@ class Sasl:
 
 
 @dataclass(frozen=True)
-class Tls:
-    """TLS with verification of the brokers' certificates: ``Tls(ca="ca.pem")``.
-
-    ``Tls()`` trusts the certificate authorities of the system. ``cert`` and ``key`` are the client certificate, for
-    brokers that require it. All files are PEM.
-    """
-
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-    key_password: str | None = field(default=None, repr=False)
-    verify_hostname: bool = True
-
-    def __post_init__(self) -> None:
-        if bool(self.cert) != bool(self.key):
-            raise BadInput("Tls() needs cert= and key= together")
-        for name, path in (("ca", self.ca), ("cert", self.cert), ("key", self.key)):
-            if path and "-----BEGIN" in path:
-                raise BadInput(f"Tls({name}=...) is the text of a PEM file; write it to a file and give its path")
-            if path and not os.access(path, os.R_OK):
-                raise BadInput(f"Tls({name}={path!r}): the file can't be read; check the path and its permissions")
-            if path and "-----BEGIN " not in Path(path).read_text(errors="replace"):
-                raise BadInput(f"Tls({name}={path!r}) is not a PEM file; convert it with openssl")
-
-    @classmethod
-    def from_environment(cls, *, implied: bool = False) -> Tls | None:
-        """From TALLYMARK_TLS_CA, _CERT, _KEY, _KEY_PASSWORD or _KEY_PASSWORD_FILE, and _VERIFY_HOSTNAME."""
-        names = ("TLS_CA", "TLS_CERT", "TLS_KEY")
-        ca, cert, key = map(variable, names)
-        if not (implied or _switch("TLS") or ca or cert or key):
-            return None
-        verify = _switch("TLS_VERIFY_HOSTNAME") is not False
-        return cls(ca, cert, key, from_environment("TLS_KEY_PASSWORD"), verify)
-
-    def settings(self) -> dict[str, str]:
-        """Return the settings for librdkafka."""
-        settings = {
-            "ssl.ca.location": self.ca,
-            "ssl.certificate.location": self.cert,
-            "ssl.key.location": self.key,
-            "ssl.key.password": self.key_password,
-            "ssl.endpoint.identification.algorithm": "https" if self.verify_hostname else "none",
-        }
-        return {name: value for name, value in settings.items() if value}
-
-
-@dataclass(frozen=True)
 class Cluster:
     """The addresses of a cluster, with authentication and encryption.
 
@@ -168,7 +118,7 @@ class Cluster:
         security, tls = self.security, self.tls
         if security is None and tls is None:
             security = Sasl.from_environment()
-            tls = False if _switch("TLS") is False else Tls.from_environment(implied=security is not None)
+            tls = False if switch("TLS") is False else Tls.from_environment(implied=security is not None)
         if tls is True or (tls is None and security is not None):
             tls = Tls()
         object.__setattr__(self, "security", security)
@@ -205,7 +155,7 @@ class Cluster:
         return {
             "bootstrap.servers": self.brokers,
             "security.protocol": self.protocol,
-            **(self.line.settings() if self.line else {}),
+            **(_line_settings(self.line) if self.line else {}),
             **(self.security.settings() if self.security else {}),
         }
 
@@ -226,10 +176,12 @@ def check_settings(settings: Mapping[str, Any], refused: Mapping[str, str], wher
             raise BadInput(f"{where}: {name} can't be set: {why}")
 
 
-def _switch(name: str) -> bool | None:
-    value = variable(name)
-    if value is None:
-        return None
-    if value.lower() not in (*_YES, *_NO):
-        raise BadInput(f"TALLYMARK_{name}={value} is not known; write on or off")
-    return value.lower() in _YES
+def _line_settings(tls: Tls) -> dict[str, str]:
+    settings = {
+        "ssl.ca.location": tls.ca,
+        "ssl.certificate.location": tls.cert,
+        "ssl.key.location": tls.key,
+        "ssl.key.password": tls.key_password,
+        "ssl.endpoint.identification.algorithm": "https" if tls.verify_hostname else "none",
+    }
+    return {name: value for name, value in settings.items() if value}

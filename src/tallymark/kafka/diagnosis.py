@@ -14,8 +14,9 @@ import socket
 import ssl
 from typing import Any
 
+from tallymark.core.tls import Tls
 from tallymark.errors import AccessDenied, TallymarkError, Unreachable, Verdict, verdicts
-from tallymark.kafka.cluster import Cluster, Tls
+from tallymark.kafka.cluster import Cluster
 
 ENCRYPTED = "the broker requires TLS: set tls=Tls(...)"
 REFUSED = "the broker requires a client certificate: set Tls(cert=..., key=...)"

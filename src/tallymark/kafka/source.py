@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
 from tallymark.formats.value import Bytes, Json
-from tallymark.kafka.cluster import Cluster, Sasl, Tls, check_settings
+from tallymark.kafka.cluster import Cluster, Sasl, check_settings
 
 PATTERN = "^"
 """Prefix of topic patterns, as in librdkafka."""

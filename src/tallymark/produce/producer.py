@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka import Producer as Client
 
+from tallymark.core.tls import Tls
 from tallymark.errors import BadInput, BufferFull, NotDelivered, StillWaiting, TallymarkError
 from tallymark.kafka.brokers import connect
-from tallymark.kafka.cluster import Cluster, Sasl, Tls
+from tallymark.kafka.cluster import Cluster, Sasl
 from tallymark.produce.delivery import WAIT_SECONDS, Delivery, Interceptors, Metadata, OnDelivery, Reports, Statistics
 from tallymark.produce.pump import FORKED, Pump, still_open
 from tallymark.produce.settings import (

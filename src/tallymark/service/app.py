@@ -14,9 +14,10 @@ from tallymark.core.journal import LetterQuery
 from tallymark.core.progress import OnStep, ignore
 from tallymark.core.retry import Background
 from tallymark.core.spans import Tally
+from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
 from tallymark.formats.value import Bytes, Json
-from tallymark.kafka.cluster import Cluster, Sasl, Tls
+from tallymark.kafka.cluster import Cluster, Sasl
 from tallymark.kafka.source import Kafka
 from tallymark.produce.producer import Producer
 from tallymark.produce.template import Lazy, Template

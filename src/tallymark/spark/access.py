@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
-from tallymark.kafka.cluster import OAUTHBEARER, Cluster, Sasl, Tls
+from tallymark.kafka.cluster import OAUTHBEARER, Cluster, Sasl
 
 _MODULES = {
     "PLAIN": "org.apache.kafka.common.security.plain.PlainLoginModule",

@@ -22,8 +22,9 @@ from tallymark.core.retention import Retention
 from tallymark.core.retry import PATIENCE
 from tallymark.core.skip_ahead import SkipAhead
 from tallymark.core.tables import Write
+from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
-from tallymark.kafka.cluster import Sasl, Tls
+from tallymark.kafka.cluster import Sasl
 from tallymark.kafka.membership import Group
 from tallymark.run.commit import Delivery
 from tallymark.run.setup import Settings
