@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         UnknownPartition,
         Unreachable,
     )
-    from tallymark.formats.value import Bytes, Json
+    from tallymark.formats.value import Avro, Bytes, Json, Registry
     from tallymark.kafka.cluster import Sasl
     from tallymark.kafka.membership import Group, Standalone
     from tallymark.kafka.source import Kafka
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AccessDenied",
     "App",
+    "Avro",
     "BadInput",
     "Batch",
     "Budget",
@@ -72,6 +73,7 @@ __all__ = [
     "RecordTooLarge",
     "Records",
     "RecordsLost",
+    "Registry",
     "Retention",
     "Retry",
     "Sasl",
@@ -89,6 +91,7 @@ __all__ = [
 
 _ELSEWHERE = {
     "App": "service.app",
+    "Avro": "formats.value",
     "Batch": "service.batch",
     "Budget": "core.budget",
     "Bytes": "formats.value",
@@ -104,6 +107,7 @@ _ELSEWHERE = {
     "Producer": "produce.producer",
     "Record": "service.batch",
     "Records": "service.batch",
+    "Registry": "formats.value",
     "Retention": "core.retention",
     "Sasl": "kafka.cluster",
     "Sink": "spark.sink",

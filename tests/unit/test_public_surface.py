@@ -10,6 +10,7 @@ def test_the_public_names_are_these() -> None:
     assert tallymark.__all__ == [
         "AccessDenied",
         "App",
+        "Avro",
         "BadInput",
         "Batch",
         "Budget",
@@ -34,6 +35,7 @@ def test_the_public_names_are_these() -> None:
         "RecordTooLarge",
         "Records",
         "RecordsLost",
+        "Registry",
         "Retention",
         "Retry",
         "Sasl",

@@ -1,10 +1,88 @@
-"""Declarations of value formats: JSON or bytes."""
+"""Declarations of value formats: JSON, Avro or bytes, and the schema registry that Avro schemas come from."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import SplitResult, urlsplit
 
+from tallymark.core.credentials import from_environment, read_secret, variable
+from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
+
+Part = Literal["key", "value"]
+"""The two parts of a record that have a schema."""
+_CREDENTIALS = ("username", "password", "password_file", "token", "token_file")
+_ASK = "REGISTRY_"
+
+
+@dataclass(frozen=True)
+class Registry:
+    """A schema registry with Confluent's REST API: ``Registry("https://registry:8081", username="shop", ...)``.
+
+    ``url`` may be several addresses of one registry, separated by commas; they are tried in turn. A login is a
+    ``username`` with ``password`` or ``password_file``, or a bearer ``token`` or ``token_file``. Without a login, it
+    comes from the environment (TALLYMARK_REGISTRY_USERNAME, _PASSWORD, _PASSWORD_FILE, _TOKEN, _TOKEN_FILE); without
+    ``tls``, the certificate authority comes from TALLYMARK_REGISTRY_CA, or from the system.
+    """
+
+    url: str
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    password_file: str | None = None
+    token: str | None = field(default=None, repr=False)
+    token_file: str | None = None
+    tls: Tls | None = None
+
+    def __post_init__(self) -> None:
+        parts = [_address(part) for part in self.url.split(",")]
+        object.__setattr__(self, "url", ",".join(part.geturl() for part in parts))
+        encrypted = all(part.scheme == "https" for part in parts)
+        if self.tls is not None and not encrypted:
+            raise BadInput(f"Registry({self.url!r}): tls= needs an address that starts with https://")
+        if not any(getattr(self, name) for name in _CREDENTIALS):
+            self._log_in_from_environment()
+        self._check_login()
+        if encrypted and self.tls is None and (ca := variable(f"{_ASK}CA")):
+            object.__setattr__(self, "tls", Tls(ca=ca))
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses, without a slash at the end."""
+        return self.url.split(",")
+
+    def password_text(self) -> str:
+        """Return the password; its file is read again each time, because it may have been replaced."""
+        return read_secret(self.password_file, "password_file") if self.password_file else self.password or ""
+
+    def token_text(self) -> str | None:
+        """Return the bearer token, if there is one; its file is read again each time, because tokens expire."""
+        return read_secret(self.token_file, "token_file") if self.token_file else self.token
+
+    def _log_in_from_environment(self) -> None:
+        # ``from_environment`` raises if a secret and its file are both set.
+        for name in ("password", "token"):
+            secret, file = from_environment(f"{_ASK}{name.upper()}"), variable(f"{_ASK}{name.upper()}_FILE")
+            object.__setattr__(self, f"{name}_file", file)
+            object.__setattr__(self, name, None if file else secret)
+        object.__setattr__(self, "username", variable(f"{_ASK}USERNAME"))
+
+    def _check_login(self) -> None:
+        name = f"Registry({self.url!r})"
+        if self.password and self.password_file:
+            raise BadInput(f"{name}: password= and password_file= are both given; keep one of them")
+        if self.token and self.token_file:
+            raise BadInput(f"{name}: token= and token_file= are both given; keep one of them")
+        if self.username and (self.token or self.token_file):
+            raise BadInput(f"{name}: username= and token= are both given; keep one of the two logins")
+        if bool(self.username) != bool(self.password or self.password_file):
+            raise BadInput(f"{name}: a login needs username= and either password= or password_file=")
+        if self.username and ":" in self.username:
+            raise BadInput(f"{name}: username= contains a colon, which HTTP does not allow; correct it")
+        self.password_text()
+        self.token_text()
 
 
 @dataclass(frozen=True)
@@ -12,10 +90,12 @@ class Json:
     """Values are JSON objects with the fields of a Spark DDL schema: ``id BIGINT, customer STRING, at TIMESTAMP``.
 
     A value that is not a JSON object, or has a field of another type, becomes a dead letter. Fields that are not in the
-    schema are ignored; missing fields are NULL.
+    schema are ignored; missing fields are NULL. With ``framed``, values have the framing of a schema registry: the
+    magic byte and the id of their schema precede the text.
     """
 
     schema: str
+    framed: bool = False
 
     def __post_init__(self) -> None:
         if not self.schema.strip():
@@ -23,5 +103,96 @@ class Json:
 
 
 @dataclass(frozen=True)
+class Avro:
+    """Values are Avro, with the ids of their schemas: ``Avro("https://registry:8081")``.
+
+    ``schema`` is the reader's schema, as JSON text or the path of a file; without it, the latest schema of ``subject``
+    is used, which is ``<topic>-value`` (for keys ``<topic>-key``) unless it is given. ``ids`` says where a record has
+    the id of the schema that it was written with: in the first five bytes of the value, or in a header. Without a
+    registry, every value is a plain Avro body of ``schema``.
+
+    A producer writes with ``schema``, or without it with the latest one. ``register=True`` registers ``schema`` if
+    the subject does not have it.
+    """
+
+    registry: str | Registry | None = None
+    schema: str | None = field(default=None, repr=False)
+    subject: str | None = None
+    ids: Literal["values", "headers"] = "values"
+    register: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.registry, str):
+            object.__setattr__(self, "registry", Registry(self.registry))
+        if self.schema is not None:
+            object.__setattr__(self, "schema", _schema_text(self.schema))
+        if self.registry is None and self.schema is None:
+            raise BadInput("Avro() needs registry= or schema=, such as Avro('https://registry:8081')")
+        if self.ids not in ("values", "headers"):
+            raise BadInput(f"Avro(ids={self.ids!r}) is not known; write 'values' or 'headers'")
+        if self.registry is None and (self.subject or self.register or self.ids == "headers"):
+            raise BadInput("Avro(): subject=, ids='headers' and register= need registry=, the address of the registry")
+        if self.register and self.schema is None:
+            raise BadInput("Avro(register=True) needs schema=, the schema to register")
+
+    @property
+    def server(self) -> Registry | None:
+        """The registry, also if it was given as text."""
+        return self.registry if isinstance(self.registry, Registry) else None
+
+    def subject_of(self, topic: str, part: Part = "value") -> str:
+        """Return the subject whose schemas the keys or values of a topic have."""
+        return self.subject or f"{topic}-{part}"
+
+
+@dataclass(frozen=True)
 class Bytes:
     """Values are not decoded: ``value`` is BINARY."""
+
+
+Format = Json | Avro | Bytes
+
+
+def _address(text: str) -> SplitResult:
+    # The refused text is not shown, because it may contain a password.
+    usage = "write it like https://registry:8081"
+    try:
+        parts = urlsplit(text.strip().rstrip("/"))
+        parts.port  # noqa: B018 - raises for an invalid port
+    except ValueError:
+        raise BadInput(f"Registry(): the address of the registry can't be read; {usage}") from None
+    if "@" in parts.netloc:
+        raise BadInput(
+            "Registry(): the address contains a user or a password; use username= and password_file=, or "
+            f"TALLYMARK_{_ASK}USERNAME and TALLYMARK_{_ASK}PASSWORD_FILE"
+        )
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise BadInput(f"Registry(): the address of the registry does not start with https:// or http://; {usage}")
+    if parts.query or parts.fragment or any(sign <= " " for sign in parts.geturl()):
+        raise BadInput(f"Registry(): the address of the registry has a query, a fragment or a space; {usage}")
+    return parts
+
+
+def _schema_text(given: str) -> str:
+    """Return the schema as JSON text, from the text itself or from the file that it names."""
+    text = given.strip()
+    if not text.startswith(("{", "[", '"')):
+        text = _schema_file(text)
+    try:
+        parsed: Any = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise BadInput(f"Avro(schema=...) is not JSON: {why}; write an Avro schema, or the path of its file") from None
+    if not isinstance(parsed, (dict, list, str)):
+        raise BadInput("Avro(schema=...) is not an Avro schema; write a JSON object, a union or the name of a type")
+    return text
+
+
+def _schema_file(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8-sig").strip()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8 text"
+        raise BadInput(
+            f"Avro(schema={path!r}): the file can't be read: {reason}; give the path of an Avro schema, or its JSON text"
+        ) from None
