@@ -59,7 +59,10 @@ class Registry:
 
     def token_text(self) -> str | None:
         """Return the bearer token, if there is one; its file is read again each time, because tokens expire."""
-        return read_secret(self.token_file, "token_file") if self.token_file else self.token
+        token = read_secret(self.token_file, "token_file") if self.token_file else self.token
+        if token and not (token.isascii() and token.isprintable()):
+            raise BadInput(f"Registry({self.url!r}): the token has signs that HTTP does not allow; correct it")
+        return token
 
     def _log_in_from_environment(self) -> None:
         # ``from_environment`` raises if a secret and its file are both set.
@@ -168,8 +171,8 @@ def _address(text: str) -> SplitResult:
         )
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise BadInput(f"Registry(): the address of the registry does not start with https:// or http://; {usage}")
-    if parts.query or parts.fragment or any(sign <= " " for sign in parts.geturl()):
-        raise BadInput(f"Registry(): the address of the registry has a query, a fragment or a space; {usage}")
+    if parts.query or parts.fragment or not text.strip().isascii() or any(sign <= " " for sign in parts.geturl()):
+        raise BadInput(f"Registry(): the address has a query, a fragment, or signs that URLs do not have; {usage}")
     return parts
 
 

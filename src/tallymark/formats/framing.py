@@ -1,0 +1,165 @@
+"""Separates keys and values from the ids of the schemas that they were written with, as Confluent's clients write them.
+
+In the framing of a schema registry, a content starts with the magic byte 0 and the id of its schema, four bytes in
+network order. With ids in headers, a header has either these five bytes, or the byte 1 and the 16 bytes of the
+schema's GUID, and the content has no prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tallymark.formats.value import Part
+
+Id = int | str
+"""The number of a schema, or its GUID."""
+HEADERS: Mapping[Part, str] = {"key": "__key_schema_id", "value": "__value_schema_id"}
+ID, GUID = 0, 1
+"""The magic bytes before a number and before a GUID."""
+PREFIX, GUID_PREFIX = 5, 17
+NONE = -1
+Codes = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Identified:
+    """Contents without their framing, and the ids of their schemas.
+
+    ``ids`` are the distinct ids, and ``codes`` has the index of each content's id in it. ``errors`` maps the rows
+    without a readable id to errors. In these rows, and in those of tombstones, the code is -1 and the body NULL.
+    """
+
+    bodies: pa.BinaryArray
+    ids: tuple[Id, ...]
+    codes: Codes
+    errors: Mapping[int, str]
+
+    def rows_of(self, at: int) -> npt.NDArray[np.int64]:
+        """Return the rows whose id is ``ids[at]``."""
+        return np.flatnonzero(self.codes == at)
+
+
+def framed(contents: pa.Array | pa.ChunkedArray) -> Identified:
+    """Take the ids from the first five bytes of contents."""
+    contents = _whole(contents)
+    starts, lengths, data = _parts(contents)
+    present = _mask(contents.is_valid())
+    numbers = np.zeros(len(contents), np.int32)
+    good = present & (lengths >= PREFIX)
+    prefixes = data[starts[good][:, None] + np.arange(PREFIX)]
+    numbers[good] = np.ascontiguousarray(prefixes[:, 1:]).view(">i4").reshape(-1)
+    good[good] = prefixes[:, 0] == ID
+    bad = np.flatnonzero(present & ~good)
+    encoded = pa.array(numbers, mask=~good).dictionary_encode()
+    return Identified(
+        _without(pc.binary_slice(contents, PREFIX), bad),
+        tuple(encoded.dictionary.to_pylist()),
+        _codes(encoded.indices),
+        {int(row): framing_error(contents[int(row)].as_py()) for row in bad},
+    )
+
+
+def in_headers(
+    contents: pa.Array | pa.ChunkedArray, headers: pa.Array | pa.ChunkedArray, part: Part = "value"
+) -> Identified:
+    """Take the ids from headers, which are a list of structs with ``key`` and ``value`` for each record."""
+    contents = _whole(contents)
+    encoded = _last(_whole(headers), HEADERS[part]).dictionary_encode()
+    known = [_header_id(header) for header in encoded.dictionary.to_pylist()]
+    ids = tuple(dict.fromkeys(id for id in known if id is not None))
+    # The last is the code of records without such a header, which have the code -1.
+    renumbered = np.array([NONE if id is None else ids.index(id) for id in known] + [NONE], np.int32)
+    codes = renumbered[_codes(encoded.indices)]
+    present = _mask(contents.is_valid())
+    codes[~present] = NONE
+    bad = np.flatnonzero(present & (codes == NONE))
+    errors = {int(row): header_error(encoded[int(row)].as_py(), part) for row in bad}
+    return Identified(_without(contents, bad), ids, codes, errors)
+
+
+def framing_error(content: bytes) -> str:
+    """Say why a content is not in the framing of a registry."""
+    if content[:1] == bytes([ID]) or not content:
+        return f"has {len(content)} bytes: the registry's framing needs the magic byte 0 and four bytes of an id"
+    return f"starts with {content[:1].hex()} instead of the magic byte 0: the value is not in the registry's framing"
+
+
+def header_error(header: bytes | None, part: Part = "value") -> str:
+    """Say why a header has no id; None is a header that is missing, or has no value."""
+    name = HEADERS[part]
+    if header is None:
+        return f"the header {name} is missing: it has the id of the schema"
+    usage = "the byte 0 and four bytes of an id, or the byte 1 and 16 bytes of a GUID"
+    if header[:1] in (bytes([ID]), bytes([GUID])):
+        return f"the header {name} has {len(header)} bytes instead of {usage}"
+    return f"the header {name} starts with {header[:1].hex() or 'nothing'} instead of {usage}"
+
+
+def prefix(id: int) -> bytes:
+    """Return the framing of contents with this id; it is also the header's value."""
+    return bytes([ID]) + id.to_bytes(4)
+
+
+def guid_header(guid: str) -> bytes:
+    """Return the header's value for this GUID."""
+    return bytes([GUID]) + UUID(guid).bytes
+
+
+def _header_id(header: bytes) -> Id | None:
+    """Confluent's clients ignore what follows the id; Protobuf's message indexes are there."""
+    if header[:1] == bytes([ID]) and len(header) >= PREFIX:
+        return int.from_bytes(header[1:PREFIX], signed=True)
+    if header[:1] == bytes([GUID]) and len(header) >= GUID_PREFIX:
+        return str(UUID(bytes=header[1:GUID_PREFIX]))
+    return None
+
+
+def _last(headers: pa.ListArray, name: str) -> pa.Array:
+    """Return the value of the last header with this name of each record, as Java's clients read it; NULL without."""
+    pairs = headers.flatten()
+    found = np.flatnonzero(_mask(pc.fill_null(pc.equal(pairs.field("key"), name), False)))
+    last = np.full(len(headers), NONE, np.int64)
+    # Of several assignments to one place, the last one counts.
+    last[np.asarray(pc.list_parent_indices(headers))[found]] = found
+    return pairs.field("value").take(pa.array(last, mask=last == NONE))
+
+
+def _whole(values: pa.Array | pa.ChunkedArray) -> Any:
+    return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+
+
+def _parts(contents: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.uint8]]:
+    """Return where contents start, their lengths, and the bytes of all."""
+    _, offsets, data = contents.buffers()
+    width = np.int64 if pa.types.is_large_binary(contents.type) else np.int32
+    if offsets is None or not len(contents):
+        nothing = np.zeros(len(contents), width)
+        return nothing, nothing, np.zeros(0, np.uint8)
+    bounds = np.frombuffer(offsets, width)[contents.offset : contents.offset + len(contents) + 1]
+    signs = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
+    return bounds[:-1], np.diff(bounds), signs
+
+
+def _mask(values: pa.Array) -> npt.NDArray[np.bool_]:
+    return np.array(values.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _codes(indices: pa.Array) -> Codes:
+    return np.array(pc.fill_null(indices, NONE), np.int32)
+
+
+def _without(contents: pa.Array, rows: Sequence[int] | npt.NDArray[np.int64]) -> pa.Array:
+    """Return the contents with NULL in these rows."""
+    if not len(rows):
+        return contents
+    keep = np.ones(len(contents), np.bool_)
+    keep[rows] = False
+    return pc.if_else(pa.array(keep), contents, None)
