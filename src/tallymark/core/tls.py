@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,3 +45,12 @@ class Tls:
             return None
         verify = switch("TLS_VERIFY_HOSTNAME") is not False
         return cls(ca, cert, key, from_environment("TLS_KEY_PASSWORD"), verify)
+
+    def context(self) -> ssl.SSLContext:
+        """Create the context of connections that Python makes itself. Raises OSError for unusable files."""
+        context = ssl.create_default_context(cafile=self.ca)
+        context.check_hostname = self.verify_hostname
+        if self.cert:
+            # Without a password, OpenSSL would prompt for it on the terminal.
+            context.load_cert_chain(self.cert, self.key, self.key_password or "")
+        return context

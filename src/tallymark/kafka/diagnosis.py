@@ -68,12 +68,11 @@ def _after_handshake(secure: ssl.SSLSocket, cluster: Cluster) -> str:
 
 
 def _context(tls: Tls | None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=tls.ca if tls else None)
-    context.check_hostname = bool(tls and tls.verify_hostname)
-    context.verify_mode = ssl.CERT_REQUIRED if tls else ssl.CERT_NONE
-    if tls and tls.cert:
-        # Without a password, OpenSSL would prompt for it on the terminal.
-        context.load_cert_chain(tls.cert, tls.key, tls.key_password or "")
+    if tls:
+        return tls.context()
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
     return context
 
 

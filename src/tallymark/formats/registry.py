@@ -1,0 +1,256 @@
+"""The schemas of a schema registry, by Confluent's REST API: asked for once, and shared by all threads of a process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeVar
+from urllib.parse import quote, urlsplit
+
+from tallymark.core.retry import PATIENCE, retrying
+from tallymark.errors import BadInput
+from tallymark.formats.registry_http import Missing, RegistryClient, WrongAddress
+from tallymark.formats.value import Registry
+
+log = logging.getLogger(__name__)
+
+Kind = Literal["AVRO", "PROTOBUF", "JSON"]
+KINDS: Mapping[str, Kind] = {"AVRO": "AVRO", "PROTOBUF": "PROTOBUF", "JSON": "JSON"}
+AGAIN_SECONDS = 30.0
+"""How long it takes until the registry is asked again for a schema that it did not have."""
+MOST_UNKNOWN = 10_000
+DEEPEST = 100
+"""Maximum nesting of references."""
+T = TypeVar("T")
+
+
+class Reference(NamedTuple):
+    """A schema that another one uses, by the name that it has there."""
+
+    name: str
+    subject: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Registered:
+    """A schema as it is registered.
+
+    ``id`` is None if the schema was asked for by its GUID, and ``version`` if it was not asked for by its subject.
+    ``references`` are the texts of the schemas that it uses, in an order in which each needs only earlier ones.
+    """
+
+    id: int | None
+    kind: Kind
+    text: str
+    references: tuple[str, ...] = ()
+    version: int | None = None
+    guid: str | None = None
+
+
+class Schemas:
+    """The schemas of one registry. A registry that does not answer is waited for.
+
+    Threads may share it. Errors say in one sentence what the registry refuses; ``Unreachable`` is raised when
+    ``patience`` ends, and after ``stop`` is set.
+    """
+
+    def __init__(self, known: _Known, stop: threading.Event | None, patience: float) -> None:
+        self._known = known
+        self._ask = known.client.ask
+        self._stop = stop
+        self._patience = patience
+
+    @classmethod
+    def of(cls, registry: Registry, stop: threading.Event | None = None, patience: float = PATIENCE) -> Schemas:
+        """Return the schemas of a registry. What it answered before is known to the whole process."""
+        with _forks.lock:
+            known = _forks.registries.get(registry)
+            if known is None:
+                known = _forks.registries[registry] = _Known(registry)
+        return cls(known, stop, patience)
+
+    @property
+    def name(self) -> str:
+        """The registry, for messages."""
+        return self._known.client.name
+
+    def by_id(self, id: int) -> Registered | None:
+        """Return the schema with this id; None if the registry does not have it. Deleted subjects keep their ids."""
+        return None if id < 0 else self._lasting(id, partial(self._by_id, id))
+
+    def by_guid(self, guid: str) -> Registered | None:
+        """Return the schema with this GUID; None if the registry does not have it, or has no GUIDs."""
+        return self._lasting(guid, partial(self._by_guid, guid))
+
+    def latest(self, subject: str) -> Registered:
+        """Return the latest schema of a subject. It is asked for each time."""
+        try:
+            return self._waited(lambda: self._complete(self._ask(f"{_path(subject)}/versions/latest")))
+        except Missing:
+            raise BadInput(
+                f"{self.name} has no schema for subject {subject}: register one, or set subject= or schema= of Avro()"
+            ) from None
+
+    def register(self, subject: str, kind: Kind, text: str, references: Sequence[Reference] = ()) -> Registered:
+        """Register a schema, or return it if the subject has it already."""
+        body = _body(kind, text, references)
+
+        def registered() -> Registered:
+            answer = self._ask(f"{_path(subject)}/versions", body)
+            # Older registries answer only with the id.
+            return self._complete({**body, "schema": text, **_object(answer, self.name)})
+
+        return self._waited(registered)
+
+    def lookup(self, subject: str, kind: Kind, text: str, references: Sequence[Reference] = ()) -> Registered | None:
+        """Return this schema of a subject with its id; None if the subject does not exist, or does not have it."""
+        try:
+            return self._waited(lambda: self._complete(self._ask(_path(subject), _body(kind, text, references))))
+        except Missing:
+            return None
+
+    def _by_id(self, id: int) -> Registered:
+        return self._complete({**_object(self._ask(f"/schemas/ids/{id}"), self.name), "id": id}, of_subject=False)
+
+    def _by_guid(self, guid: str) -> Registered:
+        try:
+            answer = self._ask(f"/schemas/guids/{quote(guid, safe='')}")
+        except WrongAddress as error:
+            # Older registries do not have this path, but they have this one.
+            self._ask("/schemas/types")
+            raise Missing(str(error)) from None
+        return self._complete({**_object(answer, self.name), "id": None, "guid": guid}, of_subject=False)
+
+    def _lasting(self, key: int | str, ask: Callable[[], Registered]) -> Registered | None:
+        """Ask for what never changes: once, and again only if the registry did not have it."""
+        found = self._known.schemas.get(key)
+        return found or self._waited(partial(self._known.once, key, ask))
+
+    def _waited(self, ask: Callable[[], T]) -> T:
+        return retrying(ask, self._stop, self._patience)
+
+    def _complete(self, answer: Any, *, of_subject: bool = True) -> Registered:
+        """Return the schema of an answer, with the texts of its references."""
+        found = _object(answer, self.name)
+        kind, text, id, guid = KINDS.get(found.get("schemaType") or "AVRO"), found.get("schema"), found["id"], found.get("guid")
+        if kind is None or not isinstance(text, str):
+            raise BadInput(f"{self.name} answered with schema {id or guid} of an unknown type, or without its text")
+        texts: dict[tuple[str, int], str] = {}
+        self._add_references(found, texts, ())
+        return Registered(id, kind, text, tuple(texts.values()), found.get("version") if of_subject else None, guid)
+
+    def _add_references(
+        self, answer: Mapping[str, Any], texts: dict[tuple[str, int], str], path: tuple[tuple[str, int], ...]
+    ) -> None:
+        """Add what the schema of an answer uses, after what that uses itself."""
+        for reference in answer.get("references") or ():
+            place = reference["subject"], reference["version"]
+            if place in path or len(path) >= DEEPEST:
+                raise BadInput(
+                    f"{self.name}: the references of subject {place[0]}, version {place[1]}, lead back to it, or are "
+                    "nested too deeply; register schemas without such references"
+                )
+            if place not in texts:
+                used = self._known.version(*place)
+                self._add_references(used, texts, (*path, place))
+                texts[place] = used["schema"]
+
+
+class _Known:
+    """What one registry has answered."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.client = RegistryClient(registry)
+        self.schemas: dict[int | str, Registered] = {}
+        self.lock = threading.Lock()
+        self._unknown: dict[int | str, float] = {}
+        self._versions: dict[tuple[str, int], Mapping[str, Any]] = {}
+        _warn_if_readable(registry)
+
+    def once(self, key: int | str, ask: Callable[[], Registered]) -> Registered | None:
+        """Ask, unless the answer is known. The lock is held, so that several threads ask only once."""
+        with self.lock:
+            if key in self.schemas:
+                return self.schemas[key]
+            if time.monotonic() < self._unknown.get(key, 0.0):
+                return None
+            try:
+                found = ask()
+            except Missing:
+                if len(self._unknown) >= MOST_UNKNOWN:
+                    self._unknown.clear()
+                self._unknown[key] = time.monotonic() + AGAIN_SECONDS
+                return None
+            log.debug("schema received registry=%s id=%s type=%s", self.client.name, key, found.kind)
+            self.schemas[key] = found
+            return found
+
+    def version(self, subject: str, version: int) -> Mapping[str, Any]:
+        """Return the answer for a version of a subject, which never changes. Deleted versions are still referred to."""
+        known = self._versions.get((subject, version))
+        if known is None:
+            try:
+                answer = self.client.ask(f"{_path(subject)}/versions/{version}?deleted=true")
+            except Missing:
+                raise BadInput(
+                    f"{self.client.name} does not have version {version} of subject {subject}, to which another schema "
+                    "refers; register it again"
+                ) from None
+            known = self._versions[subject, version] = _object(answer, self.client.name)
+        return known
+
+
+class _Forks:
+    """The registries of this process. A forked child has the answers, but not the threads that hold the locks."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.registries: dict[Registry, _Known] = {}
+
+    def renew(self) -> None:
+        self.lock = threading.Lock()
+        for known in self.registries.values():
+            known.lock = threading.Lock()
+
+
+_forks = _Forks()
+os.register_at_fork(after_in_child=_forks.renew)
+
+
+def _path(subject: str) -> str:
+    return f"/subjects/{quote(subject, safe='')}"
+
+
+def _body(kind: Kind, text: str, references: Sequence[Reference]) -> dict[str, Any]:
+    # Registries before version 5.5 know no types.
+    body: dict[str, Any] = {"schema": text} if kind == "AVRO" else {"schema": text, "schemaType": kind}
+    if references:
+        body["references"] = [reference._asdict() for reference in references]
+    return body
+
+
+def _object(answer: Any, name: str) -> Mapping[str, Any]:
+    """Check the parts of an answer that are used."""
+    if isinstance(answer, dict) and all(
+        isinstance(answer.get(part), kind) for part, kind in _PARTS.items() if answer.get(part) is not None
+    ):
+        references = answer.get("references") or ()
+        if all(isinstance(one, dict) and {"subject", "version"} <= one.keys() for one in references):
+            return answer
+    raise BadInput(f"{name} answered with JSON that is not a schema: correct the address")
+
+
+_PARTS = {"id": int, "version": int, "schema": str, "schemaType": str, "guid": str, "references": list}
+
+
+def _warn_if_readable(registry: Registry) -> None:
+    login = registry.username or registry.token or registry.token_file
+    hosts = [urlsplit(address) for address in registry.addresses]
+    if login and any(host.scheme == "http" and host.hostname not in ("localhost", "127.0.0.1", "::1") for host in hosts):
+        log.warning("the login is sent without encryption, write https:// registry=%s", registry.url)
