@@ -26,6 +26,8 @@ AGAIN_SECONDS = 30.0
 MOST_UNKNOWN = 10_000
 DEEPEST = 100
 """Maximum nesting of references."""
+Place = tuple[str, int]
+"""A subject and a version."""
 T = TypeVar("T")
 
 
@@ -116,7 +118,7 @@ class Schemas:
             return None
 
     def _by_id(self, id: int) -> Registered:
-        return self._complete({**_object(self._ask(f"/schemas/ids/{id}"), self.name), "id": id}, of_subject=False)
+        return self._complete({**_object(self._ask(f"/schemas/ids/{id}"), self.name), "id": id, "version": None})
 
     def _by_guid(self, guid: str) -> Registered:
         try:
@@ -125,7 +127,7 @@ class Schemas:
             # Older registries do not have this path, but they have this one.
             self._ask("/schemas/types")
             raise Missing(str(error)) from None
-        return self._complete({**_object(answer, self.name), "id": None, "guid": guid}, of_subject=False)
+        return self._complete({**_object(answer, self.name), "version": None, "guid": guid}, has_id=False)
 
     def _lasting(self, key: int | str, ask: Callable[[], Registered]) -> Registered | None:
         """Ask for what never changes: once, and again only if the registry did not have it."""
@@ -135,19 +137,20 @@ class Schemas:
     def _waited(self, ask: Callable[[], T]) -> T:
         return retrying(ask, self._stop, self._patience)
 
-    def _complete(self, answer: Any, *, of_subject: bool = True) -> Registered:
+    def _complete(self, answer: Any, *, has_id: bool = True) -> Registered:
         """Return the schema of an answer, with the texts of its references."""
         found = _object(answer, self.name)
-        kind, text, id, guid = KINDS.get(found.get("schemaType") or "AVRO"), found.get("schema"), found["id"], found.get("guid")
-        if kind is None or not isinstance(text, str):
-            raise BadInput(f"{self.name} answered with schema {id or guid} of an unknown type, or without its text")
-        texts: dict[tuple[str, int], str] = {}
+        kind, text = KINDS.get(found.get("schemaType") or "AVRO"), found.get("schema")
+        if kind is None or text is None or (has_id and found.get("id") is None):
+            raise BadInput(
+                f"{self.name} answered with schema {found.get('id')} of type {found.get('schemaType')}, which has no "
+                "text or no id, or a type that is not known here"
+            )
+        texts: dict[Place, str] = {}
         self._add_references(found, texts, ())
-        return Registered(id, kind, text, tuple(texts.values()), found.get("version") if of_subject else None, guid)
+        return Registered(found.get("id"), kind, text, tuple(texts.values()), found.get("version"), found.get("guid"))
 
-    def _add_references(
-        self, answer: Mapping[str, Any], texts: dict[tuple[str, int], str], path: tuple[tuple[str, int], ...]
-    ) -> None:
+    def _add_references(self, answer: Mapping[str, Any], texts: dict[Place, str], path: tuple[Place, ...]) -> None:
         """Add what the schema of an answer uses, after what that uses itself."""
         for reference in answer.get("references") or ():
             place = reference["subject"], reference["version"]
@@ -170,7 +173,7 @@ class _Known:
         self.schemas: dict[int | str, Registered] = {}
         self.lock = threading.Lock()
         self._unknown: dict[int | str, float] = {}
-        self._versions: dict[tuple[str, int], Mapping[str, Any]] = {}
+        self._versions: dict[Place, Mapping[str, Any]] = {}
         _warn_if_readable(registry)
 
     def once(self, key: int | str, ask: Callable[[], Registered]) -> Registered | None:
@@ -202,7 +205,10 @@ class _Known:
                     f"{self.client.name} does not have version {version} of subject {subject}, to which another schema "
                     "refers; register it again"
                 ) from None
-            known = self._versions[subject, version] = _object(answer, self.client.name)
+            known = _object(answer, self.client.name)
+            if known.get("schema") is None:
+                raise BadInput(f"{self.client.name} answered without the text of version {version} of {subject}")
+            self._versions[subject, version] = known
         return known
 
 
@@ -236,14 +242,18 @@ def _body(kind: Kind, text: str, references: Sequence[Reference]) -> dict[str, A
 
 
 def _object(answer: Any, name: str) -> Mapping[str, Any]:
-    """Check the parts of an answer that are used."""
+    """Check the types of the parts of an answer that are used."""
     if isinstance(answer, dict) and all(
-        isinstance(answer.get(part), kind) for part, kind in _PARTS.items() if answer.get(part) is not None
+        isinstance(answer[part], kind) for part, kind in _PARTS.items() if answer.get(part) is not None
     ):
         references = answer.get("references") or ()
-        if all(isinstance(one, dict) and {"subject", "version"} <= one.keys() for one in references):
+        if all(isinstance(one, dict) and _is_place(one.get("subject"), one.get("version")) for one in references):
             return answer
     raise BadInput(f"{name} answered with JSON that is not a schema: correct the address")
+
+
+def _is_place(subject: Any, version: Any) -> bool:
+    return isinstance(subject, str) and isinstance(version, int)
 
 
 _PARTS = {"id": int, "version": int, "schema": str, "schemaType": str, "guid": str, "references": list}

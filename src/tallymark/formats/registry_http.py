@@ -8,7 +8,9 @@ import ssl
 import time
 from base64 import b64encode
 from collections.abc import Mapping
+from functools import partial
 from http.client import BadStatusLine, HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
+from operator import ne
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
@@ -48,14 +50,14 @@ class RegistryClient:
 
     def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return the answer to a GET, or to a POST with this body. The addresses are tried in turn."""
-        for address in list(self._addresses):
+        for address in self._addresses:
             try:
                 answer = self._request(address, path, body)
             except Unreachable as error:
                 failure = error
             else:
                 # The next request begins with the address that answers.
-                self._addresses.sort(key=lambda other: other != address)
+                self._addresses = sorted(self._addresses, key=partial(ne, address))
                 return answer
         raise failure
 
