@@ -23,6 +23,7 @@ Kind = Literal["AVRO", "PROTOBUF", "JSON"]
 KINDS: Mapping[str, Kind] = {"AVRO": "AVRO", "PROTOBUF": "PROTOBUF", "JSON": "JSON"}
 AGAIN_SECONDS = 30.0
 """How long it takes until the registry is asked again for a schema that it did not have."""
+LOCAL = ("localhost", "127.0.0.1", "::1")
 MOST_UNKNOWN = 10_000
 DEEPEST = 100
 """Maximum nesting of references."""
@@ -261,6 +262,10 @@ _PARTS = {"id": int, "version": int, "schema": str, "schemaType": str, "guid": s
 
 def _warn_if_readable(registry: Registry) -> None:
     login = registry.username or registry.token or registry.token_file
-    hosts = [urlsplit(address) for address in registry.addresses]
-    if login and any(host.scheme == "http" and host.hostname not in ("localhost", "127.0.0.1", "::1") for host in hosts):
+    exposed = [
+        address
+        for address in map(urlsplit, registry.addresses)
+        if address.scheme == "http" and address.hostname not in LOCAL
+    ]
+    if login and exposed:
         log.warning("the login is sent without encryption, write https:// registry=%s", registry.url)

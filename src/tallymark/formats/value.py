@@ -197,5 +197,5 @@ def _schema_file(path: str) -> str:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise BadInput(
-            f"Avro(schema={path!r}): the file can't be read: {reason}; give the path of an Avro schema, or its JSON text"
+            f"Avro(schema={path!r}): the file can't be read: {reason}; give the path of a schema, or its JSON text"
         ) from None
