@@ -190,7 +190,7 @@ class SchemaRegistry:
         return id, len(versions)
 
     def _described(self, id: int) -> dict[str, Any]:
-        """As the registry describes a schema: without the type if that is Avro, and without references if it has none."""
+        """As the registry describes a schema: without the type if it is Avro, and without references if it has none."""
         body = self._bodies[id - 1]
         described = {"schema": body["schema"]}
         if body["schemaType"] != "AVRO":

@@ -29,7 +29,9 @@ def headers(*records: Sequence[tuple[str, bytes | None]] | None) -> pa.Array:
 
 
 def test_the_id_is_taken_from_the_first_five_bytes() -> None:
-    found = framed(pa.array([b"\0\0\0\0\7abc", None, b"\0\1\2\3\4", b"\0\0\0\0\7", b"\0\x7f\xff\xff\xffx"], pa.binary()))
+    found = framed(
+        pa.array([b"\0\0\0\0\7abc", None, b"\0\1\2\3\4", b"\0\0\0\0\7", b"\0\x7f\xff\xff\xffx"], pa.binary())
+    )
     assert ids_of(found) == [7, None, 0x01020304, 7, 2**31 - 1]
     assert found.bodies.to_pylist() == [b"abc", None, b"", b"", b"x"]
     assert not found.errors
@@ -86,7 +88,9 @@ def test_chunks_are_one() -> None:
 
 
 def test_the_id_is_taken_from_a_header_as_a_number_or_a_guid() -> None:
-    given = headers([(VALUE, prefix(7))], [("other", b"x"), (VALUE, guid_header(GUID))], [(KEY, prefix(8)), (VALUE, prefix(7))])
+    given = headers(
+        [(VALUE, prefix(7))], [("other", b"x"), (VALUE, guid_header(GUID))], [(KEY, prefix(8)), (VALUE, prefix(7))]
+    )
     bodies = pa.array([b"a", b"b", b"c"], pa.binary())
     found = in_headers(bodies, given)
     assert ids_of(found) == [7, GUID, 7]

@@ -27,6 +27,7 @@ ID, GUID = 0, 1
 PREFIX, GUID_PREFIX = 5, 17
 NONE = -1
 Codes = npt.NDArray[np.int32]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -50,17 +51,17 @@ class Identified:
 def framed(contents: pa.Array | pa.ChunkedArray) -> Identified:
     """Take the ids from the first five bytes of contents."""
     contents = _whole(contents)
-    starts, lengths, data = _parts(contents)
+    bounds, data = _parts(contents)
     present = _mask(contents.is_valid())
     numbers = np.zeros(len(contents), np.int32)
-    good = present & (lengths >= PREFIX)
-    prefixes = data[starts[good][:, None] + np.arange(PREFIX)]
+    good = present & (np.diff(bounds) >= PREFIX)
+    prefixes = data[bounds[:-1][good][:, None] + np.arange(PREFIX)]
     numbers[good] = np.ascontiguousarray(prefixes[:, 1:]).view(">i4").reshape(-1)
     good[good] = prefixes[:, 0] == ID
-    bad = np.flatnonzero(present & ~good)
     encoded = pa.array(numbers, mask=~good).dictionary_encode()
+    bad = np.flatnonzero(present & ~good)
     return Identified(
-        _without(pc.binary_slice(contents, PREFIX), bad),
+        _bodies(contents.type, bounds, data, good),
         tuple(encoded.dictionary.to_pylist()),
         _codes(encoded.indices),
         {int(row): framing_error(contents[int(row)].as_py()) for row in bad},
@@ -136,19 +137,40 @@ def _whole(values: pa.Array | pa.ChunkedArray) -> Any:
     return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
 
 
-def _parts(contents: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[np.uint8]]:
-    """Return where contents start, their lengths, and the bytes of all."""
+def _parts(contents: pa.Array) -> tuple[npt.NDArray[Any], npt.NDArray[np.uint8]]:
+    """Return where contents begin and end, and the bytes of all."""
     _, offsets, data = contents.buffers()
-    width = np.int64 if pa.types.is_large_binary(contents.type) else np.int32
-    if offsets is None or not len(contents):
-        nothing = np.zeros(len(contents), width)
-        return nothing, nothing, np.zeros(0, np.uint8)
+    width = _width(contents.type)
+    if not len(contents):
+        return np.zeros(1, width), np.zeros(0, np.uint8)
     bounds = np.frombuffer(offsets, width)[contents.offset : contents.offset + len(contents) + 1]
-    signs = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
-    return bounds[:-1], np.diff(bounds), signs
+    # NumPy does not accept a buffer without bytes.
+    return bounds, np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
 
 
-def _mask(values: pa.Array) -> npt.NDArray[np.bool_]:
+def _bodies(kind: pa.DataType, bounds: npt.NDArray[Any], data: npt.NDArray[np.uint8], good: Mask) -> pa.Array:
+    """Return what follows the prefixes; NULL where it is not good.
+
+    Arrow's own ``binary_slice`` allocates too little if a content is shorter than the prefix.
+    """
+    first = bounds[0]
+    starts, lengths = bounds[:-1] - first, np.diff(bounds)
+    keep = np.ones(bounds[-1] - first, np.bool_)
+    keep[starts[good][:, None] + np.arange(PREFIX)] = False
+    for row in np.flatnonzero(~good & (lengths > 0)):
+        keep[starts[row] : starts[row] + lengths[row]] = False
+    offsets = np.zeros(len(bounds), bounds.dtype)
+    np.cumsum(np.where(good, lengths - PREFIX, 0), out=offsets[1:])
+    valid = None if good.all() else pa.py_buffer(np.packbits(good, bitorder="little"))
+    buffers = [valid, pa.py_buffer(offsets), pa.py_buffer(data[first : bounds[-1]][keep])]
+    return pa.Array.from_buffers(kind, len(good), buffers)
+
+
+def _width(kind: pa.DataType) -> type[np.signedinteger[Any]]:
+    return np.int64 if pa.types.is_large_binary(kind) else np.int32
+
+
+def _mask(values: pa.Array) -> Mask:
     return np.array(values.to_numpy(zero_copy_only=False), np.bool_)
 
 
