@@ -165,6 +165,13 @@ def test_references_come_before_what_needs_them_and_each_once(server: SchemaRegi
     assert registered.references == ("base", "left")
 
 
+def test_references_that_meet_again_and_again_are_followed_once(server: SchemaRegistry) -> None:
+    server.add("0", "0")
+    for level in range(1, 40):
+        server.add(str(level), str(level), references=[(name, str(level - 1), 1) for name in "ab"])
+    assert schemas(server).latest("39").references == tuple(map(str, range(39)))
+
+
 def test_references_that_lead_back_or_nowhere_are_refused(server: SchemaRegistry) -> None:
     first, _ = server.add("a", "a")
     second, _ = server.add("b", "b", references=[("a", "a", 1)])

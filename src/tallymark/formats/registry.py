@@ -44,7 +44,7 @@ class Reference(NamedTuple):
 class Registered:
     """A schema as it is registered.
 
-    ``id`` is None if the schema was asked for by its GUID, and ``version`` if it was not asked for by its subject.
+    ``id`` may be None if the schema was asked for by its GUID, and ``version`` if it was not asked for by its subject.
     ``references`` are the texts of the schemas that it uses, in an order in which each needs only earlier ones.
     """
 
@@ -119,7 +119,7 @@ class Schemas:
             return None
 
     def _by_id(self, id: int) -> Registered:
-        return self._complete({**_object(self._ask(f"/schemas/ids/{id}"), self.name), "id": id, "version": None})
+        return self._complete({**_object(self._ask(f"/schemas/ids/{id}"), self.name), "id": id})
 
     def _by_guid(self, guid: str) -> Registered:
         try:
@@ -128,7 +128,7 @@ class Schemas:
             # Older registries do not have this path, but they have this one.
             self._ask("/schemas/types")
             raise Missing(str(error)) from None
-        return self._complete({**_object(answer, self.name), "version": None, "guid": guid}, has_id=False)
+        return self._complete({**_object(answer, self.name), "guid": guid}, has_id=False)
 
     def _lasting(self, key: int | str, ask: Callable[[], Registered]) -> Registered | None:
         """Ask for what never changes: once, and again only if the registry did not have it."""
