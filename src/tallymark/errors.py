@@ -4,6 +4,7 @@
     ├── BadInput                  invalid settings, schema string, table function or command
     │   ├── UnknownTopic
     │   ├── UnknownPartition
+    │   ├── UnknownSchema         a schema registry has no schema that a record can be written with
     │   └── TableMismatch         an existing table can't hold the rows
     ├── DataRefused               a database refused a value
     │   └── TransactionUndone     and rolled back the whole transaction
@@ -60,6 +61,10 @@ class UnknownTopic(BadInput):
 
 
 class UnknownPartition(BadInput):
+    pass
+
+
+class UnknownSchema(BadInput):
     pass
 
 

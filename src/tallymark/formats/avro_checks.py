@@ -242,7 +242,7 @@ def _check_uuid(schema: Mapping[str, Any], value: Any) -> None:
     try:
         UUID(value)
     except (ValueError, TypeError, AttributeError):
-        raise _refuse(value, "uuid") from None
+        raise _refuse(value, schema["logicalType"]) from None
 
 
 def _check_number(schema: Mapping[str, Any], value: Any) -> None:

@@ -55,9 +55,7 @@ def require_fastavro() -> Any:
     try:
         import fastavro
     except ModuleNotFoundError:
-        raise BadInput(
-            "Avro is written with fastavro, which is not installed: pip install 'tallymark[avro]'"
-        ) from None
+        raise BadInput("Avro is written with fastavro, which is not installed: pip install 'tallymark[avro]'") from None
     return fastavro
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from tallymark.errors import BadInput, BufferFull, ProducerStopped, RecordTooLarge, Retry, UnknownTopic
+from tallymark.errors import BadInput, BufferFull, ProducerStopped, RecordTooLarge, Retry, UnknownSchema, UnknownTopic
 from tallymark.produce.delivery import WAIT_SECONDS, Delivery
 from tallymark.produce.producer import Producer
 
@@ -52,7 +52,7 @@ class Template:
             return self._producer.get().send(self.topic, value, **record)
         except (BufferFull, ProducerStopped) as error:
             raise Retry(str(error)) from error
-        except UnknownTopic:
+        except (UnknownTopic, UnknownSchema):
             raise
         except (RecordTooLarge, BadInput) as error:
             raise ValueError(str(error)) from error

@@ -1,0 +1,265 @@
+"""Values are written as Avro if they fit the schema; what does not fit is refused by the name of its field."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import pytest
+from fastavro import parse_schema, schemaless_reader
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tallymark.errors import BadInput
+from tallymark.formats.avro_writer import AvroWriter
+
+MONEY = '{"type": "record", "name": "Money", "namespace": "shop", "fields": [{"name": "cents", "type": "long"}]}'
+TAX = '{"type": "record", "name": "Tax", "namespace": "shop", "fields": [{"name": "rate", "type": "Money"}]}'
+ITEM = {
+    "type": "record",
+    "name": "Item",
+    "fields": [{"name": "price", "type": {"type": "bytes", "logicalType": "decimal"}}],
+}
+ITEM["fields"][0]["type"] |= {"precision": 10, "scale": 2}  # type: ignore[index]
+UTC = timezone.utc
+NOON = datetime(2026, 1, 31, 12, 0, 0, 123456, UTC)
+
+
+def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "logicalType": name, **more}
+
+
+def written(schema: Any, value: Any) -> Any:
+    """Write a value, and read it with fastavro."""
+    content = io.BytesIO(AvroWriter(json.dumps(schema))(value))
+    back = schemaless_reader(content, parse_schema(schema), None)
+    assert not content.read(), "nothing follows the value"
+    return back
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ("null", None),
+        ("boolean", True),
+        ("int", -(2**31)),
+        ("int", 2**31 - 1),
+        ("long", -(2**63)),
+        ("float", 1.5),
+        ("float", float("inf")),
+        ("double", 1e300),
+        ("string", "ü\0"),
+        ("bytes", b"\0\xff"),
+        ({"type": "fixed", "name": "F", "size": 2}, b"ab"),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B"),
+        ({"type": "array", "items": "long"}, [1, 2]),
+        ({"type": "map", "values": ["null", "long"]}, {"a": 1, "b": None}),
+        (["null", "string"], None),
+        (["long", "string", "double"], 1.5),
+        (["int", "long"], 2**40),
+        (logical("bytes", "decimal", precision=10, scale=2), Decimal("-12345678.90")),
+        (logical("fixed", "decimal", precision=4, scale=1, name="D", size=2), Decimal("-999.9")),
+        (logical("bytes", "decimal", precision=3, scale=0), Decimal("1E+2")),
+        (logical("int", "date"), date(1, 1, 1)),
+        (logical("int", "time-millis"), time(23, 59, 59, 123000)),
+        (logical("long", "time-micros"), time(23, 59, 59, 123456)),
+        (logical("long", "timestamp-micros"), NOON),
+        (logical("long", "timestamp-micros"), datetime(1, 1, 1, tzinfo=UTC)),
+        (logical("long", "timestamp-millis"), NOON.replace(microsecond=123000)),
+        (logical("long", "timestamp-micros"), NOON.astimezone(timezone(timedelta(hours=2)))),
+        (logical("long", "local-timestamp-micros"), NOON.replace(tzinfo=None)),
+        (logical("string", "uuid"), UUID(int=5)),
+        (logical("string", "something-else"), "x"),
+        (logical("long", "date"), 5),
+    ],
+)
+def test_a_value_is_read_as_it_was_written(schema: Any, value: Any) -> None:
+    assert written(schema, value) == value
+
+
+def test_numbers_and_text_stand_for_what_they_mean() -> None:
+    assert written("double", 2) == 2.0
+    assert written(logical("int", "date"), 1) == date(1970, 1, 2)
+    assert written(logical("long", "timestamp-micros"), 1_000_000) == datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert written(logical("string", "uuid"), str(UUID(int=5))) == UUID(int=5)
+    assert written("bytes", bytearray(b"x")) == b"x"
+    assert written({"type": "array", "items": "int"}, (1, 2)) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "said"),
+    [
+        ("null", 0, "0 does not fit null"),
+        ("boolean", 1, "1 does not fit boolean"),
+        ("int", 2**31, "2147483648 does not fit int"),
+        ("int", -(2**31) - 1, "does not fit int"),
+        ("int", 1.0, "1.0 does not fit int"),
+        ("int", True, "True does not fit int"),
+        ("int", "1", "'1' does not fit int"),
+        ("long", 2**63, "does not fit long"),
+        ("long", Decimal(1), r"Decimal\('1'\) does not fit long"),
+        ("float", 1e39, "1e\\+39 does not fit float"),
+        ("float", True, "does not fit float"),
+        ("double", 10**400, "10000.*\\.\\.\\. does not fit double"),
+        ("double", "1.5", "does not fit double"),
+        ("string", b"x", "b'x' does not fit string"),
+        ("string", "\ud83d", "has text with half of a surrogate pair"),
+        ("bytes", "x", "'x' does not fit bytes; encode text"),
+        ({"type": "fixed", "name": "F", "size": 2}, b"abc", "b'abc' does not fit fixed F, which has 2 bytes"),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "C", "'C' does not fit enum E: A, B"),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, ["A"], "does not fit enum E"),
+        ({"type": "array", "items": "long"}, "ab", "'ab' does not fit array; write a list"),
+        ({"type": "array", "items": "long"}, [1, "x"], r"\[1\]: 'x' does not fit long"),
+        ({"type": "map", "values": "long"}, [("a", 1)], "does not fit map; write a dict"),
+        ({"type": "map", "values": "long"}, {"a": "x"}, r"\['a'\]: 'x' does not fit long"),
+        ({"type": "map", "values": "long"}, {1: 1}, "1 does not fit the key of a map, which is text"),
+        (["null", "string"], 5, "5 does not fit string"),
+        (["null", "string", "long"], 1.5, "1.5 does not fit null or string or long"),
+        (logical("bytes", "decimal", precision=4, scale=1), Decimal("1.25"), r"does not fit decimal\(4,1\)"),
+        (logical("bytes", "decimal", precision=4, scale=1), Decimal(1000), r"does not fit decimal\(4,1\)"),
+        (logical("bytes", "decimal", precision=4, scale=1), Decimal("1E+3"), r"does not fit decimal\(4,1\)"),
+        (logical("bytes", "decimal", precision=4, scale=1), Decimal("NaN"), r"does not fit decimal\(4,1\)"),
+        (logical("bytes", "decimal", precision=4, scale=1), 1.5, r"does not fit decimal\(4,1\); write a Decimal"),
+        (logical("fixed", "decimal", precision=4, name="D", size=1), Decimal(9999), "can't be written as Avro schema decimal"),
+        (logical("int", "date"), NOON, r"does not fit date, which has no time of day; write value.date\(\)"),
+        (logical("int", "date"), "2026-01-31", "'2026-01-31' does not fit date"),
+        (logical("long", "time-micros"), NOON, "does not fit time-micros"),
+        (logical("long", "timestamp-micros"), NOON.replace(tzinfo=None), "does not fit timestamp-micros; add its time zone"),
+        (logical("long", "timestamp-millis"), date(2026, 1, 31), "does not fit timestamp-millis"),
+        (logical("long", "local-timestamp-micros"), NOON, "does not fit local-timestamp-micros, which has no time zone"),
+        (logical("string", "uuid"), "x", "'x' does not fit uuid"),
+        (logical("string", "uuid"), 5, "5 does not fit uuid"),
+    ],
+)  # fmt: skip
+def test_a_value_that_does_not_fit_is_refused(schema: Any, value: Any, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        AvroWriter(json.dumps(schema))(value)
+
+
+ORDER = {
+    "type": "record",
+    "name": "shop.Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "items", "type": {"type": "array", "items": ITEM}, "default": []},
+        {"name": "note", "type": ["null", "string"], "default": None},
+        {"name": "mark", "type": "bytes", "default": "\u00ff"},
+        {"name": "sign", "type": {"type": "fixed", "name": "Sign", "size": 1}, "default": "a"},
+        {"name": "state", "type": {"type": "enum", "name": "State", "symbols": ["NEW"]}, "default": "NEW"},
+        {"name": "before", "type": ["null", "Order"], "default": None},
+    ],
+}
+
+
+def test_fields_that_are_missing_have_their_defaults() -> None:
+    assert written(ORDER, {"id": 1}) == {
+        "id": 1,
+        "items": [],
+        "note": None,
+        "mark": b"\xff",
+        "sign": b"a",
+        "state": "NEW",
+        "before": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({}, "shop.Order: field id of shop.Order is missing, and has no default"),
+        ({"id": 1, "notes": "", "x": 1}, "shop.Order: shop.Order has no field notes, x"),
+        ({"id": None}, "shop.Order: id: None does not fit long"),
+        (
+            {"id": 1, "items": [{"price": Decimal(1)}, {"price": 1.5}]},
+            r"items\[1\].price: 1.5 does not fit decimal\(10,2",
+        ),
+        ({"id": 1, "items": [{}]}, r"items\[0\]: field price of shop.Item is missing"),
+        ({"id": 1, "before": {"id": 2, "before": {"id": "x"}}}, "before.before.id: 'x' does not fit long"),
+        ([1], r"\[1\] does not fit record shop.Order; write a dict"),
+        (None, "None does not fit record shop.Order"),
+    ],
+)
+def test_the_field_that_does_not_fit_is_named(value: Any, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        AvroWriter(json.dumps(ORDER))(value)
+
+
+def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
+    value: dict[str, Any] = {"id": 0}
+    for _ in range(5_000):
+        value = {"id": 1, "before": value}
+    with pytest.raises(BadInput, match="nested too deeply"):
+        AvroWriter(json.dumps(ORDER))(value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "content"),
+    [
+        ('{"type": "record", "name": "shop.Sale", "fields": [{"name": "tax", "type": "Tax"}]}', {"tax": {"rate": {"cents": 5}}}, b"\n"),
+        ('["null", "shop.Money", "shop.Tax"]', {"rate": {"cents": 5}}, b"\4\n"),
+        ('"shop.Money"', {"cents": 5}, b"\n"),
+        ('{"type": "array", "items": "shop.Money"}', [{"cents": 5}], b"\2\n\0"),
+    ],
+)  # fmt: skip
+def test_types_of_references_are_used_by_name(schema: str, value: Any, content: bytes) -> None:
+    write = AvroWriter(schema, [MONEY, TAX])
+    assert write(value) == content
+    assert write(value) == content
+
+
+def test_a_union_of_records_says_what_is_wrong_with_the_one_that_is_meant() -> None:
+    with pytest.raises(BadInput, match=r"null or shop\.Money or shop\.Tax: rate\.cents: 'x' does not fit long"):
+        AvroWriter('["null", "shop.Money", "shop.Tax"]', [MONEY, TAX])({"rate": {"cents": "x"}})
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        '{"type": "record"}',
+        '{"type": "nothing"}',
+        '{"type": "record", "name": "a", "fields": 5}',
+        '{"type": "record", "name": "a", "fields": [{"name": "b", "type": "shop.Money"}]}',
+        '{"type": "record", "name": "a", "fields": [{"name": "b", "type": "int", "default": "x"}]}',
+        '{"type": {"type": "long"}}',
+    ],
+)
+def test_what_is_no_schema_is_refused(schema: str) -> None:
+    with pytest.raises(BadInput, match=r"the schema is not valid Avro: .*; correct it"):
+        AvroWriter(schema)
+
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**65), 2**65)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.binary(max_size=3)
+    | st.decimals()
+    | st.datetimes()
+    | st.dates(),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["id", "items", "note", "price", "x"]), inner)
+    ),
+    max_leaves=6,
+)
+schemas = st.sampled_from(
+    ["int", "long", "float", "double", "string", "bytes", "boolean", ["null", "long", "string"], ORDER, ITEM]
+)
+
+
+@given(schemas, values)
+def test_any_value_is_written_or_refused_in_one_sentence(schema: Any, value: Any) -> None:
+    try:
+        content = AvroWriter(json.dumps(schema))(value)
+    except BadInput:
+        return
+    back = schemaless_reader(io.BytesIO(content), parse_schema(schema), None)
+    if isinstance(value, dict):
+        back = {name: back[name] for name in value}
+    if schema != "float" and value == value:
+        assert back == value
