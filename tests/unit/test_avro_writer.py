@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import io
 import json
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
 import pytest
 from fastavro import parse_schema, schemaless_reader
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.errors import BadInput
@@ -25,12 +25,12 @@ ITEM = {
     "fields": [{"name": "price", "type": {"type": "bytes", "logicalType": "decimal"}}],
 }
 ITEM["fields"][0]["type"] |= {"precision": 10, "scale": 2}  # type: ignore[index]
-UTC = timezone.utc
+SALE = '{"type": "record", "name": "shop.Sale", "fields": [{"name": "tax", "type": "Tax"}]}'
 NOON = datetime(2026, 1, 31, 12, 0, 0, 123456, UTC)
 
 
-def logical(kind: str, name: str, **more: Any) -> dict[str, Any]:
-    return {"type": kind, "logicalType": name, **more}
+def logical(kind: str, what: str, **more: Any) -> dict[str, Any]:
+    return {"type": kind, "logicalType": what, **more}
 
 
 def written(schema: Any, value: Any) -> Any:
@@ -124,17 +124,16 @@ def test_numbers_and_text_stand_for_what_they_mean() -> None:
         (logical("bytes", "decimal", precision=4, scale=1), Decimal("1E+3"), r"does not fit decimal\(4,1\)"),
         (logical("bytes", "decimal", precision=4, scale=1), Decimal("NaN"), r"does not fit decimal\(4,1\)"),
         (logical("bytes", "decimal", precision=4, scale=1), 1.5, r"does not fit decimal\(4,1\); write a Decimal"),
-        (logical("fixed", "decimal", precision=4, name="D", size=1), Decimal(9999), "can't be written as Avro schema decimal"),
         (logical("int", "date"), NOON, r"does not fit date, which has no time of day; write value.date\(\)"),
         (logical("int", "date"), "2026-01-31", "'2026-01-31' does not fit date"),
         (logical("long", "time-micros"), NOON, "does not fit time-micros"),
-        (logical("long", "timestamp-micros"), NOON.replace(tzinfo=None), "does not fit timestamp-micros; add its time zone"),
+        (logical("long", "timestamp-micros"), NOON.replace(tzinfo=None), "timestamp-micros; add its time zone"),
         (logical("long", "timestamp-millis"), date(2026, 1, 31), "does not fit timestamp-millis"),
-        (logical("long", "local-timestamp-micros"), NOON, "does not fit local-timestamp-micros, which has no time zone"),
+        (logical("long", "local-timestamp-micros"), NOON, "local-timestamp-micros, which has no time zone"),
         (logical("string", "uuid"), "x", "'x' does not fit uuid"),
         (logical("string", "uuid"), 5, "5 does not fit uuid"),
     ],
-)  # fmt: skip
+)
 def test_a_value_that_does_not_fit_is_refused(schema: Any, value: Any, said: str) -> None:
     with pytest.raises(BadInput, match=said):
         AvroWriter(json.dumps(schema))(value)
@@ -199,12 +198,12 @@ def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
 @pytest.mark.parametrize(
     ("schema", "value", "content"),
     [
-        ('{"type": "record", "name": "shop.Sale", "fields": [{"name": "tax", "type": "Tax"}]}', {"tax": {"rate": {"cents": 5}}}, b"\n"),
+        (SALE, {"tax": {"rate": {"cents": 5}}}, b"\n"),
         ('["null", "shop.Money", "shop.Tax"]', {"rate": {"cents": 5}}, b"\4\n"),
         ('"shop.Money"', {"cents": 5}, b"\n"),
         ('{"type": "array", "items": "shop.Money"}', [{"cents": 5}], b"\2\n\0"),
     ],
-)  # fmt: skip
+)
 def test_types_of_references_are_used_by_name(schema: str, value: Any, content: bytes) -> None:
     write = AvroWriter(schema, [MONEY, TAX])
     assert write(value) == content
@@ -225,6 +224,7 @@ def test_a_union_of_records_says_what_is_wrong_with_the_one_that_is_meant() -> N
         '{"type": "record", "name": "a", "fields": [{"name": "b", "type": "shop.Money"}]}',
         '{"type": "record", "name": "a", "fields": [{"name": "b", "type": "int", "default": "x"}]}',
         '{"type": {"type": "long"}}',
+        '{"type": "fixed", "name": "D", "size": 1, "logicalType": "decimal", "precision": 4}',
     ],
 )
 def test_what_is_no_schema_is_refused(schema: str) -> None:
@@ -247,12 +247,11 @@ values = st.recursive(
     ),
     max_leaves=6,
 )
-schemas = st.sampled_from(
-    ["int", "long", "float", "double", "string", "bytes", "boolean", ["null", "long", "string"], ORDER, ITEM]
-)
+SCHEMAS = ["int", "long", "float", "double", "string", "bytes", "boolean", ["null", "long", "string"], ORDER, ITEM]
 
 
-@given(schemas, values)
+@settings(max_examples=50)
+@given(st.sampled_from(SCHEMAS), values)
 def test_any_value_is_written_or_refused_in_one_sentence(schema: Any, value: Any) -> None:
     try:
         content = AvroWriter(json.dumps(schema))(value)
