@@ -65,7 +65,7 @@ def test_ids_in_headers_are_guids_if_the_registry_has_them(server: SchemaRegistr
     guid = server.guid(1)
     header = b"\1" + bytes.fromhex(guid.replace("-", ""))
     assert sent(format) == (BODY, [("__value_schema_id", header)])
-    given = [("source", "shop"), ("__value_schema_id", b"old")]
+    given: list[tuple[str, str | bytes | None]] = [("source", "shop"), ("__value_schema_id", b"old")]
     assert sent(format, headers=given)[1] == [("source", "shop"), ("__value_schema_id", header)]
     assert sent(format, headers=dict(given))[1] == [("source", "shop"), ("__value_schema_id", header)]
     server.behaviour.guids = False

@@ -98,6 +98,12 @@ def test_the_id_is_taken_from_a_header_as_a_number_or_a_guid() -> None:
     assert ids_of(in_headers(bodies.slice(2), given.slice(2), "key")) == [8]
 
 
+def test_a_tombstone_has_no_id_and_ids_are_signed_as_in_values() -> None:
+    given = headers([(VALUE, prefix(7))], [(VALUE, b"\0\xff\xff\xff\xff")])
+    assert ids_of(in_headers(pa.array([None, b"a"], pa.binary()), given)) == [None, -1]
+    assert ids_of(framed(pa.array([None, b"\0\xff\xff\xff\xff"], pa.binary()))) == [None, -1]
+
+
 def test_the_last_header_of_a_name_counts_and_what_follows_the_id_is_ignored() -> None:
     given = headers([(VALUE, b"?"), (VALUE, prefix(7) + b"\2\4"), ("z", None)], [(VALUE, guid_header(GUID) + b"\0")])
     assert ids_of(in_headers(pa.array([b"a", b"b"], pa.binary()), given)) == [7, GUID]
