@@ -6,8 +6,7 @@ smaller pieces; the last pieces are decoded value by value (``formats/fields.py`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -20,6 +19,7 @@ import pyarrow.json
 from tallymark.core.retry import threads
 from tallymark.formats import fields
 from tallymark.formats import schema as ddl
+from tallymark.formats.decoder import Decoded
 from tallymark.formats.limits import has_long_number, is_deep, is_doubtful
 from tallymark.formats.value import Bytes, Json
 
@@ -53,14 +53,6 @@ SURPLUS_DIGITS = r"(\.\d{6})\d+"
 FIRST_DAY, LAST_DAY = -719162, 2932896
 """Years 1 to 9999 in days since 1970."""
 DAY_MICROS = 86_400_000_000
-
-
-@dataclass(frozen=True)
-class Decoded:
-    """``values`` is NULL for tombstones and for dead records; ``errors`` maps the index of dead records to errors."""
-
-    values: pa.ChunkedArray | pa.Array
-    errors: Mapping[int, str]
 
 
 class JsonDecoder:
