@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 
 import pyarrow as pa
 
-from tallymark.formats.avro.schema import Schema, SchemaInvalid
+from tallymark.formats.avro.schema import DEEPEST, Schema, SchemaInvalid, repeated
 
 MOST_DIGITS = 38
 MOST_COLUMNS = 100_000
@@ -46,9 +47,9 @@ def arrow_type(reader: Schema) -> pa.DataType:
 def branch_names(branches: Sequence[Schema]) -> list[str]:
     """Name the fields that hold the branches of a union: by short names, or by full names where those are equal."""
     shorts = [branch.short_name or branch.type for branch in branches]
-    lower = [short.lower() for short in shorts]
+    uses = Counter(short.lower() for short in shorts)
     names = [
-        branch.label.replace(".", "_") if lower.count(short.lower()) > 1 else short
+        branch.label.replace(".", "_") if uses[short.lower()] > 1 else short
         for branch, short in zip(branches, shorts, strict=True)
     ]
     _check_distinct(names, "a union")
@@ -83,6 +84,8 @@ class _Columns:
         return LOGICAL[schema.logical] if schema.logical else PLAIN[schema.type]
 
     def _record(self, schema: Schema) -> pa.DataType:
+        if len(self._open) > DEEPEST:
+            raise SchemaInvalid(f"its records are nested more than {DEEPEST} levels deep")
         if schema in self._open:
             raise SchemaInvalid(f"record {schema.name} contains itself, so it has no column type")
         if not schema.fields:
@@ -108,13 +111,5 @@ class _Columns:
 
 
 def _check_distinct(names: Sequence[str], where: str) -> None:
-    for twice in _repeated([name.lower() for name in names]):
-        raise SchemaInvalid(f"{where} has two fields {twice}; Spark and databases do not distinguish upper from lower case")
-
-
-def _repeated(names: Sequence[str]) -> Iterator[str]:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            yield name
-        seen.add(name)
+    for twice in repeated([name.lower() for name in names]):
+        raise SchemaInvalid(f"{where} has two fields {twice}; Spark and databases ignore upper and lower case")

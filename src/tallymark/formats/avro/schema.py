@@ -102,6 +102,15 @@ def _too_deep() -> SchemaInvalid:
     return SchemaInvalid(f"its types are nested more than {DEEPEST} levels deep")
 
 
+def repeated(names: Sequence[str]) -> Iterator[str]:
+    """Yield the names that appear again."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            yield name
+        seen.add(name)
+
+
 class _Parser:
     """Knows the named types so far. Every method parses what its name says."""
 
@@ -131,15 +140,15 @@ class _Parser:
         # A type may also be in no namespace.
         found = self._named.get(_full(name, namespace)) or self._named.get(name)
         if found is None:
-            raise SchemaInvalid(f"type {_cut(name)} is not defined")
+            raise SchemaInvalid(f"type {cut(name)} is not defined")
         return found
 
     def _complex(self, given: Any, namespace: str) -> Schema:
         if not isinstance(given, dict):
-            raise SchemaInvalid(f"{_cut(given)} is not a type")
+            raise SchemaInvalid(f"{cut(given)} is not a type")
         kind = given.get("type")
         if kind is None:
-            raise SchemaInvalid(f"{_cut(given)} has no type")
+            raise SchemaInvalid(f"{cut(given)} has no type")
         if not isinstance(kind, str):
             return self._type(kind, namespace)
         if kind in NAMED:
@@ -159,7 +168,7 @@ class _Parser:
         labels = [branch.label for branch in branches]
         if "union" in labels:
             raise SchemaInvalid("a union contains a union")
-        for twice in _repeated(labels):
+        for twice in repeated(labels):
             raise SchemaInvalid(f"a union contains {twice} twice")
         return Schema("union", branches=branches)
 
@@ -182,7 +191,7 @@ class _Parser:
             raise SchemaInvalid(f"{_article(kind)} has no name")
         full = _full(name, own if isinstance(own, str) else namespace)
         if not all(NAME.fullmatch(part) for part in full.split(".")):
-            raise SchemaInvalid(f"{_cut(full)} is not a valid name")
+            raise SchemaInvalid(f"{cut(full)} is not a valid name")
         if full in PRIMITIVE:
             raise SchemaInvalid(f"{_article(kind)} has the name of the type {full}")
         return full
@@ -196,7 +205,7 @@ class _Parser:
         parsed = []
         for given_field in fields:
             parsed.append(self._field(given_field, record))
-        for twice in _repeated([field.name for field in parsed]):
+        for twice in repeated([field.name for field in parsed]):
             raise SchemaInvalid(f"record {name} has two fields {twice}")
         # Its fields may contain it, so it must exist before them.
         object.__setattr__(record, "fields", tuple(parsed))
@@ -207,7 +216,7 @@ class _Parser:
         if not isinstance(name, str):
             raise SchemaInvalid(f"a field of {record.name} has no name")
         if not NAME.fullmatch(name):
-            raise SchemaInvalid(f"{_cut(name)}, a field of {record.name}, is not a valid name")
+            raise SchemaInvalid(f"{cut(name)}, a field of {record.name}, is not a valid name")
         if "type" not in given:
             raise SchemaInvalid(f"field {name} of {record.name} has no type")
         schema = self._type(given["type"], record.name.rpartition(".")[0])
@@ -216,7 +225,7 @@ class _Parser:
 
     def _enum(self, given: dict[str, Any], name: str, aliases: tuple[str, ...]) -> Schema:
         symbols = _texts(given.get("symbols"), f"the symbols of {name}")
-        for twice in _repeated(symbols):
+        for twice in repeated(symbols):
             raise SchemaInvalid(f"enum {name} has the symbol {twice} twice")
         default = given.get("default")
         if default is not None and default not in symbols:
@@ -285,19 +294,11 @@ def _texts(given: Any, what: str) -> tuple[str, ...]:
     return tuple(given)
 
 
-def _repeated(names: Sequence[str]) -> Iterator[str]:
-    seen: set[str] = set()
-    for name in names:
-        if name in seen:
-            yield name
-        seen.add(name)
-
-
 def _article(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"
 
 
-def _cut(given: Any) -> str:
+def cut(given: Any) -> str:
     text = given if isinstance(given, str) else json.dumps(given, default=str)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
