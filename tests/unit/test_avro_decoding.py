@@ -22,6 +22,7 @@ from tallymark.formats.avro.decoder import decode
 from tallymark.formats.avro.projection import Incompatible, Program, projection
 from tallymark.formats.avro.schema import SchemaInvalid, parse
 from tests.support.avro_schemas import (
+    WHOLE,
     Dead,
     Schemas,
     encoded,
@@ -33,7 +34,7 @@ from tests.support.avro_schemas import (
     varint,
 )
 
-seeds = st.randoms(use_true_random=False)
+seeds = st.randoms(use_true_random=True)
 
 
 def program(writer: Any, reader: Any = None) -> Program:
@@ -60,8 +61,9 @@ def one_by_one(steps: Program, bodies: Sequence[bytes]) -> tuple[list[Any], dict
 
 
 def at_once(steps: Program, bodies: Sequence[bytes]) -> tuple[pa.Array, list[bool]]:
-    ends = np.cumsum([len(body) for body in bodies], dtype=np.int64)
-    starts = ends - [len(body) for body in bodies]
+    sizes = np.array([len(body) for body in bodies], np.int64)
+    ends = np.cumsum(sizes)
+    starts = ends - sizes
     content = padded(np.frombuffer(b"".join(bodies), np.uint8))
     found, refused = BulkDecoder(steps)(content, starts + BEFORE, ends + BEFORE)
     found.validate(full=True)
@@ -145,7 +147,10 @@ def test_evolved_schemas_read_what_fastavro_reads(random: Random) -> None:
     for at, body in enumerate(bodies):
         try:
             theirs = fastavro.schemaless_reader(io.BytesIO(body), writer, reader, return_record_name=False)
-        except (fastavro.read.SchemaResolutionError, UnicodeDecodeError):
+        except UnicodeDecodeError:
+            # The bytes were read as the string branch of a union that has a branch for bytes, too.
+            continue
+        except fastavro.read.SchemaResolutionError:
             assert at in errors
         else:
             assert at not in errors, errors[at]
@@ -180,7 +185,15 @@ def is_same(schema: Any, ours: Any, theirs: Any) -> bool:
     if kind in ("bytes", "fixed") and isinstance(theirs, str):
         # A text that was promoted, or the JSON of a default.
         return ours in (theirs.encode(), theirs.encode("latin-1", "replace"))
+    # Of the branches of a union, fastavro takes the first that fits, even if another is the type that was written.
+    if kind in WHOLE and isinstance(theirs, float):
+        return theirs in (float(ours), float(np.int64(ours).astype(np.float32)))
+    if kind == "string" and isinstance(theirs, bytes):
+        return bool(ours.encode() == theirs)
     return repr(ours) == repr(theirs)
+
+
+TWO_DIGITS = {"type": "bytes", "logicalType": "decimal", "precision": 2}
 
 
 @pytest.mark.parametrize(
@@ -203,7 +216,11 @@ def is_same(schema: Any, ours: Any, theirs: Any) -> bool:
         ({"type": "int", "logicalType": "date"}, varint(2932897), "f: 2932897 is no DATE"),
         ({"type": "long", "logicalType": "time-micros"}, b"\x01", "f: -1 is no TIME"),
         ({"type": "string", "logicalType": "uuid"}, b"\x02x", "f: 'x' is no UUID"),
-        ({"type": "bytes", "logicalType": "decimal", "precision": 2}, b"\x02\x64", "f: a number does not fit DECIMAL(2,0)"),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 2},
+            b"\x02\x64",
+            "f: a number does not fit DECIMAL(2,0)",
+        ),
         ({"type": "bytes", "logicalType": "decimal", "precision": 2}, b"\0", "f: a DECIMAL has no bytes"),
     ],
 )
@@ -290,7 +307,8 @@ def test_values_that_are_no_records() -> None:
 def test_slices_and_chunks_keep_their_order() -> None:
     steps = program(record(("n", "long")))
     bodies = pa.array([varint(n) if n % 7 else b"" for n in range(70_000)], pa.binary())
-    for given_bodies in (pa.chunked_array([bodies[5:300], bodies[300:302], bodies[302:]]), bodies[5:], bodies[5:].cast(pa.large_binary())):
+    in_chunks = pa.chunked_array([bodies[5:300], bodies[300:302], bodies[302:]])
+    for given_bodies in (in_chunks, bodies[5:], bodies[5:].cast(pa.large_binary())):
         decoded = decode(steps, given_bodies)
         assert decoded.values.to_pylist() == [{"n": n} if n % 7 else None for n in range(5, 70_000)]
         assert list(decoded.errors) == [at for at in range(70_000 - 5) if (at + 5) % 7 == 0]

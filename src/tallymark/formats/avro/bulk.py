@@ -210,9 +210,7 @@ class _WideUnion:
                 columns[to].append((rows, inner.read(part)))
                 is_null[rows] = False
                 cursor.put(rows, part)
-        found = [
-            _merged(parts, len(cursor), field.type) for parts, field in zip(columns, self._fields, strict=True)
-        ]
+        found = [_merged(parts, len(cursor), field.type) for parts, field in zip(columns, self._fields, strict=True)]
         return pa.StructArray.from_arrays(found, fields=self._fields, mask=pa.array(is_null))
 
 
@@ -249,7 +247,7 @@ def _merged(parts: Parts, count: int, kind: pa.DataType) -> pa.Array:
         return parts[0][1]
     places, missing = np.zeros(count, np.int64), np.ones(count, bool)
     done = 0
-    for rows, column in parts:
+    for rows, _ in parts:
         places[rows] = np.arange(done, done + len(rows))
         missing[rows] = False
         done += len(rows)

@@ -1,4 +1,7 @@
-"""The column type of an Avro schema. The types are those of ``formats/schema.py``, and of Spark's conversion to Arrow."""
+"""Gives Avro schemas their column types.
+
+The types are those of ``formats/schema.py`` and of Spark's conversion to Arrow.
+"""
 
 from __future__ import annotations
 

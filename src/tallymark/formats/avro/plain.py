@@ -19,7 +19,8 @@ HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint8).reshape(256, 2)
 INT_LIMIT = 1 << 31
 LONG_DIGITS = 18
 """Digits of which every number fits in 64 bits."""
-FLOATS = {"float": np.dtype("<f4"), "double": np.dtype("<f8")}
+FLOAT: np.dtype[Any] = np.dtype("<f4")
+DOUBLE: np.dtype[Any] = np.dtype("<f8")
 MIDNIGHT = b"00:00:00.000000"
 
 
@@ -69,11 +70,13 @@ class Plain:
 
     def _float(self, cursor: Cursor) -> pa.Array:
         words = cursor.words[cursor.fixed(4)]
-        found = words.astype(np.uint32).view(FLOATS["float"])
-        return _numbers(found.astype(_numpy_type(self._kind), copy=False), self._kind)
+        found = words.astype(np.uint32).view(FLOAT)
+        # NumPy warns of signaling NaN.
+        with np.errstate(invalid="ignore"):
+            return _numbers(found.astype(_numpy_type(self._kind), copy=False), self._kind)
 
     def _double(self, cursor: Cursor) -> pa.Array:
-        return _numbers(cursor.words[cursor.fixed(8)].view(FLOATS["double"]), self._kind)
+        return _numbers(cursor.words[cursor.fixed(8)].view(DOUBLE), self._kind)
 
     def _bytes(self, cursor: Cursor) -> pa.Array:
         starts, ends = cursor.bytes()
@@ -148,7 +151,7 @@ def _numbers(found: npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
 
 def _numpy_type(kind: pa.DataType) -> np.dtype[Any]:
     if pa.types.is_floating(kind):
-        return FLOATS["float" if kind == pa.float32() else "double"]
+        return FLOAT if kind == pa.float32() else DOUBLE
     return np.dtype("<i4") if kind.bit_width == 32 else np.dtype("<i8")
 
 

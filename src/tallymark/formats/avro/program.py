@@ -15,7 +15,7 @@ A step has either ``read`` or ``skip``, the Avro type that was written. A step t
     array, items        ``empty`` if items take no bytes
     map, values
     record, fields      in the order of the bytes: ``to`` is the place in a struct of ``width`` fields, -1 to skip it
-            defaults    what other fields contain: the result of a step on ``bytes`` in hexadecimal. Still others are NULL
+            defaults    other fields: the result of a step on ``bytes`` in hexadecimal. All others are NULL
     union, branches     a step for each index; if ``width`` is not 0, each of them is branch, null or dead
     branch, step        a struct of ``width`` fields, all of them NULL but the one at ``to``
     dead, why, path     the value can't be read

@@ -203,9 +203,9 @@ class _Parser:
         record = Schema("record", name=name, aliases=aliases)
         self._named[name] = record
         parsed = []
-        for given_field in fields:
-            parsed.append(self._field(given_field, record))
-        for twice in repeated([field.name for field in parsed]):
+        for part in fields:
+            parsed.append(self._field(part, record))
+        for twice in repeated([part.name for part in parsed]):
             raise SchemaInvalid(f"record {name} has two fields {twice}")
         # Its fields may contain it, so it must exist before them.
         object.__setattr__(record, "fields", tuple(parsed))
@@ -233,7 +233,7 @@ class _Parser:
         return Schema("enum", name=name, aliases=aliases, symbols=symbols, default=default)
 
     def _fixed(self, given: dict[str, Any], name: str, aliases: tuple[str, ...]) -> Schema:
-        size = given.get("size")
+        size: Any = given.get("size")
         if not _is_whole(size) or not 0 <= size < 1 << 31:
             raise SchemaInvalid(f"fixed {name} has no valid size")
         return _with_logical(Schema("fixed", name=name, aliases=aliases, size=size), given)
@@ -244,7 +244,8 @@ def _with_logical(plain: Schema, given: dict[str, Any]) -> Schema:
     logical = given.get("logicalType")
     if not isinstance(logical, str):
         return plain
-    precision, scale = 0, 0
+    precision: Any = 0
+    scale: Any = 0
     if logical == "decimal":
         precision, scale = given.get("precision"), given.get("scale", 0)
         valid = _is_decimal(plain, precision, scale)
