@@ -71,7 +71,7 @@ class _Columns:
         self._count = 0
 
     def type(self, schema: Schema) -> pa.DataType:
-        self._count += 1
+        self._count += schema.type != "union"
         if self._count > MOST_COLUMNS:
             raise SchemaInvalid(f"it has more than {MOST_COLUMNS} fields")
         if schema.type == "record":
