@@ -256,6 +256,18 @@ def test_the_last_of_equal_keys_counts() -> None:
     assert (found, errors) == ([([("a", 3), ("b", 2)],), ([("a", 1)],)], {})
 
 
+def test_blocks_with_and_without_sizes_are_decoded_at_once() -> None:
+    kinds: list[Any] = [{"type": "array", "items": "int"}, {"type": "map", "values": "string"}]
+    steps = program(record(*zip("am", kinds, strict=True)))
+    bodies = [b"\x03\x04\x02\x04\x02\x06\0" + b"\x01\x08\x02k\x02v\x04\x02l\0\x02m\0\0", b"\0\0"]
+    found, refused = at_once(steps, bodies)
+    assert refused == [False, False]
+    assert found.to_pylist() == [
+        {"a": [1, 2, 3], "m": [("k", "v"), ("l", ""), ("m", "")]},
+        {"a": [], "m": []},
+    ]
+
+
 def test_a_few_long_arrays_among_short_ones() -> None:
     steps = program(record(("f", {"type": "array", "items": "int"}), ("g", "string")))
     lengths = [3] * 100 + [5000] + [0] * 100 + [40]

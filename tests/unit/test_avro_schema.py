@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from random import Random
 from typing import Any
 
@@ -156,7 +157,7 @@ def test_some_schemas_have_no_column(schema: Any, error: str) -> None:
 
 
 def test_invalid_json_is_refused() -> None:
-    with pytest.raises(SchemaInvalid, match="^it is not JSON: "):
+    with pytest.raises(SchemaInvalid, match=r"^it is not JSON: "):
         parse("{")
 
 
@@ -174,7 +175,7 @@ def test_references_define_types_in_their_order() -> None:
     order = json.dumps(record(("items", {"type": "array", "items": "shop.Item"})))
     expected = parse_ddl("f STRUCT<items ARRAY<STRUCT<price STRUCT<amount DOUBLE>>>>").field("f").type
     assert arrow_type(parse(order, [money, item])) == expected
-    with pytest.raises(SchemaInvalid, match="^type shop.Money is not defined$"):
+    with pytest.raises(SchemaInvalid, match=r"^type shop\.Money is not defined$"):
         parse(order, [item, money])
 
 
@@ -223,10 +224,8 @@ def test_a_schema_with_an_error_is_refused_or_is_another_schema(random: Random) 
         part = random.choice(list(parts(changed)))
         key = random.choice(list(part) if isinstance(part, dict) else range(len(part)))
         part[key] = random.choice((None, True, -1, "", "int", "x.y", [], {}, ["null"], {"type": "map"}, schema))
-        try:
+        with suppress(SchemaInvalid):
             arrow_type(parse(json.dumps(changed)))
-        except SchemaInvalid as error:
-            assert str(error)
 
 
 def parts(value: Any) -> Iterator[Any]:
