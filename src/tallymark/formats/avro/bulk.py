@@ -6,24 +6,20 @@ Records that are dead, and a few others, are refused. ``values.py`` decides abou
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tallymark.formats.avro import values
 from tallymark.formats.avro.cursor import Cursor, Longs, Mask, Rows
-from tallymark.formats.avro.plain import Plain, text
-from tallymark.formats.avro.program import Program, Skips, Step
+from tallymark.formats.avro.lists import FixedArray, List, Map, Reads
+from tallymark.formats.avro.plain import Plain
+from tallymark.formats.avro.program import Program, Skips, Step, width
 
 Skip = Callable[[Cursor], None]
 Parts = list[tuple[Rows, pa.Array]]
 """Some rows of a column."""
-
-
-class Reads(Protocol):
-    def read(self, cursor: Cursor) -> pa.Array: ...
 
 
 class BulkDecoder:
@@ -49,9 +45,10 @@ class _Steps:
         if step["read"] == "record":
             return _Record(step, kind, self)
         if step["read"] == "array":
-            return _Array(self.read(step["items"], kind.value_type), kind)
+            items, size = self.read(step["items"], kind.value_type), width(step["items"])
+            return List(items, kind) if size is None else FixedArray(items, size, kind)
         if step["read"] == "map":
-            return _Map(self.read(step["values"], kind.item_type), kind)
+            return Map(self.read(step["values"], kind.item_type), kind)
         if step["read"] == "branch":
             return _Branch(step, kind, self)
         if step["read"] == "union":
@@ -113,62 +110,6 @@ class _Record:
 
 def _constant(default: Step, kind: pa.DataType) -> pa.Array:
     return pa.array([values.decoder(default["step"], {})(bytes.fromhex(default["bytes"]))], kind)
-
-
-class _Array:
-    def __init__(self, items: Reads, kind: pa.ListType) -> None:
-        self._items, self._kind = items, kind
-
-    def read(self, cursor: Cursor) -> pa.Array:
-        owners, rounds = cursor.items(self._items.read)
-        offsets, order, _ = _regroup(owners, len(cursor))
-        items = _ordered(rounds, order, self._kind.value_type)
-        return pa.ListArray.from_arrays(offsets, items, type=self._kind)
-
-
-class _Map:
-    def __init__(self, items: Reads, kind: pa.MapType) -> None:
-        self._items, self._kind = items, kind
-
-    def read(self, cursor: Cursor) -> pa.Array:
-        owners, rounds = cursor.items(self._pair)
-        offsets, order, rows = _regroup(owners, len(cursor))
-        keys = _ordered([key for key, _ in rounds], order, pa.string())
-        items = _ordered([item for _, item in rounds], order, self._kind.item_type)
-        self._refuse_repeated(cursor, rows, keys)
-        return pa.MapArray.from_arrays(offsets, keys, items, type=self._kind)
-
-    def _pair(self, cursor: Cursor) -> tuple[pa.Array, pa.Array]:
-        return text(cursor, *cursor.bytes()), self._items.read(cursor)
-
-    @staticmethod
-    def _refuse_repeated(cursor: Cursor, rows: Rows, keys: pa.Array) -> None:
-        """Refuse records that have a key twice: only the last one counts."""
-        encoded = keys.dictionary_encode()
-        pairs = rows * max(1, len(encoded.dictionary)) + encoded.indices.to_numpy()
-        if pc.count_distinct(pa.array(pairs)).as_py() < len(pairs):
-            found, counts = np.unique(pairs, return_counts=True)
-            repeated = np.zeros(len(cursor), bool)
-            repeated[found[counts > 1] // len(encoded.dictionary)] = True
-            cursor.refuse(repeated)
-
-
-def _regroup(owners: Sequence[Rows], count: int) -> tuple[pa.Array, Rows | None, Rows]:
-    """Return the offsets of lists, the order of their items, None if they are in order, and the rows of the items."""
-    rows = np.concatenate(owners) if owners else np.zeros(0, np.intp)
-    offsets = np.zeros(count + 1, np.int32)
-    np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
-    order = None
-    if len(owners) > 1:
-        order = np.argsort(rows, kind="stable")
-        rows = rows[order]
-    return pa.array(offsets), order, rows
-
-
-def _ordered(rounds: Sequence[pa.Array], order: Rows | None, kind: pa.DataType) -> pa.Array:
-    if not rounds:
-        return pa.array([], kind)
-    return rounds[0] if order is None else pa.concat_arrays(rounds).take(pa.array(order))
 
 
 class _Union:

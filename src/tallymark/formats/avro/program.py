@@ -66,6 +66,18 @@ class Program:
         return json.dumps({"root": self.root, "skips": self.skips}, separators=(",", ":"))
 
 
+def width(step: Step) -> int | None:
+    """Return the number of bytes of a value if all values have the same."""
+    kind = step.get("read", step.get("skip"))
+    if kind == "record" and "fields" in step:
+        sizes = [width(part["step"]) for part in step["fields"]]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+    if kind == "branch":
+        return width(step["step"])
+    sizes_of = {"boolean": 1, "float": 4, "double": 8, "fixed": step.get("size")}
+    return sizes_of.get(kind or "")
+
+
 def _is_in_bulk(root: Step, skips: Skips) -> bool:
     waiting: list[tuple[Step, frozenset[str]]] = [(root, frozenset())]
     for _ in range(MOST_STEPS):
