@@ -292,6 +292,16 @@ def test_a_recursive_type_can_be_skipped_up_to_a_depth() -> None:
     assert decoded.errors == {3: "node: records are nested more than 200 levels deep"}
 
 
+@pytest.mark.parametrize(("length", "fate"), [(30, True), (200, True), (201, False)])
+def test_many_nested_records_are_skipped_up_to_the_same_depth_in_any_batch(length: int, fate: bool) -> None:
+    fields: list[Any] = [("r0", record(("x", "int")) | {"name": "R0"})]
+    fields += [(f"r{n}", record(("inner", f"R{n - 1}")) | {"name": f"R{n}"}) for n in range(1, length)]
+    steps = program(record(*fields, ("id", "long")), record(("id", "long")))
+    for count in (1, 100):
+        decoded = decode(steps, [b"\x02" * (length + 1)] * count)
+        assert decoded.values.to_pylist() == [{"id": 1} if fate else None] * count
+
+
 def test_items_that_take_no_bytes_are_limited() -> None:
     steps = program(record(("f", {"type": "array", "items": "null"})))
     assert not steps.in_bulk

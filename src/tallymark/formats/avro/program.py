@@ -43,6 +43,8 @@ DEEPEST_SKIP = 200
 """Maximum nesting of records in a field that is skipped."""
 MOST_EMPTY = 10_000
 """Maximum number of items that take no bytes in one record: a few bytes may otherwise describe billions."""
+DEEPEST_BULK = 50
+"""Nesting of skipped records beyond which records are decoded one by one, as those that contain themselves."""
 MOST_STEPS = 100_000
 """Number of steps beyond which records are decoded one by one, because most steps of a large program are not taken."""
 
@@ -88,7 +90,7 @@ def _is_in_bulk(root: Step, skips: Skips) -> bool:
             return False
         if step.get("skip") == "record":
             name = step["name"]
-            if name in inside:
+            if name in inside or len(inside) >= DEEPEST_BULK:
                 return False
             waiting += [(part, inside | {name}) for part in skips[name]]
         waiting += [(part, inside) for part in _parts(step)]
