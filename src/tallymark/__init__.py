@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from tallymark.produce.delivery import Metadata
     from tallymark.produce.producer import Producer
     from tallymark.service.app import App
-    from tallymark.service.batch import Batch, Record, Records
+    from tallymark.service.batch import Batch
     from tallymark.service.consumer import Consumer
     from tallymark.service.progress import PartitionProgress
+    from tallymark.service.records import Record, Records
     from tallymark.spark.pipeline import Pipeline
     from tallymark.spark.sink import Sink
     from tallymark.stores.transaction import Transaction
@@ -105,8 +106,8 @@ _ELSEWHERE = {
     "PartitionProgress": "service.progress",
     "Pipeline": "spark.pipeline",
     "Producer": "produce.producer",
-    "Record": "service.batch",
-    "Records": "service.batch",
+    "Record": "service.records",
+    "Records": "service.records",
     "Registry": "formats.value",
     "Retention": "core.retention",
     "Sasl": "kafka.cluster",

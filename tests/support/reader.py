@@ -23,7 +23,7 @@ from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
 from tallymark.errors import Unreachable
 from tallymark.kafka.diagnosis import judged
-from tallymark.service.batch import Message
+from tallymark.service.records import Message
 
 TIMEOUT = 30.0
 CHANGED = {KafkaError._AUTO_OFFSET_RESET, KafkaError.UNKNOWN_TOPIC_OR_PART}

@@ -16,7 +16,8 @@ from tallymark.core.plan import Move
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Partition
 from tallymark.errors import Retry, Unreachable
-from tallymark.service.batch import Batch, Message, Record, Records
+from tallymark.service.batch import Batch
+from tallymark.service.records import Message, Record, Records
 
 ZERO, ONE = Partition("orders", 0), Partition("orders", 1)
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

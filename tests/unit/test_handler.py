@@ -17,8 +17,8 @@ import pytest
 from sqlalchemy.exc import IntegrityError, NoResultFound, PendingRollbackError
 
 from tallymark.errors import BadInput, Retry, TallymarkError, Unreachable
-from tallymark.service.batch import Record, Records
 from tallymark.service.handler import Handler, RecordFailed
+from tallymark.service.records import Record, Records
 
 RECORD = Record("t", 0, 0, None, None, b"", ())
 RECORDS = Records([], pa.nulls(0, pa.binary()))

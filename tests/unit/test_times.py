@@ -14,7 +14,7 @@ from tallymark.errors import BadInput, TallymarkError
 from tallymark.kafka.lag import TopicRetention
 from tallymark.produce.delivery import Delivery, Interceptors, Reports
 from tallymark.produce.settings import epoch_millis
-from tallymark.service.batch import Records
+from tallymark.service.records import Records
 
 LAST = datetime.max.replace(microsecond=999_000, tzinfo=UTC)
 ABSURD = 1_700_000_000_000_000

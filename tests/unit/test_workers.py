@@ -13,8 +13,8 @@ import pytest
 
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, Retry, TallymarkError
-from tallymark.service.batch import Record
 from tallymark.service.handler import Handler
+from tallymark.service.records import Record
 from tallymark.service.workers import Lanes, LanesOutcome, Order, Workers
 
 

@@ -16,7 +16,7 @@ from tallymark.cli.output import note
 from tallymark.cli.target import PartitionOption, Target, targeted
 from tallymark.cli.values import member, printable
 from tallymark.operate.tail import FORMS, Look
-from tallymark.service.batch import Record
+from tallymark.service.records import Record
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")]
 From = Annotated[str, typer.Option("--from", help=f"Where to start: {FORMS}.")]

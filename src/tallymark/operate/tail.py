@@ -17,7 +17,7 @@ from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.cluster import Cluster
 from tallymark.kafka.fetch import Fetcher
 from tallymark.kafka.source import Kafka
-from tallymark.service.batch import Record
+from tallymark.service.records import Record
 
 AT_ONCE, WAIT_SECONDS = 1_000, 0.2
 SILENT_SECONDS = 10.0

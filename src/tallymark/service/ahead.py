@@ -20,7 +20,7 @@ from tallymark.core.spans import Partition
 from tallymark.errors import TallymarkError
 from tallymark.formats.json import JsonDecoder
 from tallymark.kafka.fetch import Fetched, Fetcher
-from tallymark.service.batch import Records, decoded
+from tallymark.service.records import Records, decoded
 
 Answer = Callable[[], None]
 

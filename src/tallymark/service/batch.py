@@ -1,185 +1,25 @@
-"""The batch that a handler receives: its records, as Python objects or Arrow, and the transaction that commits them."""
+"""The batch that a handler receives: its records, and the transaction that commits them."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from functools import cached_property
-from typing import Any, NamedTuple, overload
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 import pyarrow as pa
-from confluent_kafka import TIMESTAMP_CREATE_TIME, TIMESTAMP_NOT_AVAILABLE
 
-from tallymark.core import raw
 from tallymark.core.batch import BatchToCommit, Tried
 from tallymark.core.claims import Skip
 from tallymark.core.plan import Move, Plan
 from tallymark.core.records import DeadLetter, PartitionCounts, Reading
 from tallymark.core.spans import Partition, Span
-from tallymark.core.times import EPOCH, headers, timestamp
+from tallymark.core.times import timestamp
 from tallymark.errors import BadInput, TallymarkError, described
-from tallymark.formats.json import JsonDecoder
+from tallymark.service.records import Record, Records, letter
 from tallymark.stores.transaction import Transaction
-
-
-class Record(NamedTuple):
-    """One record. ``value`` is decoded: a dict for Json, bytes for Bytes, None for a tombstone."""
-
-    topic: str
-    partition: int
-    offset: int
-    timestamp: datetime | None
-    key: bytes | None
-    value: Any
-    headers: Sequence[tuple[str, bytes | None]]
-
-    @property
-    def place(self) -> tuple[Partition, int]:
-        return Partition(self.topic, self.partition), self.offset
-
-
-class Records(Sequence[Record]):
-    """The decoded records of a batch, in order within each partition.
-
-    Python objects are created on first access only; ``to_arrow`` creates none for the values.
-    """
-
-    def __init__(self, messages: Sequence[Any], values: pa.Array) -> None:
-        self._messages = messages
-        self._values = values
-        self.as_objects = False
-        """Whether Python objects were made of the values."""
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self._listed)
-
-    @overload
-    def __getitem__(self, at: int) -> Record: ...
-    @overload
-    def __getitem__(self, at: slice) -> Records: ...
-    def __getitem__(self, at: int | slice) -> Record | Records:
-        if isinstance(at, int):
-            return self._listed[at]
-        start, stop, step = at.indices(len(self))
-        if step != 1:
-            raise ValueError("records can be sliced only without a step")
-        return Records(self._messages[start:stop], self._values[start:stop])
-
-    def without(self, places: Collection[tuple[Partition, int]]) -> Records:
-        """Return the records that are not at these places."""
-        return self._some([at for at, record in enumerate(self) if record.place not in places]) if places else self
-
-    def _some(self, numbers: list[int]) -> Records:
-        return Records([self._messages[at] for at in numbers], self._values.take(pa.array(numbers, pa.int64())))
-
-    def to_arrow(self) -> pa.Table:
-        """Return topic, partition, offset, timestamp, key, value and headers, as in a pipeline's DataFrame."""
-        table = raw.of_messages(self._messages, ["topic", "partition", "offset", "timestamp", "key", "headers"])
-        return table.add_column(table.num_columns - 1, "value", self._values)
-
-    def values_to_arrow(self) -> pa.Table:
-        """Return only the values, with one column for each field: usually the rows to write to a table."""
-        return pa.Table.from_struct_array(self._values)
-
-    def values(self) -> list[Any]:
-        """Return only the decoded values, as Python objects: a dict or bytes for each record."""
-        self.as_objects = True
-        return _python_values(self._values)
-
-    @cached_property
-    def _listed(self) -> list[Record]:
-        return [
-            Record(
-                message.topic(),
-                message.partition(),
-                message.offset(),
-                timestamp(message),
-                message.key(),
-                value,
-                headers(message),
-            )
-            for message, value in zip(self._messages, self.values(), strict=True)
-        ]
-
-
-@dataclass(frozen=True)
-class Message:
-    """A dead letter's record with the interface of confluent_kafka's ``Message``."""
-
-    letter: DeadLetter
-
-    def topic(self) -> str:
-        return self.letter.partition.topic
-
-    def partition(self) -> int:
-        return self.letter.partition.number
-
-    def offset(self) -> int:
-        return self.letter.offset
-
-    def timestamp(self) -> tuple[int, int]:
-        when = self.letter.record_time
-        if when is None:
-            return TIMESTAMP_NOT_AVAILABLE, -1
-        return TIMESTAMP_CREATE_TIME, round(when.timestamp() * 1000)
-
-    def leader_epoch(self) -> None:
-        """Dead letters do not store it."""
-
-    def key(self) -> bytes | None:
-        return self.letter.key
-
-    def value(self) -> bytes | None:
-        return self.letter.value
-
-    def headers(self) -> list[tuple[str, bytes | None]] | None:
-        return list(self.letter.headers) or None
-
-
-def decoded(decode: JsonDecoder, messages: Sequence[Any]) -> tuple[Records, list[DeadLetter]]:
-    """Return the messages that can be decoded, and dead letters for the others."""
-    result = decode([message.value() for message in messages])
-    if not result.errors:
-        return Records(messages, result.values), []
-    records = Records(messages, result.values)._some([at for at in range(len(messages)) if at not in result.errors])
-    return records, [letter(messages[at], error) for at, error in result.errors.items()]
-
-
-def letter(message: Any, error: str, table: str | None = None) -> DeadLetter:
-    """Return the dead letter of a message."""
-    return DeadLetter(
-        Partition(message.topic(), message.partition()),
-        message.offset(),
-        timestamp(message),
-        message.key(),
-        message.value(),
-        headers(message),
-        table,
-        error,
-    )
-
-
-def _python_values(values: pa.Array) -> list[Any]:
-    """Return the same as ``to_pylist``, which spends most of its time on looking up each timestamp's time zone."""
-    zoned = (
-        [field.name for field in values.type if field.type == raw.TIMESTAMP] if pa.types.is_struct(values.type) else []
-    )
-    if not zoned:
-        return list(values.to_pylist())
-    plain = pa.struct([field.with_type(pa.int64()) if field.name in zoned else field for field in values.type])
-    rows: list[Any] = values.cast(plain).to_pylist()
-    for name in zoned:
-        for row in rows:
-            if row is not None and (micros := row[name]) is not None:
-                row[name] = EPOCH + timedelta(0, 0, micros)
-    return rows
-
 
 log = logging.getLogger(__name__)
 

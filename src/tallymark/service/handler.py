@@ -22,7 +22,7 @@ from typing import Any
 from sqlalchemy.exc import DBAPIError
 
 from tallymark.errors import BadInput, DataRefused, Retry, TallymarkError, TransactionUndone, described
-from tallymark.service.batch import Record, Records
+from tallymark.service.records import Record, Records
 from tallymark.stores.sql.errors import translated
 
 NOT_DONE = (GeneratorType, AsyncGeneratorType, map, filter)

@@ -19,9 +19,10 @@ from tallymark.errors import BadInput, DataRefused, TallymarkError, TooManyDead,
 from tallymark.kafka.membership import Group
 from tallymark.run.setup import Setup
 from tallymark.run.until import Until
-from tallymark.service.batch import Batch, Records
+from tallymark.service.batch import Batch
 from tallymark.service.consumer import Consumer
 from tallymark.service.handler import Handler, RecordFailed, classified
+from tallymark.service.records import Records
 from tallymark.service.workers import LanesOutcome, Order, Workers
 from tallymark.stores.transaction import Transaction
 

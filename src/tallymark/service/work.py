@@ -15,7 +15,8 @@ from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.fetch import Direct
 from tallymark.kafka.source import Kafka
 from tallymark.run.work import Task, Work
-from tallymark.service.batch import Batch, Message, decoded
+from tallymark.service.batch import Batch
+from tallymark.service.records import Message, decoded
 
 
 class ServiceWork(Work[Batch]):

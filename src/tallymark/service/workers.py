@@ -16,8 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, Retry, TallymarkError, described
-from tallymark.service.batch import Batch, Record
+from tallymark.service.batch import Batch
 from tallymark.service.handler import Handler, RecordFailed, classified
+from tallymark.service.records import Record
 from tallymark.stores.transaction import OVER, Transaction
 
 Order = Literal["partition", "key", "none"]
