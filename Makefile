@@ -32,7 +32,7 @@ test: $(READY)
 faults: $(READY)
 	@$(BIN)/pytest -q -m faults -n 3 --dist loadgroup $(ARGS)
 
-PARTS := throughput computing totals latency growth cluster profiling stores consumers producer
+PARTS := throughput computing totals avro latency growth cluster profiling stores consumers producer
 bench: $(READY)
 ifeq ($(ARGS),)
 	@set -e; for part in $(PARTS); do $(BIN)/python -m bench.$$part --write docs/benchmarks.md; done

@@ -15,7 +15,7 @@ from bench.harness.servers import forget_groups, new_group
 from bench.harness.tables import Mode
 from tallymark.core.plan import Limits
 from tallymark.core.progress import Progress, Step
-from tallymark.formats.value import Json
+from tallymark.formats.value import Format, Json
 from tallymark.kafka.membership import Standalone
 from tallymark.kafka.source import Kafka
 from tallymark.run.commit import Delivery
@@ -39,6 +39,8 @@ class OurPipeline(Idle):
     delivery: Delivery = "exactly-once"
     workload: Workload = PICKED
     memory: int = Limits.memory
+    value: Format | None = None
+    """The format of values, if they are not the JSON of the workload."""
 
     def lap(self, course: Course) -> Lap:
         self.workload.prepare(course, self.mode)
@@ -60,7 +62,7 @@ class OurPipeline(Idle):
     def pipeline(self, course: Course) -> Pipeline:
         pipeline = Pipeline(
             group=new_group(course),
-            source=Kafka(course.brokers, course.topic, value=Json(self.workload.ddl)),
+            source=Kafka(course.brokers, course.topic, value=self.value or Json(self.workload.ddl)),
             store=course.url,
             limits=Limits(records=self.records, memory=self.memory),
             road=self.road,

@@ -58,5 +58,5 @@ def reaches(course: Course) -> bool:
 
 
 def jars() -> str:
-    """The drivers, for ``spark.jars`` before the session starts."""
-    return ",".join(map(str, fetch("jdbc", lock=JARS)))
+    """The drivers and Spark's Avro functions, for ``spark.jars`` before the session starts."""
+    return ",".join(str(jar) for name in ("jdbc", "avro") for jar in fetch(name, lock=JARS))

@@ -6,9 +6,11 @@ are put together by Arrow, a hundred thousand at a time, so that making two mill
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +20,7 @@ from tallymark.errors import BadInput, TallymarkError
 from tallymark.kafka.brokers import Brokers, connect
 from tallymark.kafka.cluster import Cluster
 
-Shape = Literal["small", "large", "nested", "sales"]
+Shape = Literal["small", "large", "nested", "sales", "avro"]
 
 PARTITIONS = 4
 DDL = "id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP, note STRING"
@@ -31,6 +33,18 @@ SCHEMA = pa.schema(
         ("note", pa.string()),
     ]
 )
+AVRO = {
+    "type": "record",
+    "name": "Order",
+    "fields": [
+        {"name": "id", "type": "long"},
+        {"name": "customer", "type": "string"},
+        {"name": "amount", "type": "double"},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-micros"}},
+        {"name": "note", "type": "string"},
+    ],
+}
+AVRO_ID = 1
 NESTED_DDL = (
     "id BIGINT, at TIMESTAMP, customer STRUCT<id: BIGINT, name: STRING, email: STRING, "
     "address: STRUCT<street: STRING, city: STRING, zip: STRING>>, "
@@ -74,6 +88,8 @@ def rows(start: int, stop: int, records: int, shape: Shape = "small") -> pa.Tabl
 
 def values(start: int, stop: int, records: int, shape: Shape = "small") -> list[bytes]:
     """The same orders as JSON. A time is text without a zone, which is how databases take it too."""
+    if shape == "avro":
+        return _avro(start, stop, records)
     if shape == "sales":
         joined = _sales(start, stop)
     else:
@@ -91,6 +107,18 @@ def _flat(start: int, stop: int, records: int, shape: Shape) -> pa.Array:
         '{"id": ', number.cast(pa.string()), ', "customer": "', customer, '", "amount": ', amount.cast(pa.string()),
         ', "at": "', moment, '", "note": "', note, '"}',
     )  # fmt: skip
+
+
+def _avro(start: int, stop: int, records: int) -> list[bytes]:
+    """Orders in the framing of a registry."""
+    schema = fastavro.parse_schema(AVRO)
+    found = []
+    for order in rows(start, stop, records).to_pylist():
+        content = io.BytesIO(b"\0" + AVRO_ID.to_bytes(4))
+        content.seek(0, io.SEEK_END)
+        fastavro.schemaless_writer(content, schema, order)
+        found.append(content.getvalue())
+    return found
 
 
 def sales(start: int, stop: int) -> dict[str, np.ndarray[Any, np.dtype[np.int64]]]:
