@@ -21,6 +21,7 @@ LOAD = """
 from pyspark.sql import SparkSession
 from tallymark import Json
 from tallymark.errors import BadInput
+from tallymark.formats.decoders import Decoders
 from tallymark.spark.decode import SparkDecoder
 
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
@@ -28,11 +29,11 @@ thread = spark._jvm.java.lang.Thread.currentThread()
 usual = thread.getContextClassLoader()
 thread.setContextClassLoader(spark._jvm.java.lang.ClassLoader.getSystemClassLoader())
 try:
-    SparkDecoder(spark, Json("id BIGINT"))
+    SparkDecoder(spark, Decoders.of(Json("id BIGINT")))
 except BadInput as refused:
     print("refused:", refused)
 thread.setContextClassLoader(usual)
-SparkDecoder(spark, Json("id BIGINT"))
+SparkDecoder(spark, Decoders.of(Json("id BIGINT")))
 print("loaded")
 spark.stop()
 """
@@ -59,10 +60,11 @@ def of_orders(spark: SparkSession, offsets: range) -> DataFrame:
 
 
 def test_records_are_counted_and_what_is_counted_twice_is_noticed(spark: SparkSession) -> None:
+    from tallymark.formats.decoders import Decoders
     from tallymark.spark.counting import counted
     from tallymark.spark.decode import SparkDecoder
 
-    decode = SparkDecoder(spark, Json("id BIGINT"))
+    decode = SparkDecoder(spark, Decoders.of(Json("id BIGINT")))
     first, second = of_orders(spark, range(10)), of_orders(spark, range(10, 15))
     decode(first).toArrow()
     found = counted(decode.counts)

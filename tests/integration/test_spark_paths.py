@@ -236,11 +236,14 @@ def test_records_that_have_grown_are_measured_again(
 
 
 def test_functions_are_judged_by_their_plans(spark: SparkSession) -> None:
+    from tallymark.formats.decoders import Decoders
     from tallymark.spark.decode import RECORD, SparkDecoder
     from tallymark.spark.plans import is_row_wise, is_single_pass, picked
     from tallymark.spark.scan import RAW_RECORDS
 
-    schema = SparkDecoder(spark, Json(SCHEMA))(spark.createDataFrame([], RAW_RECORDS)).select(*RECORD).schema
+    schema = (
+        SparkDecoder(spark, Decoders.of(Json(SCHEMA)))(spark.createDataFrame([], RAW_RECORDS)).select(*RECORD).schema
+    )
     records = spark.createDataFrame([], schema)
 
     def judged(function: Function) -> tuple[bool, bool, bool]:
@@ -295,7 +298,7 @@ def test_a_function_is_judged_by_its_plan_with_records(spark: SparkSession, brok
     shouting: Function = lambda records: records.select("value.ID", "VALUE.Name")  # noqa: E731
     tables = {"careful": careful, "checkpointed": checkpointed, "shouting": shouting}
     source, own = Kafka(brokers, topic, value=Json(SCHEMA)), own_session(spark)
-    schema = SparkDecoder(own, source.value)(own.createDataFrame([], RAW_RECORDS)).select(*RECORD).schema
+    schema = SparkDecoder(own, source.decoders())(own.createDataFrame([], RAW_RECORDS)).select(*RECORD).schema
     specs = [(TableSpec(name), function) for name, function in tables.items()]
     computing = Shaper(own, spark, source, specs, schema).computing
     assert [spec.name for spec, _ in computing] == ["careful", "checkpointed"]

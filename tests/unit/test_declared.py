@@ -14,9 +14,9 @@ from tallymark.cli.toml.build import load_pipeline
 from tallymark.cli.toml.document import filled, find_lines
 from tallymark.cli.toml.model import PipelineFile, Table
 from tallymark.core.budget import Budget
+from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
 from tallymark.formats.value import Bytes
-from tallymark.kafka.cluster import Tls
 from tallymark.run.setup import Settings
 from tallymark.spark.pipeline import Pipeline
 
@@ -192,7 +192,7 @@ def test_a_pipeline_can_read_alone(load: Load) -> None:
         ("group =", 'start = "tomorrow"\ngroup =', "line 1: start='tomorrow' is not a first-poll strategy"),
         ('"orders-to-shop"', '""', "shop.toml line 1: group= must be a name"),
         ("[tables.orders]", '[tables.orders]\nwrite = "upsert"', "line 7: table orders: upsert needs key="),
-        ('{ json = "id BIGINT" }', "{}", "shop.toml line 6: source.format is empty"),
+        ('{ json = "id BIGINT" }', "{}", "shop.toml line 6: source.format must have one format"),
         ('{ json = "id BIGINT" }', '"avro"', 'shop.toml line 6: source.format must be bytes, not "avro"'),
         ("[source]", '[source.settings]\ngroup.id = "x"\n[source]', "Kafka(settings=...): group.id can't be set"),
         ("[tables.orders]", "[tables.orders]\nwrite =", "shop.toml line 8: this is not TOML: "),

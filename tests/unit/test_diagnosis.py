@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from tallymark.kafka.cluster import Cluster, Tls
+from tallymark.core.tls import Tls
+from tallymark.kafka.cluster import Cluster
 from tallymark.kafka.diagnosis import CUT, ENCRYPTED, NO_ANSWER, REFUSED, diagnosis
 
 Serve = Callable[[socket.socket], None]

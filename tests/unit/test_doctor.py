@@ -9,8 +9,9 @@ from importlib.metadata import PackageNotFoundError
 import pytest
 
 from tallymark.core.spans import Log, Partition, Position, Tally
+from tallymark.core.tls import Tls
 from tallymark.errors import AccessDenied
-from tallymark.kafka.cluster import Cluster, Sasl, Tls
+from tallymark.kafka.cluster import Cluster, Sasl
 from tallymark.kafka.lag import TopicRetention
 from tallymark.operate import findings as verdict
 from tallymark.operate.doctor import client, databases, redis, topics

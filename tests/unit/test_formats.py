@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tallymark import Bytes, Json
+from tallymark import Json
 from tallymark.errors import BadInput
+from tallymark.formats.decoders import BytesDecoder
 from tallymark.formats.json import FEW, JsonDecoder
 from tests.support import json_values as corpus
 
@@ -150,7 +151,7 @@ def test_a_long_batch_of_large_values_is_no_more_than_arrow_can_take(monkeypatch
 
 
 def test_bytes_are_left_as_they_are() -> None:
-    decoder = JsonDecoder(Bytes())
+    decoder = BytesDecoder()
     values: list[Any] = [b"\xff\x00", b"", None, b'{"id":1}']
     decoded = decoder(values)
     assert decoder.type == decoded.values.type == pa.binary()

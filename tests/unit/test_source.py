@@ -69,6 +69,6 @@ def test_json_without_a_schema_is_refused(schema: str) -> None:
     ],
 )
 def test_a_dead_value_is_explained_in_one_line(value: bytes, words: str) -> None:
-    said = explain(SCHEMA, value)
+    said = explain(SCHEMA.schema, value)
     assert said.startswith(words)
     assert "\n" not in said

@@ -1,4 +1,4 @@
-"""Records in the memory of the driver, with decoded values."""
+"""Records in the memory of the driver, decoded."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from tallymark.core import raw
-from tallymark.formats.json import JsonDecoder
+from tallymark.formats.decoders import Decoders
 
 
 @dataclass(frozen=True)
 class DecodedRecords:
-    """``found`` are the original records; ``records`` have decoded values, which are NULL for dead records.
+    """``found`` are the original records; ``records`` have decoded keys and values.
 
     ``errors`` maps rows of dead records to errors.
     """
@@ -24,7 +24,5 @@ class DecodedRecords:
     size: int
 
     @classmethod
-    def of(cls, found: pa.Table, decode: JsonDecoder) -> DecodedRecords:
-        decoded = decode(found["value"])
-        records = found.set_column(found.schema.get_field_index("value"), "value", decoded.values)
-        return cls(found, records, decoded.errors, raw.size(found))
+    def of(cls, found: pa.Table, decoders: Decoders) -> DecodedRecords:
+        return cls(found, *decoders.table(found), raw.size(found))

@@ -19,9 +19,9 @@ import pyarrow.json
 from tallymark.core.retry import threads
 from tallymark.formats import fields
 from tallymark.formats import schema as ddl
-from tallymark.formats.decoder import Decoded
+from tallymark.formats.decoder import Contents, Decoded
 from tallymark.formats.limits import has_long_number, is_deep, is_doubtful
-from tallymark.formats.value import Bytes, Json
+from tallymark.formats.value import Json
 
 JSON_SPACE = b" \t\r\n"
 JSON_NAMES = {
@@ -56,23 +56,23 @@ DAY_MICROS = 86_400_000_000
 
 
 class JsonDecoder:
-    """Decodes values of one format. Created once, called for every batch."""
+    """Decodes JSON objects of one schema."""
 
-    def __init__(self, source: Json | Bytes) -> None:
-        self._source = source
-        self._objects = _Objects(source) if isinstance(source, Json) else None
-        self.type: pa.DataType = self._objects.type if self._objects else pa.binary()
-        self.in_bulk = self._objects is None or self._objects.bulk
+    is_nullable, header, learns, version = False, None, False, 0
 
-    def __call__(self, values: Sequence[bytes | None] | pa.Array | pa.ChunkedArray) -> Decoded:
-        if isinstance(values, (pa.Array, pa.ChunkedArray)):
-            given = values
-        elif self._objects is not None and len(values) <= FEW:
-            return self._few(self._objects, values)
+    def __init__(self, source: Json) -> None:
+        self._schema = source.schema
+        self._objects = _Objects(source.schema)
+        self.type: pa.DataType = self._objects.type
+        self.in_bulk = self._objects.bulk
+
+    def __call__(self, contents: Contents, headers: pa.Array | pa.ChunkedArray | None = None) -> Decoded:  # noqa: ARG002
+        if isinstance(contents, (pa.Array, pa.ChunkedArray)):
+            given = contents
+        elif len(contents) <= FEW:
+            return self._few(contents)
         else:
-            given = pa.array(values, pa.binary())
-        if self._objects is None:
-            return Decoded(given, {})
+            given = pa.array(contents, pa.binary())
         dead: list[int] = []
         chunks = list(_chunks(given.drop_null() if given.null_count else given))
         firsts = list(accumulate((len(chunk) for chunk in chunks), initial=0))
@@ -87,17 +87,16 @@ class JsonDecoder:
             places = pc.indices_nonzero(given.is_valid())
             dead = [places[at].as_py() for at in dead]
             found = _spread(found, given.is_valid())
-        return Decoded(found, {at: explain(self._source, given[at].as_py()) for at in dead})
+        return Decoded(found, {at: explain(self._schema, given[at].as_py()) for at in dead})
 
-    def _few(self, objects: _Objects, values: Sequence[bytes | None]) -> Decoded:
+    def _few(self, values: Sequence[bytes | None]) -> Decoded:
         dead: list[int] = []
-        found = objects.one_by_one(values, 0, dead)
-        return Decoded(found, {at: explain(self._source, values[at] or b"") for at in dead})
+        found = self._objects.one_by_one(values, 0, dead)
+        return Decoded(found, {at: explain(self._schema, values[at] or b"") for at in dead})
 
 
-def explain(source: Json | Bytes, value: bytes) -> str:
-    """Return the error of a dead value for its dead letter. For JSON it names the field that does not fit."""
-    assert isinstance(source, Json)
+def explain(schema: str, value: bytes) -> str:
+    """Return the error of a dead value for its dead letter. It names the field that does not fit."""
     if is_deep(value):
         return "nested too deeply"
     try:
@@ -110,7 +109,7 @@ def explain(source: Json | Bytes, value: bytes) -> str:
         return f"not JSON: {error}"
     if not isinstance(decoded, fields.Pairs):
         return f"not a JSON object but {JSON_NAMES[type(decoded)]}"
-    kind, convert = _fields(source.schema)
+    kind, convert = _fields(schema)
     try:
         convert(decoded)
     except fields.MISFITS:
@@ -131,8 +130,8 @@ class _Doubt(Exception):
 class _Objects:
     """JSON objects of one schema."""
 
-    def __init__(self, source: Json) -> None:
-        self.type, self._convert = _fields(source.schema)
+    def __init__(self, schema: str) -> None:
+        self.type, self._convert = _fields(schema)
         self.bulk = all(_is_time(field.type) or _in_bulk(field.type) for field in self.type)
         self._check_digits = "decimal" in str(self.type)
         self._parsing = pyarrow.json.ParseOptions(

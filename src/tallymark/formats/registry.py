@@ -93,12 +93,19 @@ class Schemas:
 
     def latest(self, subject: str) -> Registered:
         """Return the latest schema of a subject. It is asked for each time."""
+        found = self.find(subject)
+        if found is None:
+            raise BadInput(
+                f"{self.name} has no schema for subject {subject}: register one, or set subject= or schema= of Avro()"
+            )
+        return found
+
+    def find(self, subject: str) -> Registered | None:
+        """Return the latest schema of a subject; None if it has none."""
         try:
             return self._waited(lambda: self._complete(self._ask(f"{_path(subject)}/versions/latest")))
         except Missing:
-            raise BadInput(
-                f"{self.name} has no schema for subject {subject}: register one, or set subject= or schema= of Avro()"
-            ) from None
+            return None
 
     def register(self, subject: str, kind: Kind, text: str, references: Sequence[Reference] = ()) -> Registered:
         """Register a schema, or return it if the subject has it already."""

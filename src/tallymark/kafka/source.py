@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tallymark.core.retry import PATIENCE
 from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
-from tallymark.formats.value import Bytes, Json
+from tallymark.formats.decoders import Decoders
+from tallymark.formats.value import Bytes, Format
 from tallymark.kafka.cluster import Cluster, Sasl, check_settings
 
 PATTERN = "^"
@@ -46,10 +49,11 @@ class Kafka:
 
     brokers: str
     topics: str | Sequence[str]
-    value: Json | Bytes = field(default_factory=Bytes)
+    value: Format = field(default_factory=Bytes)
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     security: Sasl | None = None
     tls: Tls | bool | None = None
+    key: Format = field(default_factory=Bytes)
     cluster: Cluster = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -66,6 +70,10 @@ class Kafka:
     def topic_names(self) -> tuple[str, ...]:
         """Names and patterns."""
         return tuple(self.topics)
+
+    def decoders(self, stop: threading.Event | None = None, patience: float = PATIENCE) -> Decoders:
+        """Create what decodes the records. A registry that does not answer is waited for, until ``stop`` is set."""
+        return Decoders.of(self.value, self.key, self.topic_names, stop, patience)
 
 
 def is_pattern(topic: str) -> bool:

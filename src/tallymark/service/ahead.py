@@ -18,7 +18,7 @@ from tallymark.core.records import DeadLetter
 from tallymark.core.retry import Background
 from tallymark.core.spans import Partition
 from tallymark.errors import TallymarkError
-from tallymark.formats.json import JsonDecoder
+from tallymark.formats.decoders import Decoders
 from tallymark.kafka.fetch import Fetched, Fetcher
 from tallymark.service.records import Records, decoded
 
@@ -45,9 +45,9 @@ class Ahead:
     answer.
     """
 
-    def __init__(self, fetcher: Fetcher, decode: JsonDecoder, ask: Callable[[], Answer]) -> None:
+    def __init__(self, fetcher: Fetcher, decoders: Decoders, ask: Callable[[], Answer]) -> None:
         self._fetcher = fetcher
-        self._decode = decode
+        self._decoders = decoders
         self._ask = ask
         self._thread = Background("tallymark-fetch")
         self._pending: Future[Taken] | None = None
@@ -103,4 +103,4 @@ class Ahead:
         with suppress(TallymarkError, KafkaException):
             same_topics = self._ask() if fetched else None
         messages = list(chain.from_iterable(part.messages for part in fetched.values()))
-        return Taken(fetched, same_topics, *decoded(self._decode, messages))
+        return Taken(fetched, same_topics, *decoded(self._decoders, messages))

@@ -16,7 +16,7 @@ from tallymark.core.retry import Background
 from tallymark.core.spans import Tally
 from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
-from tallymark.formats.value import Bytes, Json
+from tallymark.formats.value import Bytes, Format
 from tallymark.kafka.cluster import Cluster, Sasl
 from tallymark.kafka.source import Kafka
 from tallymark.produce.producer import Producer
@@ -78,7 +78,8 @@ class App:
         topics: str | Sequence[str],
         *,
         group: str,
-        value: Json | Bytes = BYTES,
+        value: Format = BYTES,
+        key: Format = BYTES,
         threads: int = 1,
         workers: int = 1,
         order: Order = "partition",
@@ -100,7 +101,8 @@ class App:
 
         def register(function: Function) -> Function:
             named = {**self._kafka, **(kafka or {})}
-            source = Kafka(self._cluster.brokers, topics, value, named, self._cluster.security, self._cluster.tls)
+            cluster = self._cluster
+            source = Kafka(cluster.brokers, topics, value, named, cluster.security, cluster.tls, key)
             merged: Settings = {**self._settings, **settings}
             setup = Setup(group, source, self._store, **merged)
             handler = Handler(function, takes_batches=batch)

@@ -17,7 +17,6 @@ from tallymark.core.plan import Move
 from tallymark.core.skip_ahead import jumps
 from tallymark.core.spans import Mark, Owner, Partition
 from tallymark.errors import UnknownTopic
-from tallymark.formats.json import JsonDecoder
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.fetch import Fetcher, OutOfRange
 from tallymark.run.claimed import Claimed
@@ -50,7 +49,7 @@ class FetchedPartitions(Claimed[Batch], ServiceWork):
         super().__init__(setup.job(owner), brokers, destination.ledger, setup.member(brokers, owner))
         self.owner = owner
         fetcher = Fetcher(setup.source, brokers)
-        self._ahead = Ahead(fetcher, JsonDecoder(setup.source.value), self.ownership.ask_identity)
+        self._ahead = Ahead(fetcher, setup.source.decoders(stop, setup.patience_seconds), self.ownership.ask_identity)
         self._same_topics: Answer | None = None
         """The check that topics were not recreated. It was requested after the last fetch and is used only once."""
         self._next: dict[Partition, Move] = {}

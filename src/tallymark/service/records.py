@@ -15,17 +15,20 @@ from tallymark.core import raw
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Partition
 from tallymark.core.times import EPOCH, headers, timestamp
-from tallymark.formats.json import JsonDecoder
+from tallymark.formats.decoders import Decoders
 
 
 class Record(NamedTuple):
-    """One record. ``value`` is decoded: a dict for Json, bytes for Bytes, None for a tombstone."""
+    """One record. Key and value are decoded: a dict for Json and most Avro schemas, bytes for Bytes.
+
+    The value of a tombstone is None.
+    """
 
     topic: str
     partition: int
     offset: int
     timestamp: datetime | None
-    key: bytes | None
+    key: Any
     value: Any
     headers: Sequence[tuple[str, bytes | None]]
 
@@ -35,14 +38,15 @@ class Record(NamedTuple):
 
 
 class Records(Sequence[Record]):
-    """The decoded records of a batch, in order within each partition.
+    """The decoded records of a batch, in order within each partition. Without ``keys``, keys are bytes.
 
     Python objects are created on first access only; ``to_arrow`` creates none for the values.
     """
 
-    def __init__(self, messages: Sequence[Any], values: pa.Array) -> None:
+    def __init__(self, messages: Sequence[Any], values: pa.Array, keys: pa.Array | None = None) -> None:
         self._messages = messages
         self._values = values
+        self._keys = keys
         self.as_objects = False
         """Whether Python objects were made of the values."""
 
@@ -62,18 +66,23 @@ class Records(Sequence[Record]):
         start, stop, step = at.indices(len(self))
         if step != 1:
             raise ValueError("records can be sliced only without a step")
-        return Records(self._messages[start:stop], self._values[start:stop])
+        keys = self._keys[start:stop] if self._keys is not None else None
+        return Records(self._messages[start:stop], self._values[start:stop], keys)
 
     def without(self, places: Collection[tuple[Partition, int]]) -> Records:
         """Return the records that are not at these places."""
         return self._some([at for at, record in enumerate(self) if record.place not in places]) if places else self
 
     def _some(self, numbers: list[int]) -> Records:
-        return Records([self._messages[at] for at in numbers], self._values.take(pa.array(numbers, pa.int64())))
+        chosen = pa.array(numbers, pa.int64())
+        keys = self._keys.take(chosen) if self._keys is not None else None
+        return Records([self._messages[at] for at in numbers], self._values.take(chosen), keys)
 
     def to_arrow(self) -> pa.Table:
         """Return topic, partition, offset, timestamp, key, value and headers, as in a pipeline's DataFrame."""
         table = raw.of_messages(self._messages, ["topic", "partition", "offset", "timestamp", "key", "headers"])
+        if self._keys is not None:
+            table = table.set_column(table.schema.get_field_index("key"), "key", self._keys)
         return table.add_column(table.num_columns - 1, "value", self._values)
 
     def values_to_arrow(self) -> pa.Table:
@@ -87,17 +96,18 @@ class Records(Sequence[Record]):
 
     @cached_property
     def _listed(self) -> list[Record]:
+        keys = [message.key() for message in self._messages] if self._keys is None else _python_values(self._keys)
         return [
             Record(
                 message.topic(),
                 message.partition(),
                 message.offset(),
                 timestamp(message),
-                message.key(),
+                key,
                 value,
                 headers(message),
             )
-            for message, value in zip(self._messages, self.values(), strict=True)
+            for message, key, value in zip(self._messages, keys, self.values(), strict=True)
         ]
 
 
@@ -135,13 +145,14 @@ class Message:
         return list(self.letter.headers) or None
 
 
-def decoded(decode: JsonDecoder, messages: Sequence[Any]) -> tuple[Records, list[DeadLetter]]:
+def decoded(decoders: Decoders, messages: Sequence[Any]) -> tuple[Records, list[DeadLetter]]:
     """Return the messages that can be decoded, and dead letters for the others."""
-    result = decode([message.value() for message in messages])
-    if not result.errors:
-        return Records(messages, result.values), []
-    records = Records(messages, result.values)._some([at for at in range(len(messages)) if at not in result.errors])
-    return records, [letter(messages[at], error) for at, error in result.errors.items()]
+    values, errors = decoders.messages(messages)
+    records = Records(messages, values["value"], values.get("key"))
+    if not errors:
+        return records, []
+    alive = records._some([at for at in range(len(messages)) if at not in errors])
+    return alive, [letter(messages[at], error) for at, error in sorted(errors.items())]
 
 
 def letter(message: Any, error: str, table: str | None = None) -> DeadLetter:

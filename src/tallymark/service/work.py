@@ -10,7 +10,6 @@ from tallymark.core.claims import Entry
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Partition
 from tallymark.core.tables import Refusal
-from tallymark.formats.json import JsonDecoder
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.fetch import Direct
 from tallymark.kafka.source import Kafka
@@ -43,7 +42,7 @@ class Redelivery(ServiceWork):
         self.verb, self.prefix, self.most = work.verb, work.prefix, work.most
         self._work = work
         self._client = Direct(source, brokers)
-        self._decode = JsonDecoder(source.value)
+        self._decoders = source.decoders(brokers.stop)
         self._run, self._batches = run, count(1)
 
     @property
@@ -56,7 +55,7 @@ class Redelivery(ServiceWork):
             return None
         messages = self._messages(task)
         self._work.check()
-        records, undecoded = decoded(self._decode, messages)
+        records, undecoded = decoded(self._decoders, messages)
         by_partition: dict[Partition, list[Any]] = {}
         for message in messages:
             by_partition.setdefault(Partition(message.topic(), message.partition()), []).append(message)

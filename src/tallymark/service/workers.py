@@ -207,5 +207,6 @@ def _lane(record: Record, at: int, order: Order) -> Hashable:
     if order == "partition":
         return record.topic, record.partition
     if order == "key" and record.key is not None:
-        return record.topic, record.partition, record.key
+        # A decoded key may be a dict, which can't be hashed.
+        return record.topic, record.partition, repr(record.key)
     return at

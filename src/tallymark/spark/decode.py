@@ -1,66 +1,96 @@
-"""Decodes values in Spark's tasks: a value that does not fit the format becomes a dead letter, never an exception."""
+"""Decodes records in Spark's tasks: one that does not fit its formats becomes a dead letter, never an exception."""
 
 from __future__ import annotations
 
-from pyspark.errors import PySparkException
+from typing import Any
+
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_type
 
-from tallymark.errors import BadInput
-from tallymark.formats.value import Bytes, Json
-from tallymark.spark.errors import first_line
+from tallymark.formats.decoder import Decoder
+from tallymark.formats.decoders import Decoders, FramedDecoder
+from tallymark.formats.json import JsonDecoder
+from tallymark.formats.registered import PlainAvro, RegisteredAvro
 from tallymark.spark.java import classes, new_counts
 from tallymark.spark.plans import Selection, invoked
 
 RAW = "_tallymark_raw"
-"""The undecodable value; NULL for records that could be decoded."""
+"""Key and value of a dead record as they are in Kafka; NULL for records that could be decoded."""
 DECODED = "_tallymark_decoded"
 SIZE = "_tallymark_size"
 """The bytes of key and value, before decoding."""
 RECORD = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 """The columns that a table's function sees."""
+HEADERS = "array<struct<key: string, value: binary>>"
 FIRST_TIME, LAST_TIME = "1970-01-01 00:00:00", "9999-12-31 23:59:59.999999"
 
 
-def parse_schema(source: Json) -> T.StructType:
-    try:
-        schema = T.DataType.fromDDL(source.schema)
-    except PySparkException as error:
-        raise BadInput(f"Json schema {source.schema!r} can't be read: {first_line(error)}") from None
-    if not isinstance(schema, T.StructType):
-        raise BadInput(f"Json schema {source.schema!r} has no fields; write it like 'id BIGINT, name STRING'")
-    return schema
-
-
 class SparkDecoder:
-    """Decodes the values of Kafka's records.
+    """Decodes keys and values of Kafka's records, as far as ``decoders`` can now.
 
     ``counts`` is an accumulator of the records that are decoded (``spark/jvm/Counts.java``).
     """
 
-    def __init__(self, spark: SparkSession, source: Json | Bytes) -> None:
+    def __init__(self, spark: SparkSession, decoders: Decoders) -> None:
         self.counts = new_counts(spark)
-        schema = parse_schema(source) if isinstance(source, Json) else None
-        decoder = classes(spark).RecordDecoder(schema.json() if schema else None, self.counts)
-        kind, method = (schema, "json") if schema else (T.BinaryType(), "bytes")
-        found = invoked(decoder, method, kind, *RECORD[:6])
-        decoded, value = F.col(DECODED), F.col("value")
-        record = [decoded.alias("value") if name == "value" else _column(name) for name in RECORD]
-        is_dead = decoded.isNull() & value.isNotNull()
+        self.version = decoders.version
+        java = classes(spark)
+        key, value = (_content(java, decoder) if decoder else None for decoder in (decoders.key, decoders.value))
+        decoder = java.RecordDecoder(key, value, self.counts)
+        headers = F.col("headers") if decoders.header_names else F.lit(None).cast(HEADERS)
+        arguments = [*map(F.col, RECORD[:6]), headers]
+        value_type = _spark_type(decoders.value)
+        found, undecoded = F.col(DECODED), F.struct("key", "value")
+        # A decoded value says by itself that the record is alive, unless it may be NULL, or the key is decoded, too.
+        if decoders.key is None and not decoders.value.is_nullable:
+            decoded = invoked(decoder, "value", value_type, *arguments)
+            parts = {"value": found}
+            is_dead = found.isNull() & F.col("value").isNotNull()
+        else:
+            key_type = _spark_type(decoders.key) if decoders.key else T.BinaryType()
+            both = T.StructType([T.StructField("key", key_type), T.StructField("value", value_type)])
+            decoded = invoked(decoder, "both", both, *arguments)
+            parts = {name: found[name] for name in ("key", "value")}
+            is_dead = found.isNull()
+        record = [parts[name].alias(name) if name in parts else _column(name) for name in RECORD]
         self._is_alive = ~is_dead
         # Built once, because that costs more than decoding a small batch.
-        self._decode = Selection(*map(F.col, RECORD), found.alias(DECODED))
+        self._decode = Selection(*map(F.col, RECORD), decoded.alias(DECODED))
         self._records = Selection(*record)
-        self._all = Selection(*record, F.when(is_dead, value).alias(RAW), _size())
+        self._all = Selection(*record, F.when(is_dead, undecoded).alias(RAW), _size())
 
     def __call__(self, raw: DataFrame) -> DataFrame:
-        """All records: the columns of RECORD, RAW for values that could not be decoded, and SIZE."""
+        """All records: the columns of RECORD, RAW for those that could not be decoded, and SIZE."""
         return self._all(self._decode(raw))
 
     def records(self, raw: DataFrame) -> DataFrame:
         """The records that could be decoded, as a table's function sees them."""
         return self._records(self._decode(raw).where(self._is_alive))
+
+
+def _content(java: Any, decoder: Decoder) -> Any:
+    """The Java object that decodes the same; None for bytes."""
+    if isinstance(decoder, FramedDecoder):
+        return java.Content(_decoder(java, decoder.decoder), True)
+    if isinstance(decoder, RegisteredAvro):
+        content = java.Content(decoder.header)
+        for name, program in decoder.programs.items():
+            content.add(str(name).replace("-", ""), java.AvroDecoder(program.as_json()))
+        return content
+    plain = _decoder(java, decoder)
+    return java.Content(plain, False) if plain else None
+
+
+def _decoder(java: Any, decoder: Decoder) -> Any:
+    if isinstance(decoder, JsonDecoder):
+        return java.JsonDecoder(_spark_type(decoder).json())
+    return java.AvroDecoder(decoder.program.as_json()) if isinstance(decoder, PlainAvro) else None
+
+
+def _spark_type(decoder: Decoder) -> T.DataType:
+    return from_arrow_type(decoder.type, prefer_timestamp_ntz=True)
 
 
 def _column(name: str) -> Column:

@@ -71,14 +71,14 @@ class Selection:
         return DataFrame(java._jdf.select(self._seq), frame.sparkSession)
 
 
-def invoked(target: Any, method: str, kind: T.DataType, *names: str) -> Column:
+def invoked(target: Any, method: str, kind: T.DataType, *values: Column) -> Column:
     """The result of a method of a Java object for each row, called with these columns. Spark calls it once a row."""
     jvm: Any = SparkContext._jvm
     classes, seq = jvm.org.apache.spark.sql, jvm.org.apache.spark.api.python.PythonUtils.toSeq
     literal = classes.catalyst.expressions.Literal(target, classes.types.ObjectType(target.getClass()))
     columns = classes.classic.ExpressionUtils
     result = classes.types.DataType.fromJson(kind.json()).asNullable()
-    arguments = seq([columns.expression(F.col(name)._jc) for name in names])
+    arguments = seq([columns.expression(value._jc) for value in values])
     # NULL is passed on, the result may be NULL, and the result is not deterministic: Spark must not repeat the call.
     flags = (False, True, False)
     return Column(

@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 import math
 import sys
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from functools import partial
 from typing import Literal
 
 import pyarrow as pa
@@ -27,7 +27,6 @@ from tallymark.core.records import DeadLetter, Reading
 from tallymark.core.spans import Partition, Span, split
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, BatchTooLarge
-from tallymark.formats import json as formats
 from tallymark.formats.decoded import DecodedRecords
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.fetch import Direct
@@ -91,16 +90,16 @@ class SparkReader:
         self._run = run
         self._memory = DriverMemory(memory)
         self._stages = stages
-        new_decoder = partial(SparkDecoder, self._spark, source.value)
-        self._decode = new_decoder()
-        self._decode_in_driver = formats.JsonDecoder(source.value)
+        self._stop = threading.Event()
+        self._decoders = source.decoders(self._stop)
         self._scan = Scan(self._spark, source, run)
         self._ahead = ReadAhead(self._collect, self._parts, self._check)
         brokers = Brokers(source.cluster)
         self._direct = Direct(source, brokers)
-        records = self._decode(self._spark.createDataFrame([], RAW_RECORDS)).select(*RECORD)
+        decode = SparkDecoder(self._spark, self._decoders)
+        records = decode(self._spark.createDataFrame([], RAW_RECORDS)).select(*RECORD)
         self._shaper = Shaper(self._spark, spark, source, tables, records.schema)
-        self._tasks = Tasks(source, self._scan, new_decoder, self._shaper, brokers)
+        self._tasks = Tasks(self._spark, source, self._scan, self._decoders, self._shaper, brokers)
         self._rows_per_batch = 0
 
     def schemas(self) -> Mapping[str, pa.Schema]:
@@ -132,7 +131,7 @@ class SparkReader:
         fits = self._memory.holds(guess, spans)
         if not fits and self._stages is None:
             raise self._memory.refusal(guess)
-        in_bulk = self._decode_in_driver.in_bulk
+        in_bulk = self._decoders.in_bulk
         path = self._path or choose(offsets, fits=fits, in_bulk=in_bulk)
         reading = None
         if path == "executors" and offsets <= len(spans):
@@ -164,7 +163,7 @@ class SparkReader:
         spans = raw.hulls((letter.partition, letter.offset) for letter in letters)
         with while_java_lives(self._spark):
             self._scan.name_jobs(len(letters))
-            reading = self._shaped(DecodedRecords.of(raw.of_letters(letters), self._decode_in_driver), spans)
+            reading = self._shaped(DecodedRecords.of(raw.of_letters(letters), self._decoders), spans)
         log.info("read batch=%s bytes=%d path=given", batch, reading.size)
         return reading
 
@@ -182,6 +181,7 @@ class SparkReader:
 
     def cancel(self) -> None:
         self._tasks.is_cancelled = True
+        self._stop.set()
         self._direct.cancel()
         self._ahead.drop()
         # If Java has ended, there is nothing to cancel.
@@ -193,13 +193,15 @@ class SparkReader:
         first = [Span(span.partition, span.start, min(span.stop, span.start + SAMPLE)) for span in spans[:SAMPLE]]
         sample = raw.of_messages(self._direct.read(first))
         self._memory.learn(raw.size(sample), sample.num_rows)
+        # Tasks then know the schemas of these records.
+        self._decoders.table(sample)
 
     def _in_driver(self, spans: Sequence[Span], without: Records) -> Reading:
         """Fetch and decode in the driver."""
         least = sum(map(len, spans)) == len(spans)
         with self._growing():
             fetched = raw.of_messages(self._direct.read(spans, sys.maxsize if least else self._memory.most))
-        return self._shaped(DecodedRecords.of(raw.without(fetched, without), self._decode_in_driver), spans)
+        return self._shaped(DecodedRecords.of(raw.without(fetched, without), self._decoders), spans)
 
     def _by_tasks(self, spans: Sequence[Span], without: Records, then: Sequence[Span] | None) -> Reading:
         """Decode and compute in Spark's tasks, in parts that fit the JVM's heap if the functions allow it."""

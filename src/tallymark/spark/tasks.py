@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 from pyspark import StorageLevel
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from tallymark.core import raw
@@ -23,7 +23,7 @@ from tallymark.core.records import DeadLetter, PartitionCounts, Reading, merged
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import Refusal, Staged
 from tallymark.errors import ReadFailed
-from tallymark.formats import json as formats
+from tallymark.formats.decoders import Decoders
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import Kafka
 from tallymark.spark.aggregates import with_long_sums
@@ -47,31 +47,65 @@ class Tasks:
     """Reads spans of one source for the tables of a shaper, also in several threads."""
 
     def __init__(
-        self, source: Kafka, scan: Scan, new_decoder: Callable[[], SparkDecoder], shaper: Shaper, brokers: Brokers
+        self,
+        spark: SparkSession,
+        source: Kafka,
+        scan: Scan,
+        decoders: Decoders,
+        shaper: Shaper,
+        brokers: Brokers,
     ) -> None:
-        self._source, self._scan, self._shaper, self._brokers = source, scan, shaper, brokers
-        self._new_decoder = new_decoder
-        self._decoders: list[SparkDecoder] = []
+        self._spark, self._source, self._scan, self._shaper, self._brokers = spark, source, scan, shaper, brokers
+        self._decoders = decoders
+        self._idle: list[SparkDecoder] = []
         self.is_cancelled = False
         """Whether the results are no longer needed."""
 
     def collect(self, spans: Sequence[Span], without: Records = ()) -> Reading:
         """Read the spans, and collect the rows of all tables."""
-        self.check_running()
-        with self._decoder() as decode:
+
+        def collected(decode: SparkDecoder) -> Reading:
             reading = None if without else self._in_one_pass(decode, spans)
             return reading or self._by_cache(decode, spans, without)
 
+        return self._read(collected)
+
     def stage(self, stages: Stages, spans: Sequence[Span], batch: str, without: Records = ()) -> Reading:
         """Read the spans, and have the tasks write the rows of all tables to staging tables."""
-        self.check_running()
-        with self._decoder() as decode:
+
+        def staged(decode: SparkDecoder) -> Reading:
             reading = None if without else self._staged_in_one_pass(decode, stages, spans, batch)
             return reading or self._staged_by_cache(decode, stages, spans, batch, without)
+
+        return self._read(staged, lambda reading: stages.drop(table.name for table in reading.staged.values()))
+
+    @contextmanager
+    def decoded(self, spans: Sequence[Span]) -> Iterator[DataFrame]:
+        """The decoded records of the spans, cached."""
+        while True:
+            with self._decoder() as decode, _cached(decode(self._scan.frame(spans))) as decoded:
+                if not self._decoders.learns or not self._has_missed(decode, self._collected_letters(decoded)):
+                    yield decoded
+                    return
 
     def check_running(self) -> None:
         if self.is_cancelled:
             raise ReadFailed("the batch was not read, because the run is ending")
+
+    def _read(
+        self, read: Callable[[SparkDecoder], Reading], discard: Callable[[Reading], None] = lambda _: None
+    ) -> Reading:
+        """Read, and read again if the tasks did not know a schema that the driver has learned since."""
+        while True:
+            self.check_running()
+            with self._decoder() as decode:
+                reading = read(decode)
+                if not self._has_missed(decode, reading.dead_letters):
+                    return reading
+            discard(reading)
+
+    def _has_missed(self, decode: SparkDecoder, letters: Sequence[DeadLetter]) -> bool:
+        return decode.version != self._decoders.version and any(letter.error == UNDECODED for letter in letters)
 
     @contextmanager
     def _decoder(self) -> Iterator[SparkDecoder]:
@@ -79,9 +113,11 @@ class Tasks:
 
         After an error it is not used again, because tasks of the query may still run.
         """
-        decoder = self._decoders.pop() if self._decoders else self._new_decoder()
+        decoder = self._idle.pop() if self._idle else None
+        if decoder is None or decoder.version != self._decoders.version:
+            decoder = SparkDecoder(self._spark, self._decoders)
         yield decoder
-        self._decoders.append(decoder)
+        self._idle.append(decoder)
 
     def _in_one_pass(self, decode: SparkDecoder, spans: Sequence[Span]) -> Reading | None:
         """None if the rows can't be computed in a pass that counts the records."""
@@ -157,19 +193,22 @@ class Tasks:
     def _fetched_letters(self, found: Counted) -> list[DeadLetter]:
         """The dead letters of the records that could not be decoded."""
         refusals = [Refusal(*record, "", UNDECODED) for record in found.dead]
-        return [self._explained(letter) for letter in fetched(refusals, self._brokers.records)]
+        return self._explained(fetched(refusals, self._brokers.records))
 
     def _cached_letters(self, found: Counted, decoded: DataFrame) -> list[DeadLetter]:
         if len(found.dead) <= MOST_FETCHED:
             return self._fetched_letters(found)
-        names = [F.col(RAW).alias("value") if name == "value" else F.col(name) for name in raw.SCHEMA.names]
+        return self._collected_letters(decoded)
+
+    def _collected_letters(self, decoded: DataFrame) -> list[DeadLetter]:
+        names = [F.col(RAW)[name].alias(name) if name in ("key", "value") else F.col(name) for name in raw.SCHEMA.names]
         with explained(self._source.brokers):
             dead = decoded.where(F.col(RAW).isNotNull()).select(*names).toArrow()
-        return [self._explained(letter) for letter in raw.letters(dead, dict.fromkeys(range(dead.num_rows), UNDECODED))]
+        return self._explained(raw.letters(dead, dict.fromkeys(range(dead.num_rows), UNDECODED)))
 
-    def _explained(self, letter: DeadLetter) -> DeadLetter:
-        error = letter.error if letter.value is None else formats.explain(self._source.value, letter.value)
-        return replace(letter, table=None, error=error)
+    def _explained(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+        """The letters with the errors of the driver's decoder, which may learn a schema that the tasks do not know."""
+        return [replace(letter, table=None) for letter in self._decoders.explained(letters, UNDECODED)]
 
 
 def joined(parts: Sequence[Reading]) -> Reading:

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -32,12 +31,8 @@ class Remaker(SparkReader):
     def records(self, spans: Sequence[Span]) -> Iterator[DataFrame]:
         """Read and decode the records of these spans, which must be of different partitions."""
         self._spark.sparkContext.setJobGroup(self._run, f"tallymark audit of {sum(map(len, spans))} offsets")
-        decoded = self._decode(self._scan.frame(spans)).persist(StorageLevel.MEMORY_AND_DISK)
-        try:
-            with explained(self._source.brokers):
-                yield decoded
-        finally:
-            decoded.unpersist()
+        with explained(self._source.brokers), self._tasks.decoded(spans) as decoded:
+            yield decoded
 
     def offsets(self, decoded: DataFrame) -> pa.Table:
         """Return the offsets that hold a record, and whether its value can't be decoded."""

@@ -22,7 +22,7 @@ import org.apache.spark.unsafe.types.UTF8String;
  *
  * Janino compiles this file when a pipeline starts: no lambdas, no generic types.
  */
-public final class JsonDecoder implements Serializable {
+public final class JsonDecoder implements Decoder, Serializable {
     static final int DEEPEST = 200;
     static final int LONGEST_NUMBER = 1000;
 
@@ -33,13 +33,13 @@ public final class JsonDecoder implements Serializable {
     }
 
     /** The fields of an object; null if the value does not fit. */
-    public InternalRow decode(byte[] value) {
+    public Object decode(byte[] value, int start) {
         try {
-            Parser parser = new Parser(value);
+            Parser parser = new Parser(value, start);
             parser.space();
             Object found = type.read(parser);
             parser.space();
-            return parser.at == value.length ? (InternalRow) found : null;
+            return parser.at == value.length ? found : null;
         } catch (Unfit error) {
             return null;
         } catch (ArrayIndexOutOfBoundsException error) {
@@ -60,11 +60,12 @@ public final class JsonDecoder implements Serializable {
     /** A position in a value. Every method reads the element in its name and moves past it. */
     static final class Parser {
         final byte[] bytes;
-        int at = 0;
+        int at;
         private int depth = 0;
 
-        Parser(byte[] bytes) {
+        Parser(byte[] bytes, int start) {
             this.bytes = bytes;
+            this.at = start;
         }
 
         void space() {

@@ -1,38 +1,57 @@
 package tallymark;
 
 import java.io.Serializable;
-import org.apache.spark.sql.catalyst.InternalRow;
+import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
+import org.apache.spark.sql.catalyst.util.ArrayData;
 import org.apache.spark.unsafe.types.UTF8String;
 
-/** Decodes the values of records, and counts the records. A query calls one of its methods for each record. */
+/** Decodes the keys and values of records, and counts the records. A query calls one method for each record. */
 public final class RecordDecoder implements Serializable {
-    private final JsonDecoder decoder;
+    private final Content keys;
+    private final Content values;
     private final Counts counts;
 
-    /** Without a schema, values stay bytes. Without counts, nothing is counted. */
-    public RecordDecoder(String schema, Counts counts) {
-        this.decoder = schema == null ? null : new JsonDecoder(schema);
+    /** Keys or values without a decoder stay bytes. */
+    public RecordDecoder(Content keys, Content values, Counts counts) {
+        this.keys = keys;
+        this.values = values;
         this.counts = counts;
     }
 
-    /** The fields of a JSON value; null for a record without a value, and for a value that does not fit. */
-    public InternalRow json(byte[] key, byte[] value, UTF8String topic, int partition, long offset, long micros) {
-        InternalRow found = value == null ? null : decoder.decode(value);
-        count(key, value, topic, partition, offset, micros, found == null && value != null);
-        return found;
+    /** The decoded value; null for a record without a value, and for a dead record. */
+    public Object value(
+        byte[] key, byte[] value, UTF8String topic, int partition, long offset, long micros, ArrayData headers
+    ) {
+        Object found = decoded(values, value, headers);
+        count(key, value, topic, partition, offset, micros, found == null);
+        return found == Decoder.NULL ? null : found;
     }
 
-    public byte[] bytes(byte[] key, byte[] value, UTF8String topic, int partition, long offset, long micros) {
-        count(key, value, topic, partition, offset, micros, false);
-        return value;
+    /** A row of the decoded key and the decoded value; null for a dead record. */
+    public Object both(
+        byte[] key, byte[] value, UTF8String topic, int partition, long offset, long micros, ArrayData headers
+    ) {
+        Object foundKey = decoded(keys, key, headers);
+        Object found = foundKey == null ? null : decoded(values, value, headers);
+        count(key, value, topic, partition, offset, micros, found == null);
+        if (found == null) {
+            return null;
+        }
+        Object[] fields = {foundKey == Decoder.NULL ? null : foundKey, found == Decoder.NULL ? null : found};
+        return new GenericInternalRow(fields);
+    }
+
+    private static Object decoded(Content content, byte[] bytes, ArrayData headers) {
+        if (content != null) {
+            return content.decode(bytes, headers);
+        }
+        return bytes == null ? Decoder.NULL : bytes;
     }
 
     private void count(
         byte[] key, byte[] value, UTF8String topic, int partition, long offset, long micros, boolean isDead
     ) {
-        if (counts != null) {
-            int size = (key == null ? 0 : key.length) + (value == null ? 0 : value.length);
-            counts.count(topic, partition, offset, micros, size, isDead);
-        }
+        int size = (key == null ? 0 : key.length) + (value == null ? 0 : value.length);
+        counts.count(topic, partition, offset, micros, size, isDead);
     }
 }

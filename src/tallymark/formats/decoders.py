@@ -1,0 +1,133 @@
+"""Decodes the keys and values of a source's records, each by its format."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import methodcaller
+from typing import Any
+
+import pyarrow as pa
+
+from tallymark.core import raw
+from tallymark.core.records import DeadLetter
+from tallymark.core.retry import PATIENCE
+from tallymark.formats.decoder import Contents, Decoded, Decoder
+from tallymark.formats.framing import framed
+from tallymark.formats.json import JsonDecoder
+from tallymark.formats.registered import as_array, avro_decoder
+from tallymark.formats.registry import Schemas
+from tallymark.formats.value import Avro, Bytes, Format, Json, Part
+
+
+class BytesDecoder:
+    """Leaves contents as they are."""
+
+    type, in_bulk, is_nullable, header, learns, version = pa.binary(), True, False, None, False, 0
+
+    def __call__(self, contents: Contents, headers: pa.Array | pa.ChunkedArray | None = None) -> Decoded:  # noqa: ARG002
+        return Decoded(contents if isinstance(contents, pa.ChunkedArray) else as_array(contents), {})
+
+
+class FramedDecoder:
+    """Decodes contents behind the id of a schema, which it does not need."""
+
+    header, learns, version = None, False, 0
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+        self.type, self.in_bulk = decoder.type, decoder.in_bulk
+        self.is_nullable = decoder.is_nullable
+
+    def __call__(self, contents: Contents, headers: pa.Array | pa.ChunkedArray | None = None) -> Decoded:  # noqa: ARG002
+        found = framed(as_array(contents))
+        decoded = self.decoder(found.bodies)
+        return Decoded(decoded.values, {**decoded.errors, **found.errors})
+
+
+class Decoders:
+    """Decodes values and, unless they stay bytes, keys. Created once for a source, called for every batch."""
+
+    def __init__(self, value: Decoder, key: Decoder | None = None) -> None:
+        self.value = value
+        self.key = key
+        self._parts: dict[Part, Decoder] = {"value": value} if key is None else {"value": value, "key": key}
+
+    @classmethod
+    def of(
+        cls,
+        value: Format,
+        key: Format | None = None,
+        topics: Sequence[str] = (),
+        stop: threading.Event | None = None,
+        patience: float = PATIENCE,
+    ) -> Decoders:
+        """Create the decoders of these formats. A registry is asked for schemas, until ``stop`` is set."""
+
+        def created(source: Format, part: Part) -> Decoder:
+            if isinstance(source, Json):
+                decoder = JsonDecoder(source)
+                return FramedDecoder(decoder) if source.framed else decoder
+            if isinstance(source, Avro):
+                schemas = Schemas.of(source.server, stop, patience) if source.server else None
+                return avro_decoder(source, schemas, part, topics)
+            return BytesDecoder()
+
+        return cls(created(value, "value"), None if key in (None, Bytes()) else created(key, "key"))
+
+    @property
+    def in_bulk(self) -> bool:
+        return all(decoder.in_bulk for decoder in self._parts.values())
+
+    @property
+    def header_names(self) -> set[str]:
+        """The headers that are needed."""
+        return {decoder.header for decoder in self._parts.values() if decoder.header}
+
+    @property
+    def learns(self) -> bool:
+        """Whether schemas are asked for as they appear."""
+        return any(decoder.learns for decoder in self._parts.values())
+
+    @property
+    def version(self) -> int:
+        """Changes when more can be decoded than before."""
+        return sum(decoder.version for decoder in self._parts.values())
+
+    def table(self, found: pa.Table) -> tuple[pa.Table, Mapping[int, str]]:
+        """Replace keys and values by what they decode to. The second result maps rows of dead records to errors."""
+        errors: dict[int, str] = {}
+        records = found
+        for part, decoder in self._parts.items():
+            decoded = decoder(found[part], found["headers"] if decoder.header else None)
+            records = records.set_column(records.schema.get_field_index(part), part, decoded.values)
+            _add(errors, part, decoded.errors)
+        return records, errors
+
+    def messages(self, messages: Sequence[Any]) -> tuple[Mapping[Part, pa.Array], Mapping[int, str]]:
+        """Decode librdkafka's messages; the second result maps dead messages to errors."""
+        values: dict[Part, pa.Array] = {}
+        errors: dict[int, str] = {}
+        for part, decoder in self._parts.items():
+            headers = raw.of_messages(messages, ["headers"])["headers"] if decoder.header else None
+            decoded = decoder(list(map(methodcaller(part), messages)), headers)
+            values[part] = decoded.values
+            _add(errors, part, decoded.errors)
+        return values, errors
+
+    def explained(self, letters: Sequence[DeadLetter], otherwise: str) -> list[DeadLetter]:
+        """Replace the errors of records by what makes them dead; by ``otherwise`` if they can be decoded."""
+        found = [letter for letter in letters if letter.value is not None or letter.key is not None]
+        errors = self.table(raw.of_letters(found))[1] if found else {}
+        said = iter([errors.get(at, otherwise) for at in range(len(found))])
+        return [
+            letter if letter.value is None and letter.key is None else replace(letter, error=next(said))
+            for letter in letters
+        ]
+
+
+def _add(errors: dict[int, str], part: Part, more: Mapping[int, str]) -> None:
+    for at, error in more.items():
+        said = error if part == "value" else f"{part}: {error}"
+        errors[at] = f"{errors[at]}; {said}" if at in errors else said
