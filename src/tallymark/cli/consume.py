@@ -13,8 +13,9 @@ from typing import Annotated, Any
 import typer
 
 from tallymark.cli.output import note
-from tallymark.cli.target import PartitionOption, Target, targeted
+from tallymark.cli.target import PartitionOption, RegistryOption, Target, targeted
 from tallymark.cli.values import member, printable
+from tallymark.operate.shown import Shown, shown
 from tallymark.operate.tail import FORMS, Look
 from tallymark.service.records import Record
 
@@ -36,18 +37,25 @@ def consume(
     limit: Limit = None,
     partition: PartitionOption = None,
     follow: Follow = False,
+    registry: RegistryOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print records. It joins no group and saves nothing, so that pipelines are not affected."""
+    """Print records. It joins no group and saves nothing, so that pipelines are not affected.
+
+    With --registry, keys and values that name a schema are decoded.
+    """
+    schemas = target.schemas(registry)
     look = Look(target.cluster, topic, start, partition)
     most = limit if limit is not None else 0 if follow else FIRST
-    shown = 0
+    printed = 0
     with _until_nobody_reads():
         for record in islice(look.records(follow=follow), most or None):
-            print(json.dumps(_as_json(record), ensure_ascii=False) if as_json else _line(record), flush=follow)
-            shown += 1
-    left = look.offsets - shown
-    if not follow and left > 0 and shown == most and not as_json:
+            decoded = shown(schemas, record.key, record.value, record.headers)
+            line = json.dumps(_as_json(record, *decoded), ensure_ascii=False) if as_json else _line(record, *decoded)
+            print(line, flush=follow)
+            printed += 1
+    left = look.offsets - printed
+    if not follow and left > 0 and printed == most and not as_json:
         note(f"there are up to {left:,} more: --limit 0 shows all", "dim")
 
 
@@ -64,22 +72,24 @@ def _until_nobody_reads() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _line(record: Record) -> str:
+def _line(record: Record, key: Shown | None, value: Shown | None) -> str:
     when = (
         f"{record.timestamp:%Y-%m-%dT%H:%M:%S}.{record.timestamp.microsecond // 1000:03}Z" if record.timestamp else "-"
     )
-    key = "" if record.key is None else f" key={printable(record.key)}"
+    with_key = "" if record.key is None else f" key={printable(record.key, key)}"
     headers = "".join(f" {printable(name.encode())}:{printable(value)}" for name, value in record.headers)
-    return f"{record.topic}[{record.partition}] {record.offset} {when}{key}{headers} {printable(record.value)}"
+    return (
+        f"{record.topic}[{record.partition}] {record.offset} {when}{with_key}{headers} {printable(record.value, value)}"
+    )
 
 
-def _as_json(record: Record) -> dict[str, Any]:
+def _as_json(record: Record, key: Shown | None, value: Shown | None) -> dict[str, Any]:
     return {
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
         "timestamp": record.timestamp.isoformat(timespec="milliseconds") if record.timestamp else None,
-        **member("key", record.key),
-        **member("value", record.value),
+        **member("key", record.key, key),
+        **member("value", record.value, value),
         "headers": [{"name": name, **member("value", value)} for name, value in record.headers],
     }

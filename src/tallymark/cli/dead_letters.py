@@ -22,6 +22,7 @@ from tallymark.cli.target import (
     Limit,
     PartitionOption,
     Reason,
+    RegistryOption,
     Target,
     TopicOption,
     operator,
@@ -33,6 +34,7 @@ from tallymark.errors import BadInput
 from tallymark.operate.health import moment
 from tallymark.operate.letters import Kind, LetterReplay, Outcome, check_named, discard, kinds
 from tallymark.operate.reset import moment_or_ago
+from tallymark.operate.shown import Shown, shown
 from tallymark.run.setup import Setup
 from tallymark.spark.pipeline import Pipeline
 
@@ -113,18 +115,22 @@ def list_(
 
 @app.command("show", epilog="Example: tallymark dead-letters show 17 --store sqlite:///shop.db")
 @targeted("option", brokers=False)
-def show_(target: Target, letter: Id, as_json: AsJson = False) -> None:
-    """Show a dead letter: its record with key, headers and value, its error, and its state."""
+def show_(target: Target, letter: Id, registry: RegistryOption = None, as_json: AsJson = False) -> None:
+    """Show a dead letter: its record with key, headers and value, its error, and its state.
+
+    With --registry, a key or value that names a schema is decoded.
+    """
     found = _letters(target, LetterQuery(states=None, ids=[letter]))
     if not found:
         raise BadInput(f"there is no dead letter {letter}; tallymark dead-letters list shows those there are")
+    record = found[0].record
+    key, value = shown(target.schemas(registry), record.key, record.value, record.headers)
     if as_json:
-        record = found[0].record
-        headers = [{"name": name, **member("value", value)} for name, value in record.headers]
-        content = {**member("key", record.key), **member("value", record.value), "headers": headers}
+        headers = [{"name": name, **member("value", content)} for name, content in record.headers]
+        content = {**member("key", record.key, key), **member("value", record.value, value), "headers": headers}
         show_json(_row(found[0]) | content)
     else:
-        say("\n".join(_lines(found[0])))
+        say("\n".join(_lines(found[0], key, value)))
 
 
 @app.command(
@@ -230,7 +236,7 @@ def _row(letter: Letter) -> dict[str, Any]:
     }
 
 
-def _lines(letter: Letter) -> list[str]:
+def _lines(letter: Letter, key: Shown | None, value: Shown | None) -> list[str]:
     record = letter.record
     lines = [
         f"dead letter {letter.id} of group {letter.group}: {letter.state}",
@@ -240,10 +246,10 @@ def _lines(letter: Letter) -> list[str]:
         *([f"table     {record.table}"] if record.table else []),
         f"history   {moment(letter.recorded_at)} died in batch {letter.batch}",
         *([f"          {moment(letter.changed_at)} {_change(letter)}"] if letter.changed_at else []),
-        f"key       {printable(record.key)}",
-        *(f"header    {printable(name)}: {printable(value)}" for name, value in record.headers),
+        f"key       {printable(record.key, key)}",
+        *(f"header    {printable(name)}: {printable(content)}" for name, content in record.headers),
     ]
-    return [*lines, "value", *(f"  {line}" for line in pretty(record.value))]
+    return [*lines, "value", *(f"  {line}" for line in pretty(record.value, value))]
 
 
 def _change(letter: Letter) -> str:

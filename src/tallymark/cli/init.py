@@ -6,12 +6,17 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
+import pyarrow as pa
 import typer
 
 from tallymark.cli.output import say, show_json
-from tallymark.cli.target import AsJson, BrokersOption
+from tallymark.cli.target import AsJson, BrokersOption, RegistryOption
 from tallymark.cli.toml.starter import Answers, starter
 from tallymark.errors import BadInput, TallymarkError
+from tallymark.formats.avro.columns import arrow_type
+from tallymark.formats.registered import subject_schema
+from tallymark.formats.registry import Schemas
+from tallymark.formats.value import Part, Registry
 from tallymark.kafka.cluster import Cluster
 from tallymark.operate.tail import Look
 
@@ -32,27 +37,47 @@ def init(
     topic: Topic = None,
     store: Store = None,
     group: GroupOption = None,
+    registry: RegistryOption = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a commented TOML file that can be run. With --brokers and --topic, the schema is inferred from records."""
+    """Write a commented TOML file that can be run. With --brokers and --topic, the schema is inferred from records.
+
+    With --registry and --topic, keys and values are decoded by the schemas of the topic's subjects.
+    """
     if path.exists() and not force:
         raise BadInput(f"{path} exists; name another file, or overwrite it with --force")
-    values, failed = _values(brokers, topic)
-    answers = Answers(str(path), brokers, topic, store, group, tuple(values))
+    types = _registered(registry, topic) if registry and topic else {}
+    values, failed = ([], None) if "value" in types else _values(brokers, topic)
+    answers = Answers(str(path), brokers, topic, store, group, tuple(values), registry, types)
     try:
         path.write_text(starter(answers), encoding="utf-8")
     except OSError as error:
         raise BadInput(f"{path} can't be written: {error.strerror}; check the path") from None
     if as_json:
         facts = {"file": str(path), "records": len(values), "schema": answers.schema, "warning": failed}
+        facts["registered"] = {part: str(kind) for part, kind in types.items()}
         show_json(facts, indent=None)
         return
+    if types:
+        say(f"{registry} has schemas for the {' and the '.join(f'{part}s' for part in types)} of {topic}")
     if failed:
         say(f"the schema is an example, since no record was read: {failed}", "yellow")
     elif values:
         say(f"looked at {len(values)} records of {topic}")
     say(f"wrote {path}; try it with: tallymark check {path}")
+
+
+def _registered(registry: str, topic: str) -> dict[Part, pa.DataType]:
+    """The column types of values and keys whose subjects have an Avro schema."""
+    schemas = Schemas.of(Registry(registry))
+    parts: tuple[Part, ...] = ("value", "key")
+    found = {part: schemas.find(f"{topic}-{part}") for part in parts}
+    return {
+        part: arrow_type(subject_schema(f"{topic}-{part}", schema))
+        for part, schema in found.items()
+        if schema is not None and schema.kind == "AVRO"
+    }
 
 
 def _values(brokers: str | None, topic: str | None) -> tuple[list[bytes], str | None]:

@@ -18,6 +18,7 @@ import typer
 from tallymark.errors import BadInput
 
 if TYPE_CHECKING:
+    from tallymark.formats.registry import Schemas
     from tallymark.kafka.brokers import Brokers
     from tallymark.kafka.cluster import Cluster
     from tallymark.run.setup import Setup
@@ -53,6 +54,14 @@ GroupOption = Annotated[str | None, typer.Option("--group", "-g", help="The grou
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Limit = Annotated[int, typer.Option("--limit", min=1, help="Show at most so many.")]
 TopicOption = Annotated[str | None, typer.Option("--topic", "-t", help="Only this topic.")]
+RegistryOption = Annotated[
+    str | None,
+    typer.Option(
+        "--registry",
+        envvar="TALLYMARK_REGISTRY",
+        help="The schema registry that knows the schemas of keys and values, such as http://localhost:8081.",
+    ),
+]
 PartitionOption = Annotated[int | None, typer.Option("--partition", help="Only this partition.")]
 Execute = Annotated[bool, typer.Option("--execute", help="Do it. Without this option it is only shown.")]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="Even while a run is alive: its next commit is refused.")]
@@ -154,6 +163,19 @@ class Target:
         from tallymark.kafka.brokers import Brokers
 
         return Brokers(self.cluster)
+
+    def schemas(self, registry: str | None) -> Schemas | None:
+        """The schemas of a registry that an option names, or else of the one that the file's formats name."""
+        from tallymark.formats.registry import Schemas
+        from tallymark.formats.value import Avro, Registry
+
+        if registry is not None:
+            return Schemas.of(Registry(registry))
+        if self.file is None:
+            return None
+        source = self._setup(any_group=True).source
+        named = [one.server for one in (source.value, source.key) if isinstance(one, Avro) and one.server]
+        return Schemas.of(named[0]) if named else None
 
     @contextmanager
     def ledger(self) -> Iterator[Store]:

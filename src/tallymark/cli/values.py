@@ -5,28 +5,41 @@ from __future__ import annotations
 import base64
 import json
 from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tallymark.operate.shown import Shown
 
 HEX_BYTES = 16
 
 
-def printable(data: bytes | str | None) -> str:
-    """The text with its control characters escaped."""
+def printable(data: bytes | str | None, shown: Shown | None = None) -> str:
+    """The text, or what was decoded as JSON, with its control characters escaped."""
+    if shown is not None and shown.error is None:
+        data = json.dumps(shown.content, ensure_ascii=False)
     if data is None:
         return "null"
     text = data if isinstance(data, str) else data.decode(errors="backslashreplace")
     return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
-def member(name: str, data: bytes | None) -> dict[str, str | None]:
-    """Text under its name; other bytes as base64, under ``<name>_base64``."""
+def member(name: str, data: bytes | None, shown: Shown | None = None) -> dict[str, Any]:
+    """Text under its name; other bytes as base64, under ``<name>_base64``.
+
+    What was decoded is an object under the name, with the id of its schema under ``<name>_schema``.
+    """
+    if shown is not None and shown.error is None:
+        return {name: shown.content, f"{name}_schema": shown.schema}
     try:
         return {name: None if data is None else data.decode()}
     except UnicodeDecodeError:
         return {f"{name}_base64": base64.b64encode(data or b"").decode()}
 
 
-def pretty(data: bytes | None) -> list[str]:
+def pretty(data: bytes | None, shown: Shown | None = None) -> list[str]:
     """Lines of indented JSON, of text, or of a hex dump."""
+    if shown is not None and shown.error is None:
+        data = json.dumps(shown.content, ensure_ascii=False).encode()
     try:
         text = "null" if data is None else data.decode()
     except UnicodeDecodeError:

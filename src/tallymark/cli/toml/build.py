@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING
 
 from tallymark.cli.toml.complaints import validated
 from tallymark.cli.toml.document import Document, read
-from tallymark.cli.toml.model import Format, PipelineFile, Source, Table
+from tallymark.cli.toml.model import PipelineFile, Source, Table
 from tallymark.core.start import Start
 from tallymark.errors import BadInput
-from tallymark.formats.value import Bytes, Json
 from tallymark.kafka.cluster import Cluster
 from tallymark.kafka.membership import Group, Standalone
 from tallymark.kafka.source import Kafka
@@ -66,21 +65,15 @@ def load_pipeline(path: Path) -> Pipeline:
 
 def _source(document: Document, said: Source) -> Kafka:
     with document.blamed("source", "format"):
-        value = _format(said.format)
+        value = said.format.format("source.format")
+    with document.blamed("source", "key"):
+        key = said.key.format("source.key")
     with document.blamed("source", "brokers"):
         Cluster(said.brokers, said.security, said.tls)
     with document.blamed("source", "topics"):
         Kafka(said.brokers, said.topics)
     with document.blamed("source", "settings"):
-        return Kafka(said.brokers, said.topics, value, said.settings, said.security, said.tls)
-
-
-def _format(said: Format) -> Json | Bytes:
-    if said.json_schema is not None and said.name is None:
-        return Json(said.json_schema)
-    if said.name is None:
-        raise BadInput('source.format is empty; write format = "bytes", or format = { json = "id BIGINT" }')
-    return Bytes()
+        return Kafka(said.brokers, said.topics, value, said.settings, said.security, said.tls, key)
 
 
 def _membership(document: Document, said: PipelineFile) -> Group | Standalone:

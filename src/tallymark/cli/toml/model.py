@@ -24,6 +24,7 @@ from tallymark.core.skip_ahead import SkipAhead
 from tallymark.core.tables import Write
 from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
+from tallymark.formats.value import Avro, Bytes, Format, Json
 from tallymark.kafka.cluster import Sasl
 from tallymark.kafka.membership import Group
 from tallymark.run.commit import Delivery
@@ -119,17 +120,30 @@ class Place(Strict):
 StorePlace = Annotated[Place, _as("url")]
 
 
-class Format(Strict):
-    """How values are decoded: ``{ json = "id BIGINT" }``, or the text ``bytes``."""
+class FormatTable(Strict):
+    """How keys or values are decoded: ``{ json = "id BIGINT" }``, ``{ avro = "https://..." }``, or ``bytes``."""
 
-    json_schema: str | None = Field(None, alias="json")
+    json_format: Annotated[Json, Checked, _as("schema")] | None = Field(None, alias="json")
+    avro: Annotated[Avro, Checked, _as("registry")] | None = None
     name: Literal["bytes"] | None = None
+
+    def format(self, key: str) -> Format:
+        """The format; ``key`` is where the file has this table."""
+        found = [one for one in (self.json_format, self.avro, Bytes() if self.name else None) if one is not None]
+        if len(found) != 1:
+            name = key.rpartition(".")[2]
+            raise BadInput(
+                f'{key} must have one format; write {name} = "bytes", {name} = {{ json = "id BIGINT" }}, '
+                f'or {name} = {{ avro = "https://registry:8081" }}'
+            )
+        return found[0]
 
 
 class Source(Strict):
     brokers: str
     topics: Names
-    format: Annotated[Format, _as("name")]
+    format: Annotated[FormatTable, _as("name")]
+    key: Annotated[FormatTable, _as("name")] = Field(default_factory=lambda: FormatTable(json=None, name="bytes"))
     settings: Annotated[dict[str, Any], BeforeValidator(_flat)] = {}
     security: Security | None = None
     tls: TlsOrNot | None = None
@@ -192,7 +206,12 @@ class Defaults(Strict):
 
 SECTIONS: Mapping[tuple[str, ...], type] = {
     ("source",): Source,
-    ("source", "format"): Format,
+    ("source", "format"): FormatTable,
+    ("source", "format", "json"): Json,
+    ("source", "format", "avro"): Avro,
+    ("source", "key"): FormatTable,
+    ("source", "key", "json"): Json,
+    ("source", "key", "avro"): Avro,
     ("source", "security"): Sasl,
     ("source", "tls"): Tls,
     ("store",): Place,

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import pyarrow as pa
 from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from tallymark.cli.toml.infer import infer_schema
 from tallymark.errors import BadInput
+from tallymark.formats.value import Part
 
 EXAMPLE = "id BIGINT, customer STRING, amount DOUBLE, at TIMESTAMP"
 STARTER = """\
@@ -71,10 +74,15 @@ class Answers:
     store: str | None = field(default=None, repr=False)
     group: str | None = None
     values: tuple[bytes, ...] = field(default=(), repr=False)
+    registry: str | None = None
+    registered: Mapping[Part, pa.DataType] = field(default_factory=dict)
+    """The column types of values and keys that the registry has schemas for."""
 
     @cached_property
     def schema(self) -> str | None:
         """The JSON schema of the values, or an example; None if the values are not JSON objects."""
+        if "value" in self.registered:
+            return None
         return infer_schema(self.values) if self.values else EXAMPLE
 
 
@@ -82,7 +90,6 @@ def starter(answers: Answers) -> str:
     """The text of the file. It holds no password."""
     topic = answers.topic or "orders"
     store = _without_password(answers.store) if answers.store else "sqlite:///shop.db"
-    schema = answers.schema
     return STARTER.format(
         name=answers.file,
         group=_quoted(answers.group or f"{topic.strip('^$.*')}-to-{_word(store.partition(':')[0])}"),
@@ -90,14 +97,25 @@ def starter(answers: Answers) -> str:
         password="A password: TALLYMARK_STORE_PASSWORD, or { url = ..., password_file = ... }.",
         brokers=_quoted(answers.brokers or "localhost:9092"),
         topic=_quoted(topic),
-        format='format = "bytes"' if schema is None else f"format = {{ json = {_quoted(schema)} }}",
+        format=_format(answers),
         table=_table(topic),
-        sql="SELECT CAST(value AS STRING) AS value, timestamp FROM records" if schema is None else _query(),
+        sql=_query(answers),
     )
 
 
-def _query() -> str:
-    return "SELECT value.*\nFROM records\nWHERE value IS NOT NULL"
+def _format(answers: Answers) -> str:
+    """The lines for the formats of values and keys."""
+    avro = f"{{ avro = {_quoted(answers.registry or '')} }}"
+    line = f"format = {{ json = {_quoted(answers.schema)} }}" if answers.schema else 'format = "bytes"'
+    lines = [f"format = {avro}" if "value" in answers.registered else line]
+    return "\n".join([*lines, f"key = {avro}"] if "key" in answers.registered else lines)
+
+
+def _query(answers: Answers) -> str:
+    kind = answers.registered.get("value")
+    if answers.schema is not None or (kind is not None and pa.types.is_struct(kind)):
+        return "SELECT value.*\nFROM records\nWHERE value IS NOT NULL"
+    return f"SELECT {'value' if kind is not None else 'CAST(value AS STRING) AS value'}, timestamp FROM records"
 
 
 def _without_password(store: str) -> str:

@@ -1,0 +1,92 @@
+"""Decodes keys and values for people who look at them, by the schemas that they name in a registry."""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tallymark.core import raw
+from tallymark.formats.avro.columns import arrow_type
+from tallymark.formats.avro.decoder import decode
+from tallymark.formats.avro.projection import projection
+from tallymark.formats.avro.schema import SchemaInvalid, parse
+from tallymark.formats.framing import HEADERS, Id, framed, in_headers
+from tallymark.formats.registry import Registered, Schemas
+from tallymark.formats.value import Part
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A decoded key or value as docs/json.md writes it, with the id of its schema.
+
+    ``error`` says why it could not be decoded.
+    """
+
+    schema: Id
+    content: Any = None
+    error: str | None = None
+
+
+def shown(
+    schemas: Schemas | None, key: bytes | None, value: bytes | None, headers: Headers
+) -> tuple[Shown | None, Shown | None]:
+    """Return key and value decoded; None for one that names no schema, or without a registry."""
+    if schemas is None:
+        return None, None
+    return _part(schemas, "key", key, headers), _part(schemas, "value", value, headers)
+
+
+def _part(schemas: Schemas, part: Part, content: bytes | None, headers: Headers) -> Shown | None:
+    contents = pa.array([content], pa.binary())
+    if any(name == HEADERS[part] for name, _ in headers):
+        pairs = [{"key": name, "value": given} for name, given in headers]
+        found = in_headers(contents, pa.array([pairs], raw.HEADERS), part)
+    else:
+        found = framed(contents)
+    if not found.ids or found.errors or content is None:
+        return None
+    name = found.ids[0]
+    schema = schemas.by_id(name) if isinstance(name, int) else schemas.by_guid(name)
+    return None if schema is None else _shown(name, schema, found.bodies)
+
+
+def _shown(name: Id, schema: Registered, body: pa.Array) -> Shown:
+    try:
+        if schema.kind == "JSON":
+            return Shown(name, json.loads(body[0].as_py()))
+        if schema.kind != "AVRO":
+            return Shown(name, error=f"schema {name} is {schema.kind}, which can't be shown")
+        parsed = parse(schema.text, schema.references)
+        arrow_type(parsed)
+        decoded = decode(projection(parsed, parsed), body)
+    except (SchemaInvalid, ValueError, RecursionError) as error:
+        return Shown(name, error=f"schema {name} can't be shown: {error}")
+    return Shown(name, _plain(decoded.values[0].as_py(), decoded.values.type), decoded.errors.get(0))
+
+
+def _plain(value: Any, kind: pa.DataType) -> Any:
+    """A decoded value as JSON: bytes as base64, decimals and times as text, maps as objects."""
+    if value is None:
+        return None
+    if pa.types.is_struct(kind):
+        return {field.name: _plain(value[field.name], field.type) for field in kind}
+    if pa.types.is_list(kind):
+        return [_plain(item, kind.value_type) for item in value]
+    if pa.types.is_map(kind):
+        return {key: _plain(item, kind.item_type) for key, item in value}
+    if pa.types.is_binary(kind):
+        return base64.b64encode(value).decode()
+    if pa.types.is_temporal(kind):
+        return value.isoformat()
+    # JSON has no number that is not finite.
+    if pa.types.is_decimal(kind) or (pa.types.is_floating(kind) and not math.isfinite(value)):
+        return str(value)
+    return value
