@@ -53,7 +53,7 @@ MOST_STEPS = 100_000
 class Program:
     """Decodes what one schema wrote into the column of another."""
 
-    root: Step
+    root: Step = field(repr=False)
     skips: Skips = field(repr=False)
     type: pa.DataType
     is_nullable: bool
