@@ -300,7 +300,7 @@ def test_a_function_is_judged_by_its_plan_with_records(spark: SparkSession, brok
     source, own = Kafka(brokers, topic, value=Json(SCHEMA)), own_session(spark)
     schema = SparkDecoder(own, source.decoders())(own.createDataFrame([], RAW_RECORDS)).select(*RECORD).schema
     specs = [(TableSpec(name), function) for name, function in tables.items()]
-    computing = Shaper(own, spark, source, specs, schema).computing
+    computing = Shaper(own, spark, source, specs, schema, topic).computing
     assert [spec.name for spec, _ in computing] == ["careful", "checkpointed"]
     direct, tasks = (
         reader(spark, brokers, topic, path, **tables).read(everything(topic), "b") for path in ("direct", "tasks")

@@ -60,7 +60,7 @@ def make_loop(
     job = Job(
         run.group,
         [run.topic],
-        [table.spec for table in reader.tables],
+        reader.tables,
         new_owner(),
         Start.parse("uncommitted-earliest"),
         Limits(run.records),

@@ -98,13 +98,17 @@ class PlainReader:
     """Reads JSON objects with an ``id``; everything else is dead."""
 
     def __init__(self, brokers: str, tables: Sequence[Filled] = EVERY_WAY) -> None:
-        self.tables = tables
+        self._filled = tables
         self._brokers = brokers
         self._reading = threading.Lock()
         self._consumer: Consumer | None = None
 
+    @property
+    def tables(self) -> Sequence[TableSpec]:
+        return [table.spec for table in self._filled]
+
     def schemas(self) -> Mapping[str, pa.Schema]:
-        return {table.spec.name: table.schema for table in self.tables}
+        return {table.spec.name: table.schema for table in self._filled}
 
     def read(
         self,
@@ -168,7 +172,7 @@ class PlainReader:
         taken = [record for one in found.values() for record in one.taken]
         return Reading(
             {partition: PartitionCounts(one.records, len(one.letters), one.last) for partition, one in found.items()},
-            {table.spec.name: _rows(table, taken) for table in self.tables},
+            {table.spec.name: _rows(table, taken) for table in self._filled},
             [letter for one in found.values() for letter in one.letters],
         )
 

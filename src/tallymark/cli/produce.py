@@ -19,8 +19,8 @@ import typer
 from tallymark.cli.output import INTERRUPTED, note, say, show_json
 from tallymark.cli.progress import Bars
 from tallymark.cli.target import PartitionOption, Target, targeted
+from tallymark.core.topics import is_pattern
 from tallymark.errors import BadInput, NotDelivered, TallymarkError
-from tallymark.kafka.source import is_pattern
 from tallymark.produce.producer import Producer
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to write to.")]

@@ -16,7 +16,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from tallymark.core.spans import Partition, Span
-from tallymark.core.tables import Refusal, Staged
+from tallymark.core.tables import Refusal, Staged, TableSpec
 
 LONGEST = 20_000
 """Maximum number of characters of an error or a reason in the ledger."""
@@ -118,6 +118,10 @@ class Reading:
 
 class Reader(Protocol):
     """Reads spans and converts their records to rows of tables."""
+
+    @property
+    def tables(self) -> Sequence[TableSpec]:
+        """The tables. More may follow when records of other topics are read."""
 
     def schemas(self) -> Mapping[str, pa.Schema]:
         """Return the columns of every table. Does not need any record to be read."""

@@ -5,6 +5,7 @@ A row that comes from a single record carries its origin in hidden columns.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -38,6 +39,8 @@ PROVENANCE = {
 }
 """The columns that ``provenance=True`` adds to a table."""
 TOMBSTONE = "value IS NULL"
+PLACE = re.compile(r"\{(\w*)\}")
+"""A part of a table's name that comes from the topic: ``{topic}``, or a group of ``topics=``."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +61,8 @@ class TableSpec:
     """How each column is combined with that of the row that has the key, for ``write="merge"``."""
     inexact: bool = False
     """Merge also with a delivery that adds a batch twice or leaves it out after a crash."""
+    topics: str | None = None
+    """The topic, or the pattern of topics, whose records the table gets; all without it."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -87,6 +92,7 @@ class TableSpec:
             "names that start with tallymark_ are reserved; choose another": self.name.lower().startswith("tallymark_"),
         }
         found = [complaint for complaint, broken in rules.items() if broken]
+        found += _complaints_of_topics(self.name, self.topics)
         return found or list(merging.complaints(dict(self.merge), self.key, self.version) if merges else ())
 
     @property
@@ -108,6 +114,19 @@ class TableSpec:
     def remembers(self) -> bool:
         """Whether the store remembers deletions, so that a late, older record does not bring a row back."""
         return self.version is not None and self.deletes is not None
+
+
+def _complaints_of_topics(name: str, topics: str | None) -> list[str]:
+    try:
+        pattern = re.compile(topics if topics and topics.startswith("^") else "")
+    except re.error as error:
+        return [f"topics={topics!r} is not a regular expression: {error}"]
+    known = {"topic", *map(str, range(1, pattern.groups + 1)), *pattern.groupindex}
+    return [
+        f"{{{place}}} in its name is not known; write {{topic}}, or {{1}} for the first group of topics='^shop-(.*)$'"
+        for place in PLACE.findall(name)
+        if place not in known
+    ]
 
 
 @dataclass(frozen=True, order=True)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from tallymark.core.topics import is_pattern
 from tallymark.errors import BadInput
 from tallymark.formats.avro.columns import arrow_type
 from tallymark.formats.avro.decoder import decode
@@ -16,9 +17,6 @@ from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.framing import HEADERS, Id, Identified, framed, in_headers
 from tallymark.formats.registry import Registered, Schemas
 from tallymark.formats.value import Avro, Part
-
-PATTERN = "^"
-"""The first character of a pattern of topics."""
 
 
 class PlainAvro:
@@ -116,7 +114,7 @@ def avro_decoder(source: Avro, schemas: Schemas | None, part: Part, topics: Sequ
 
 
 def _subject(source: Avro, part: Part, topics: Sequence[str]) -> str:
-    if source.subject is None and (len(topics) != 1 or topics[0].startswith(PATTERN)):
+    if source.subject is None and (len(topics) != 1 or is_pattern(topics[0])):
         raise BadInput(
             "Avro() of several topics needs schema= or subject=, because each topic has a subject of its own"
         )

@@ -29,11 +29,11 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec
 from tallymark.core.records import RawRecord
 from tallymark.core.retry import retrying
 from tallymark.core.spans import Log, Partition
+from tallymark.core.topics import is_pattern
 from tallymark.errors import BadInput, TallymarkError, UnknownTopic, Unreachable
 from tallymark.kafka.cluster import Cluster
 from tallymark.kafka.diagnosis import MOVED, Complaints, judged
 from tallymark.kafka.probe import Probe
-from tallymark.kafka.source import is_pattern
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -10,13 +10,12 @@ from typing import Any
 
 from tallymark.core.retry import PATIENCE
 from tallymark.core.tls import Tls
+from tallymark.core.topics import is_pattern, matches
 from tallymark.errors import BadInput
 from tallymark.formats.decoders import Decoders
 from tallymark.formats.value import Bytes, Format
 from tallymark.kafka.cluster import Cluster, Sasl, check_settings
 
-PATTERN = "^"
-"""Prefix of topic patterns, as in librdkafka."""
 REFUSED = {
     "bootstrap.servers": "use the first argument of Kafka()",
     "group.id": "use group=",
@@ -43,41 +42,64 @@ class Kafka:
     >>> shop = Sasl("SCRAM-SHA-512", "shop", password_file="/run/secrets/kafka")
     >>> Kafka("kafka:9093", "orders", security=shop, tls=Tls(ca="ca.pem"))
 
+    A mapping of topics has a format for each: ``{"orders": Avro(...), "^audit-.*": Json(...)}``. Of several names that
+    match a topic, its own name counts, then the first pattern.
+
     ``settings`` are librdkafka settings. They apply to members and consumers, but not to Spark, which has its own
     client. ``security`` and ``tls`` apply to all clients; without both, they come from the environment.
     """
 
     brokers: str
-    topics: str | Sequence[str]
+    topics: str | Sequence[str] | Mapping[str, Format]
     value: Format = field(default_factory=Bytes)
     settings: Mapping[str, Any] = field(default_factory=dict, repr=False)
     security: Sasl | None = None
     tls: Tls | bool | None = None
     key: Format = field(default_factory=Bytes)
     cluster: Cluster = field(init=False, repr=False, compare=False)
+    formats: Mapping[str, Format] = field(init=False, repr=False, default_factory=dict)
+    """The formats of values by topic name or pattern; empty if all values have the same one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "cluster", Cluster(self.brokers, self.security, self.tls))
         names = (self.topics,) if isinstance(self.topics, str) else tuple(self.topics)
+        formats = dict(self.topics) if isinstance(self.topics, Mapping) else {}
+        if formats and self.value != Bytes():
+            raise BadInput("Kafka(): the topics have a format each; leave out value=")
         if not names or not all(isinstance(name, str) and name for name in names):
             raise BadInput("Kafka() needs a topic, such as Kafka('localhost:9092', 'orders')")
         for name in names:
             _check_pattern(name)
         check_settings(self.settings, REFUSED, "Kafka(settings=...)")
         object.__setattr__(self, "topics", tuple(sorted(set(names))))
+        object.__setattr__(self, "formats", formats)
 
     @property
     def topic_names(self) -> tuple[str, ...]:
         """Names and patterns."""
         return tuple(self.topics)
 
-    def decoders(self, stop: threading.Event | None = None, patience: float = PATIENCE) -> Decoders:
-        """Create what decodes the records. A registry that does not answer is waited for, until ``stop`` is set."""
-        return Decoders.of(self.value, self.key, self.topic_names, stop, patience)
+    def decoders(
+        self, topic: str | None = None, stop: threading.Event | None = None, patience: float = PATIENCE
+    ) -> Decoders:
+        """Create what decodes the records of one topic, or of all topics.
 
+        A registry that does not answer is waited for, until ``stop`` is set.
+        """
+        if topic is not None:
+            return Decoders.of(self.value_of(topic), self.key, [topic], stop, patience)
+        formats = list(self.formats.values()) or [self.value]
+        if any(other != formats[0] for other in formats):
+            raise BadInput(
+                f"the topics {', '.join(self.formats)} have different formats, and a handler takes one; "
+                "listen to each of them separately"
+            )
+        return Decoders.of(formats[0], self.key, self.topic_names, stop, patience)
 
-def is_pattern(topic: str) -> bool:
-    return topic.startswith(PATTERN)
+    def value_of(self, topic: str) -> Format:
+        """Return the format of a topic's values."""
+        found = self.formats.get(topic)
+        return found or next((value for name, value in self.formats.items() if matches(name, topic)), self.value)
 
 
 def _check_pattern(topic: str) -> None:

@@ -16,9 +16,9 @@ from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Log, Partition
 from tallymark.core.start import StartRules
 from tallymark.core.tables import TableSpec, table_schema, visible
+from tallymark.core.topics import is_pattern
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.membership import Standalone
-from tallymark.kafka.source import is_pattern
 from tallymark.run.commit import Destination
 from tallymark.run.setup import Setup
 from tallymark.spark.pipeline import Pipeline
@@ -81,15 +81,16 @@ def try_pipeline(pipeline: Pipeline, rows: int = 10) -> Trial:
         starts = _starts(setup, brokers, destination.ledger)
         sample = _sample(starts, setup)
         with pipeline._reading(destination, job.owner) as reader:
-            schemas = reader.schemas()
-            destination.rows.check_tables(job.tables, schemas)
+            specs, schemas = reader.tables, reader.schemas()
+            destination.rows.check_tables(specs, schemas)
             reading = reader.read(sample.spans, "check") if sample else None
         if reading is None:
-            tables = [_sampled(destination.rows, spec, schemas, None, rows) for spec in job.tables]
+            tables = [_sampled(destination.rows, spec, schemas, None, rows) for spec in specs]
             return Trial(setup.group, starts, tables=tables)
-        letters = [*reading.dead_letters, *fetched(refused(reading, job.tables), brokers.records)]
-        batch = BatchToCommit.shaped("check", datetime.now(UTC), sample, reading, job.tables, letters)
-        tables = [_sampled(destination.rows, spec, schemas, batch, rows) for spec in job.tables]
+        read = [spec for spec in specs if spec.name in reading.rows]
+        letters = [*reading.dead_letters, *fetched(refused(reading, read), brokers.records)]
+        batch = BatchToCommit.shaped("check", datetime.now(UTC), sample, reading, read, letters)
+        tables = [_sampled(destination.rows, spec, schemas, batch, rows) for spec in specs]
         return Trial(setup.group, starts, sum(seen.records for seen in reading.seen.values()), tables, letters)
 
 

@@ -8,7 +8,6 @@ the same letter, the second is refused and looks up the open letters again. The 
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -22,9 +21,9 @@ from tallymark.core.progress import OnStep, ignore
 from tallymark.core.records import DeadLetter, RawRecord
 from tallymark.core.spans import Partition, Position, Tally
 from tallymark.core.tables import Refusal
+from tallymark.core.topics import matches
 from tallymark.errors import BadInput, CommitRefused
 from tallymark.kafka.brokers import Brokers
-from tallymark.kafka.source import is_pattern
 from tallymark.run.commit import Destination
 from tallymark.run.loop import Loop
 from tallymark.run.prepare import Rereader
@@ -194,7 +193,7 @@ def _gone(letter: DeadLetter) -> DeadLetter:
 
 
 def _reads(topics: Collection[str], topic: str) -> bool:
-    return any(re.match(name, topic) if is_pattern(name) else name == topic for name in topics)
+    return any(matches(name, topic) for name in topics)
 
 
 def check_delivery(delivery: str) -> None:

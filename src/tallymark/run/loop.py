@@ -21,6 +21,7 @@ from tallymark.core.plan import Move
 from tallymark.core.progress import OnStep, Progress, Step, ignore
 from tallymark.core.retry import Background
 from tallymark.core.spans import Tally
+from tallymark.core.tables import TableSpec
 from tallymark.errors import BatchTooLarge, CommitRefused, TallymarkError, Unreachable
 from tallymark.run.commit import Committer, Destination
 from tallymark.run.prepare import Preparation, Prepared, Rereader
@@ -119,6 +120,7 @@ class Loop(BatchLoop[Task]):
         self._preparation = Preparation(job, work, reader, self._store.most_records, stop, on_step)
         self._background = Background("tallymark-read")
         self._total = Tally()
+        self._checked: set[TableSpec] = set()
 
     def stop(self) -> None:
         """Finish the batch that is being committed, then end."""
@@ -144,10 +146,20 @@ class Loop(BatchLoop[Task]):
 
     def _check(self) -> None:
         """Check everything that can be checked before anything is claimed or read."""
-        schemas = self._reader.schemas()
-        self._store.check_tables(self.job.tables, schemas)
+        tables, schemas = self._reader.tables, self._reader.schemas()
+        self._store.check_tables(tables, schemas)
         self._ledger.create_ledger()
-        self._store.create_tables(self.job.tables, schemas)
+        self._store.create_tables(tables, schemas)
+        self._checked = set(tables)
+
+    def _check_new(self, tables: Sequence[TableSpec]) -> None:
+        """Check and create the tables of topics that are read for the first time."""
+        new = [spec for spec in tables if spec not in self._checked]
+        if new:
+            schemas = self._reader.schemas()
+            self._retrying(lambda: self._store.check_tables(new, schemas))
+            self._retrying(lambda: self._store.create_tables(new, schemas))
+            self._checked.update(new)
 
     def _pump(self) -> None:
         """Commit batch after batch, each while the next is being read if the work reads ahead."""
@@ -212,6 +224,7 @@ class Loop(BatchLoop[Task]):
         progress = Progress(batch.name, task.size, task.behind, since=began)
         entry: Entry | None = None
         try:
+            self._check_new(batch.tables)
             entry = self._committer.commit(batch, self.work.claims, lambda step: self.on_step(step, progress))
         except BatchTooLarge as error:
             self.on_step(Step.DROPPED, replace(progress, error=error))

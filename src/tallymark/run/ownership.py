@@ -17,10 +17,10 @@ from tallymark.core.claims import Claim, Entry, PositionChanges, advanced, check
 from tallymark.core.plan import OnLoss, check_identity, readable_from
 from tallymark.core.spans import Log, Mark, Partition, Position, Truncation
 from tallymark.core.start import StartRules
+from tallymark.core.topics import is_pattern
 from tallymark.errors import Fenced, PositionRefused, TallymarkError, UnknownTopic, Unreachable
 from tallymark.kafka.brokers import Brokers, Topic
 from tallymark.kafka.membership import Assignment, Membership
-from tallymark.kafka.source import is_pattern
 from tallymark.run.heartbeat import Heartbeat, error_text
 from tallymark.run.rebalance_log import Fences, RebalanceLog
 from tallymark.run.setup import Job

@@ -114,9 +114,10 @@ class Preparation:
         return self._prepared(part, time.monotonic())
 
     def _read(self, name: str, task: Task, progress: Progress) -> BatchToCommit:
-        started, tables = datetime.now(UTC), self._job.tables
+        started = datetime.now(UTC)
         again = partial(self._reading, task, name)
         reading = again(then=task.then)
+        tables = [spec for spec in self._reader.tables if spec.name in reading.rows]
         self._on_step(Step.READ, progress)
         reading, refusals = without_refused(reading, refused(reading, tables), tables, again)
         letters = [*task.gone, *reading.dead_letters, *self._work.letters(refusals)]

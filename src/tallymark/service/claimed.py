@@ -49,7 +49,9 @@ class FetchedPartitions(Claimed[Batch], ServiceWork):
         super().__init__(setup.job(owner), brokers, destination.ledger, setup.member(brokers, owner))
         self.owner = owner
         fetcher = Fetcher(setup.source, brokers)
-        self._ahead = Ahead(fetcher, setup.source.decoders(stop, setup.patience_seconds), self.ownership.ask_identity)
+        self._ahead = Ahead(
+            fetcher, setup.source.decoders(None, stop, setup.patience_seconds), self.ownership.ask_identity
+        )
         self._same_topics: Answer | None = None
         """The check that topics were not recreated. It was requested after the last fetch and is used only once."""
         self._next: dict[Partition, Move] = {}

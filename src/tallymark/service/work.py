@@ -42,7 +42,7 @@ class Redelivery(ServiceWork):
         self.verb, self.prefix, self.most = work.verb, work.prefix, work.most
         self._work = work
         self._client = Direct(source, brokers)
-        self._decoders = source.decoders(brokers.stop)
+        self._decoders = source.decoders(stop=brokers.stop)
         self._run, self._batches = run, count(1)
 
     @property

@@ -114,6 +114,7 @@ class Pipeline:
         per_batch: bool = False,
         merge: Mapping[str, MergeFunction] | None = None,
         inexact: bool = False,
+        topics: str | None = None,
     ) -> Callable[[TableFunction], TableFunction]:
         """Fill a table with the rows that the decorated function returns.
 
@@ -129,13 +130,16 @@ class Pipeline:
         and ``append(100)``, which keeps the last 100 elements of arrays.
         ``inexact=True`` allows other deliveries than exactly-once, which may add a batch twice or leave it out.
 
+        ``topics`` is the topic, or the pattern of topics, whose records the table gets. ``{topic}`` in the name of a
+        table makes it a table for each topic, and so does ``{1}``, the first group of the pattern (docs/topics.md).
+
         A function that merges records (for example an aggregate) sees one batch at a time. With ``upsert`` and
         ``ignore`` it is refused, because its rows would replace those of earlier batches; ``per_batch=True`` allows it.
         """
         columns = (key,) if isinstance(key, str) else tuple(key)
         functions = tuple((merge or {}).items())
         spec = TableSpec(
-            name, columns, write, version, delete, provenance, create, evolve, per_batch, functions, inexact
+            name, columns, write, version, delete, provenance, create, evolve, per_batch, functions, inexact, topics
         )
         if name in self._tables:
             raise BadInput(f"table {name} has two functions; give each table one function")

@@ -19,6 +19,7 @@ from contextlib import closing, contextmanager, suppress
 from typing import Literal
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
@@ -28,18 +29,20 @@ from tallymark.core.spans import Partition, Span, split
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, BatchTooLarge
 from tallymark.formats.decoded import DecodedRecords
+from tallymark.formats.decoders import Decoders
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.fetch import Direct
 from tallymark.kafka.source import Kafka
 from tallymark.spark.decode import RECORD, SparkDecoder
 from tallymark.spark.errors import while_java_lives
 from tallymark.spark.functions import TableFunction
+from tallymark.spark.layouts import Layout, Layouts, Table
 from tallymark.spark.memory import DriverMemory
 from tallymark.spark.read_ahead import ReadAhead
 from tallymark.spark.rows import FEW, Shaper
 from tallymark.spark.scan import RAW_RECORDS, Scan
 from tallymark.spark.session import own_session
-from tallymark.spark.tasks import Tasks, joined
+from tallymark.spark.tasks import Tasks, check_running, joined
 from tallymark.stores.sql.staging import Stages
 
 log = logging.getLogger(__name__)
@@ -91,29 +94,45 @@ class SparkReader:
         self._memory = DriverMemory(memory)
         self._stages = stages
         self._stop = threading.Event()
-        self._decoders = source.decoders(self._stop)
         self._scan = Scan(self._spark, source, run)
         self._ahead = ReadAhead(self._collect, self._parts, self._check)
-        brokers = Brokers(source.cluster)
-        self._direct = Direct(source, brokers)
-        decode = SparkDecoder(self._spark, self._decoders)
-        records = decode(self._spark.createDataFrame([], RAW_RECORDS)).select(*RECORD)
-        self._shaper = Shaper(self._spark, spark, source, tables, records.schema)
-        self._tasks = Tasks(self._spark, source, self._scan, self._decoders, self._shaper, brokers)
+        self._brokers = Brokers(source.cluster)
+        self._direct = Direct(source, self._brokers)
+        self._users = spark
+        self._layouts = Layouts(source, tables, lambda topic: source.decoders(topic, self._stop), self._layout)
+        self._layouts.begin(lambda: self._brokers.resolve(source.topic_names))
         self._rows_per_batch = 0
 
+    @property
+    def tables(self) -> Sequence[TableSpec]:
+        return self._layouts.tables
+
     def schemas(self) -> Mapping[str, pa.Schema]:
-        if self._stages is not None and (reason := self._shaper.unstageable):
+        if self._stages is not None and (reason := self._unstageable):
             if self._path == "executors":
                 raise BadInput(f"road='executors': {reason}; leave out road=")
             self._stages = None
-        return self._shaper.schemas
+        return self._layouts.schemas()
+
+    @property
+    def _unstageable(self) -> str | None:
+        """The reason for which executors can't stage all tables, if there is one."""
+        if not self._layouts.is_shared:
+            return "executors stage the same tables for all topics"
+        return next((reason for layout in self._layouts.known if (reason := layout.shaper.unstageable)), None)
+
+    def _layout(self, decoders: Decoders, tables: Sequence[Table], topic: str | None) -> Layout:
+        nothing = self._spark.createDataFrame([], RAW_RECORDS)
+        records = SparkDecoder(self._spark, decoders)(nothing).select(*RECORD).schema
+        shaper = Shaper(self._spark, self._users, self._source, tables, records, topic)
+        tasks = Tasks(self._spark, self._source, self._scan, decoders, shaper, self._brokers, self._stop)
+        return Layout(decoders, shaper, tasks)
 
     def read(
         self, spans: Sequence[Span], batch: str, without: Records = (), then: Sequence[Span] | None = None
     ) -> Reading:
         with while_java_lives(self._spark):
-            self._tasks.check_running()
+            check_running(self._stop)
             self._scan.name_jobs(sum(map(len, spans)))
             if self._memory.average in (None, math.inf):
                 self._sample(spans)
@@ -127,43 +146,50 @@ class SparkReader:
 
     def _read(self, spans: Sequence[Span], batch: str, without: Records, then: Sequence[Span] | None) -> Reading | None:
         """The reading; None if records are larger than expected, and have to be staged."""
-        offsets, guess = sum(map(len, spans)), self._memory.guess(spans)
+        guess = self._memory.guess(spans)
         fits = self._memory.holds(guess, spans)
         if not fits and self._stages is None:
             raise self._memory.refusal(guess)
-        in_bulk = self._decoders.in_bulk
-        path = self._path or choose(offsets, fits=fits, in_bulk=in_bulk)
+        paths = self._paths(spans, self._path, fits=fits)
         reading = None
-        if path == "executors" and offsets <= len(spans):
-            # A single record of each partition is not worth a staging table.
-            path = "direct"
-        if path == "executors":
+        if "executors" in paths:
             reading = self._by_executors(spans, batch, without, or_none=fits)
-            path = path if reading else choose(offsets, fits=True, in_bulk=in_bulk)
-        if path != "direct":
+            paths = paths if reading else self._paths(spans, fits=True)
+        if "direct" not in paths:
             self._direct.close()
-        if then is not None and path != "tasks":
+        if then is not None and "tasks" not in paths:
             self._ahead.drop()
-        if path == "tasks":
-            reading = self._by_tasks(spans, without, then)
-        elif path == "direct":
-            reading = self._in_driver(spans, without)
-        assert reading is not None
+        if reading is None:
+            parts = [self._in_driver(paths["direct"], without)] if "direct" in paths else []
+            parts += [self._by_tasks(paths["tasks"], without, then)] if "tasks" in paths else []
+            reading = joined(parts)
         self._memory.learn(reading.size, sum(counts.records for counts in reading.seen.values()))
-        if path != "executors" and not self._memory.holds(reading.size, spans):
+        if not reading.staged and not self._memory.holds(reading.size, spans):
             self._ahead.drop()
             if self._stages is None:
                 raise self._memory.refusal(reading.size)
             return None
-        log.info("read batch=%s bytes=%d path=%s", batch, reading.size, path)
+        log.info("read batch=%s bytes=%d path=%s", batch, reading.size, "+".join(paths))
         return reading
+
+    def _paths(self, spans: Sequence[Span], forced: Path | None = None, *, fits: bool) -> dict[Path, list[Span]]:
+        """The spans of each path. If executors stage rows, they stage all."""
+        paths: dict[Path, list[Span]] = {}
+        for layout, own in self._layouts.of_spans(spans).items():
+            offsets = sum(map(len, own))
+            path = forced or choose(offsets, fits=fits, in_bulk=layout.decoders.in_bulk)
+            if path == "executors" and (self._stages is None or offsets <= len(own)):
+                # A single record of each partition is not worth a staging table.
+                path = "direct"
+            paths.setdefault(path, []).extend(own)
+        return paths
 
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
         """Like ``read``, for given records instead of records from Kafka."""
         spans = raw.hulls((letter.partition, letter.offset) for letter in letters)
         with while_java_lives(self._spark):
             self._scan.name_jobs(len(letters))
-            reading = self._shaped(DecodedRecords.of(raw.of_letters(letters), self._decoders), spans)
+            reading = self._shaped(raw.of_letters(letters), spans)
         log.info("read batch=%s bytes=%d path=given", batch, reading.size)
         return reading
 
@@ -180,7 +206,6 @@ class SparkReader:
         self._scan.renew()
 
     def cancel(self) -> None:
-        self._tasks.is_cancelled = True
         self._stop.set()
         self._direct.cancel()
         self._ahead.drop()
@@ -193,15 +218,16 @@ class SparkReader:
         first = [Span(span.partition, span.start, min(span.stop, span.start + SAMPLE)) for span in spans[:SAMPLE]]
         sample = raw.of_messages(self._direct.read(first))
         self._memory.learn(raw.size(sample), sample.num_rows)
-        # Tasks then know the schemas of these records.
-        self._decoders.table(sample)
+        for layout, records, _ in self._by_layout(sample, first):
+            # Tasks then know the schemas of these records.
+            layout.decoders.table(records)
 
     def _in_driver(self, spans: Sequence[Span], without: Records) -> Reading:
         """Fetch and decode in the driver."""
         least = sum(map(len, spans)) == len(spans)
         with self._growing():
             fetched = raw.of_messages(self._direct.read(spans, sys.maxsize if least else self._memory.most))
-        return self._shaped(DecodedRecords.of(raw.without(fetched, without), self._decoders), spans)
+        return self._shaped(raw.without(fetched, without), spans)
 
     def _by_tasks(self, spans: Sequence[Span], without: Records, then: Sequence[Span] | None) -> Reading:
         """Decode and compute in Spark's tasks, in parts that fit the JVM's heap if the functions allow it."""
@@ -221,14 +247,17 @@ class SparkReader:
 
     def _collect(self, spans: Sequence[Span], without: Records) -> Reading:
         self._scan.name_jobs(sum(map(len, spans)))
-        return self._tasks.collect(spans, without)
+        (layout,) = self._layouts.of_spans(spans)
+        return layout.tasks.collect(spans, without)
 
     def _parts(self, spans: Sequence[Span]) -> Sequence[Sequence[Span]]:
-        if not self._shaper.is_row_wise:
-            return [spans]
-        # The size may be infinite: another thread may have just found that records have grown.
-        size = self._memory.guess(spans)
-        return split(spans, max(1, min(sum(map(len, spans)), math.ceil(min(size, sys.maxsize) / PART))))
+        """The spans in parts, each of one layout."""
+        parts: list[Sequence[Span]] = []
+        for layout, own in self._layouts.of_spans(spans).items():
+            # The size may be infinite: another thread may have just found that records have grown.
+            size = self._memory.guess(own) if layout.shaper.is_row_wise else 0
+            parts += split(own, max(1, min(sum(map(len, own)), math.ceil(min(size, sys.maxsize) / PART))))
+        return parts
 
     @contextmanager
     def _growing(self) -> Iterator[None]:
@@ -240,18 +269,32 @@ class SparkReader:
             self._ahead.drop()
             raise
 
-    def _shaped(self, decoded: DecodedRecords, spans: Sequence[Span]) -> Reading:
-        records, errors = decoded.found, decoded.errors
-        rows, refusals = self._shaper.shape_arrow(raw.leave_out(decoded.records, errors.keys()), spans)
-        letters = raw.letters(records, errors)
-        return Reading(raw.seen(records, errors.keys()), rows, letters, refusals, decoded.size)
+    def _shaped(self, records: pa.Table, spans: Sequence[Span]) -> Reading:
+        """The reading of records in the driver."""
+        return joined([self._shaped_alike(*part) for part in self._by_layout(records, spans)])
+
+    def _shaped_alike(self, layout: Layout, records: pa.Table, spans: Sequence[Span]) -> Reading:
+        decoded = DecodedRecords.of(records, layout.decoders)
+        alive = raw.leave_out(decoded.records, decoded.errors.keys())
+        rows, refusals = layout.shaper.shape_arrow(alive, spans)
+        letters = raw.letters(records, decoded.errors)
+        return Reading(raw.seen(records, decoded.errors.keys()), rows, letters, refusals, decoded.size)
+
+    def _by_layout(self, records: pa.Table, spans: Sequence[Span]) -> Iterator[tuple[Layout, pa.Table, list[Span]]]:
+        """The records and the spans of each layout."""
+        layouts = self._layouts.of_spans(spans)
+        for layout, own in layouts.items():
+            topics = pa.array({span.partition.topic for span in own}, pa.string())
+            found = records if len(layouts) == 1 else records.filter(pc.is_in(records["topic"], value_set=topics))
+            yield layout, found, own
 
     def _by_executors(self, spans: Sequence[Span], batch: str, without: Records, *, or_none: bool) -> Reading | None:
         """Stage the rows; ``or_none`` if a row is refused, because only the driver finds its record."""
         assert self._stages is not None
         self._fit_batches()
         try:
-            return self._tasks.stage(self._stages, spans, batch, without)
+            (layout,) = self._layouts.known
+            return layout.tasks.stage(self._stages, spans, batch, without)
         except BatchTooLarge as error:
             if not or_none:
                 raise

@@ -16,7 +16,7 @@ from tallymark.core.merging import BY_ORDER
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import OFFSET, TIMESTAMP, Refusal, Staged, TableSpec, check_unmerged
 from tallymark.errors import BadInput, BatchTooLarge, TooManyDead
-from tallymark.kafka.source import Kafka, is_pattern
+from tallymark.kafka.source import Kafka
 from tallymark.spark.aggregates import unmergeable
 from tallymark.spark.decode import RECORD
 from tallymark.spark.errors import FunctionFailed, explained
@@ -75,18 +75,24 @@ Table = tuple[TableSpec, TableFunction]
 class Shaper:
     """Applies the functions of a pipeline's tables.
 
-    ``records`` is the schema of their input. The functions run in the session ``users``, everything else in ``spark``.
+    ``records`` is the schema of their input, and ``topic`` the only topic, if there is one. The functions run in the
+    session ``users``, everything else in ``spark``.
     """
 
     def __init__(
-        self, spark: SparkSession, users: SparkSession, source: Kafka, tables: Sequence[Table], records: StructType
+        self,
+        spark: SparkSession,
+        users: SparkSession,
+        source: Kafka,
+        tables: Sequence[Table],
+        records: StructType,
+        topic: str | None,
     ) -> None:
         self.tables = tables
         self._spark, self._users = spark, users
         self._source = source
         self._records = records
-        names = source.topic_names
-        self._topic = names[0] if len(names) == 1 and not is_pattern(names[0]) else None
+        self._topic = topic
 
     @cached_property
     def schemas(self) -> dict[str, pa.Schema]:

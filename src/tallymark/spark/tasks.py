@@ -8,6 +8,7 @@ of the same records.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -54,12 +55,13 @@ class Tasks:
         decoders: Decoders,
         shaper: Shaper,
         brokers: Brokers,
+        stop: threading.Event,
     ) -> None:
+        """Nothing is read after ``stop`` is set."""
         self._spark, self._source, self._scan, self._shaper, self._brokers = spark, source, scan, shaper, brokers
         self._decoders = decoders
         self._idle: list[SparkDecoder] = []
-        self.is_cancelled = False
-        """Whether the results are no longer needed."""
+        self._stop = stop
 
     def collect(self, spans: Sequence[Span], without: Records = ()) -> Reading:
         """Read the spans, and collect the rows of all tables."""
@@ -88,16 +90,12 @@ class Tasks:
                     yield decoded
                     return
 
-    def check_running(self) -> None:
-        if self.is_cancelled:
-            raise ReadFailed("the batch was not read, because the run is ending")
-
     def _read(
         self, read: Callable[[SparkDecoder], Reading], discard: Callable[[Reading], None] = lambda _: None
     ) -> Reading:
         """Read, and read again if the tasks did not know a schema that the driver has learned since."""
         while True:
-            self.check_running()
+            check_running(self._stop)
             with self._decoder() as decode:
                 reading = read(decode)
                 if not self._has_missed(decode, reading.dead_letters):
@@ -184,7 +182,7 @@ class Tasks:
         self, decode: SparkDecoder, spans: Sequence[Span], without: Records
     ) -> Iterator[tuple[DataFrame, Counted]]:
         """The decoded records, cached and counted."""
-        self.check_running()
+        check_running(self._stop)
         with _cached(decode(leave_out(self._scan.frame(spans), without))) as decoded:
             with explained(self._source.brokers):
                 found = count(decoded)
@@ -211,6 +209,11 @@ class Tasks:
         return [replace(letter, table=None) for letter in self._decoders.explained(letters, UNDECODED)]
 
 
+def check_running(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise ReadFailed("the batch was not read, because the run is ending")
+
+
 def joined(parts: Sequence[Reading]) -> Reading:
     """The reading of all parts of a batch, in the order of their offsets."""
     if len(parts) == 1:
@@ -220,7 +223,10 @@ def joined(parts: Sequence[Reading]) -> Reading:
         seen = merged(seen, part.seen)
     return Reading(
         seen,
-        {name: pa.concat_tables(part.rows[name] for part in parts) for name in parts[0].rows},
+        {
+            name: pa.concat_tables(part.rows[name] for part in parts if name in part.rows)
+            for name in dict.fromkeys(name for part in parts for name in part.rows)
+        },
         [letter for part in parts for letter in part.dead_letters],
         [refusal for part in parts for refusal in part.refusals],
         sum(part.size for part in parts),

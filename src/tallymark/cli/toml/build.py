@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tallymark.cli.toml.complaints import validated
 from tallymark.cli.toml.document import Document, read
-from tallymark.cli.toml.model import PipelineFile, Source, Table
+from tallymark.cli.toml.model import FormatTable, PipelineFile, Source, Table
 from tallymark.core.start import Start
 from tallymark.errors import BadInput
+from tallymark.formats.value import Bytes, Format
 from tallymark.kafka.cluster import Cluster
 from tallymark.kafka.membership import Group, Standalone
 from tallymark.kafka.source import Kafka
@@ -65,15 +67,22 @@ def load_pipeline(path: Path) -> Pipeline:
 
 def _source(document: Document, said: Source) -> Kafka:
     with document.blamed("source", "format"):
-        value = said.format.format("source.format")
+        if (said.format is None) == isinstance(said.topics, list):
+            raise BadInput("source.format is missing, unless each topic has its own: [source.topics]")
+        value = said.format.format("source.format") if said.format else Bytes()
     with document.blamed("source", "key"):
         key = said.key.format("source.key")
     with document.blamed("source", "brokers"):
         Cluster(said.brokers, said.security, said.tls)
     with document.blamed("source", "topics"):
-        Kafka(said.brokers, said.topics)
+        topics = said.topics if isinstance(said.topics, list) else _formats(said.topics)
+        Kafka(said.brokers, topics)
     with document.blamed("source", "settings"):
-        return Kafka(said.brokers, said.topics, value, said.settings, said.security, said.tls, key)
+        return Kafka(said.brokers, topics, value, said.settings, said.security, said.tls, key)
+
+
+def _formats(said: Mapping[str, FormatTable]) -> dict[str, Format]:
+    return {topic: found.format(f"source.topics.{topic}") for topic, found in said.items()}
 
 
 def _membership(document: Document, said: PipelineFile) -> Group | Standalone:
@@ -97,6 +106,7 @@ def _add(pipeline: Pipeline, document: Document, name: str, said: Table) -> None
         per_batch=said.per_batch,
         merge=said.merge,
         inexact=said.inexact,
+        topics=said.topics,
     )
     register(_function(document, name, said.sql))
 

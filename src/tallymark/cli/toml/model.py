@@ -141,8 +141,8 @@ class FormatTable(Strict):
 
 class Source(Strict):
     brokers: str
-    topics: Names
-    format: Annotated[FormatTable, _as("name")]
+    topics: Names | dict[str, Annotated[FormatTable, _as("name")]]
+    format: Annotated[FormatTable, _as("name")] | None = None
     key: Annotated[FormatTable, _as("name")] = Field(default_factory=lambda: FormatTable(json=None, name="bytes"))
     settings: Annotated[dict[str, Any], BeforeValidator(_flat)] = {}
     security: Security | None = None
@@ -153,6 +153,7 @@ class Table(Strict):
     """The options of ``@pipeline.table``, with a query instead of the function."""
 
     sql: str
+    topics: str | None = None
     key: Names = []
     write: Write = "append"
     version: str | None = None

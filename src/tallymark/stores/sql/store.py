@@ -54,7 +54,7 @@ from tallymark.stores.sql.mysql import Mysql
 from tallymark.stores.sql.postgresql import Postgresql
 from tallymark.stores.sql.sqlite import Sqlite
 from tallymark.stores.sql.staging import Stages, clear_stages
-from tallymark.stores.sql.tables import create_table, evolve_table, existing_table, retrying_races
+from tallymark.stores.sql.tables import check_table_names, create_table, evolve_table, existing_table, retrying_races
 from tallymark.stores.sql.transaction import Known, SqlTransaction
 from tallymark.stores.sql.write import Piece, pieces, refused_rows, write
 from tallymark.stores.url import shown
@@ -192,6 +192,7 @@ class SqlStore(Store):
             release(connection, group, claims)
 
     def check_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
+        check_table_names([spec.name for spec in specs], self.engine.dialect.name)
         with self.look() as connection:
             for spec in specs:
                 self._existing_table(connection, spec, table_schema(spec, schemas[spec.name]))

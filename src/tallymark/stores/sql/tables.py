@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -137,6 +139,30 @@ def evolve_table(connection: Connection, table: Table, spec: TableSpec, schema: 
         definition = CreateColumn(column).compile(dialect=connection.dialect)
         connection.exec_driver_sql(f"ALTER TABLE {name} ADD COLUMN {definition}")
     return reflected(connection, spec.name)
+
+
+LONGEST: dict[str, tuple[int, Callable[[str], int], str]] = {
+    "postgresql": (63, lambda name: len(name.encode()), "bytes"),
+    "mysql": (64, len, "characters"),
+}
+"""The longest names of tables. PostgreSQL cuts longer ones, so that two tables could become one."""
+
+
+def check_table_names(names: Iterable[str], dialect: str) -> None:
+    """Refuse names of tables that the database can't hold, or can't tell apart."""
+    names = list(names)
+    most, length, unit = LONGEST.get(dialect, (sys.maxsize, len, ""))
+    if long := [name for name in names if length(name) > most]:
+        raise TableMismatch(
+            f"the names of these tables are longer than {most} {unit}, which the database can't hold: "
+            f"{', '.join(long)}; give them shorter names"
+        )
+    alike = Counter(name.lower() for name in names if dialect != "postgresql")
+    if same := [name for name in names if alike[name.lower()] > 1]:
+        raise TableMismatch(
+            f"the names of these tables differ only in upper and lower case, which the database may ignore: "
+            f"{', '.join(same)}; give them other names"
+        )
 
 
 def _check_names(spec: TableSpec, schema: pa.Schema) -> None:

@@ -1,0 +1,140 @@
+"""What the records of each topic become: how they are decoded, and the tables that get them.
+
+Topics with the same formats and the same tables share a layout. A topic gets its layout when it is read first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from tallymark.core.spans import Span
+from tallymark.core.tables import PLACE, TableSpec
+from tallymark.core.topics import is_by_topic, is_pattern, table_of
+from tallymark.errors import BadInput
+from tallymark.formats.decoders import Decoders
+from tallymark.formats.value import Avro, Format
+from tallymark.kafka.source import Kafka
+from tallymark.spark.functions import TableFunction
+from tallymark.spark.rows import Shaper
+from tallymark.spark.tasks import Tasks
+
+Table = tuple[TableSpec, TableFunction]
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """Decodes and shapes the records of topics that are alike."""
+
+    decoders: Decoders
+    shaper: Shaper
+    tasks: Tasks
+
+
+New = Callable[[Decoders, Sequence[Table], str | None], Layout]
+"""Creates a layout from decoders and tables, for one topic or for several."""
+
+
+class Layouts:
+    """The layouts of a source. Several threads may ask for them."""
+
+    def __init__(
+        self, source: Kafka, tables: Sequence[Table], decoders: Callable[[str | None], Decoders], new: New
+    ) -> None:
+        self._source, self._tables, self._decoders, self._new = source, tables, decoders, new
+        self._by_topic: dict[str, Layout] = {}
+        self._by_content: dict[tuple[Format, tuple[TableSpec, ...]], Layout] = {}
+        self._lock = threading.Lock()
+        formats = [source.value, source.key]
+        self.is_shared = (
+            not source.formats
+            and not any(is_by_topic(spec) for spec, _ in tables)
+            and (_is_plain(source) or not any(map(_has_own_subject, formats)))
+        )
+        """Whether all topics have the same layout."""
+        self._shared: Layout | None = None
+
+    @property
+    def known(self) -> list[Layout]:
+        """The layouts of the topics that were asked for."""
+        if self.is_shared:
+            return [self._the_same]
+        return list(dict.fromkeys(self._by_topic.values()))
+
+    def begin(self, topics: Callable[[], Sequence[str]]) -> None:
+        """Create the layouts of the topics that there are."""
+        for topic in () if self.is_shared else topics():
+            self.of(topic)
+
+    @property
+    def tables(self) -> list[TableSpec]:
+        """The tables of the known layouts."""
+        return list(dict.fromkeys(spec for layout in self.known for spec, _ in layout.shaper.tables))
+
+    def schemas(self) -> dict[str, pa.Schema]:
+        """The columns of every table. A table that gets several topics has the same columns for each of them."""
+        found: dict[str, pa.Schema] = {}
+        for layout in self.known:
+            for name, schema in layout.shaper.schemas.items():
+                if not found.setdefault(name, schema).equals(schema):
+                    raise BadInput(
+                        f"table {name} would get other columns from some topics than from others: {schema} instead of "
+                        f"{found[name]}; give it topics=, or name it by the topic, such as {{topic}}"
+                    )
+        return found
+
+    def of(self, topic: str) -> Layout:
+        """Return the layout of a topic."""
+        if self.is_shared:
+            return self._the_same
+        found = self._by_topic.get(topic)
+        if found is None:
+            with self._lock:
+                found = self._by_topic.get(topic) or self._create(topic)
+                self._by_topic[topic] = found
+        return found
+
+    def of_spans(self, spans: Sequence[Span]) -> Mapping[Layout, list[Span]]:
+        """Return the spans of each layout."""
+        found: dict[Layout, list[Span]] = {}
+        for span in spans:
+            found.setdefault(self.of(span.partition.topic), []).append(span)
+        return found
+
+    @property
+    def _the_same(self) -> Layout:
+        with self._lock:
+            if self._shared is None:
+                names = self._source.topic_names
+                only = names[0] if _is_plain(self._source) else None
+                self._shared = self._new(self._decoders(None), self._tables, only)
+            return self._shared
+
+    def _create(self, topic: str) -> Layout:
+        named = [(table_of(spec, topic), function) for spec, function in self._tables]
+        tables = [(spec, function) for spec, function in named if spec is not None]
+        if not tables:
+            raise BadInput(f"topic {topic} has no table; add one with topics=, or leave the topic out")
+        value = self._source.value_of(topic)
+        is_alone = any(map(_has_own_subject, (value, self._source.key))) or any(
+            PLACE.search(spec.name) for spec, _ in self._tables
+        )
+        if is_alone:
+            return self._new(self._decoders(topic), tables, topic)
+        content = value, tuple(spec for spec, _ in tables)
+        if content not in self._by_content:
+            self._by_content[content] = self._new(self._decoders(topic), tables, None)
+        return self._by_content[content]
+
+
+def _is_plain(source: Kafka) -> bool:
+    """Whether the source is a single topic."""
+    return len(source.topic_names) == 1 and not is_pattern(source.topic_names[0])
+
+
+def _has_own_subject(source: Format) -> bool:
+    """Whether each topic has another reader's schema."""
+    return isinstance(source, Avro) and source.schema is None and source.subject is None
