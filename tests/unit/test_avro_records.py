@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 import tallymark as tm
 from tallymark.errors import BadInput, UnknownSchema, Unreachable
-from tallymark.formats.avro_writer import AvroWriter
+from tallymark.formats.avro.encoder import AvroEncoder
 from tallymark.produce.avro import AvroRecords
 from tallymark.produce.settings import Headers, Outgoing
 from tallymark.produce.template import Lazy, Template
@@ -19,7 +18,7 @@ from tests.support.registry import Reply, SchemaRegistry
 NOWHERE = "localhost:1"
 ORDER = '{"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]}'
 SECOND = ORDER.replace("]}", ', {"name": "note", "type": "string", "default": ""}]}')
-BODY = AvroWriter(ORDER)({"id": 42})
+BODY = AvroEncoder(ORDER)({"id": 42})
 
 
 @pytest.fixture
@@ -165,11 +164,3 @@ def test_what_is_no_format_is_refused() -> None:
         tm.Producer(NOWHERE, value=tm.Json("id BIGINT"))  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"Producer\(key='k'\) is not known; pass Avro\(...\), or the keys themselves"):
         tm.Producer(NOWHERE, key="k")  # type: ignore[arg-type]
-
-
-def test_without_fastavro_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "fastavro", None)
-    with pytest.raises(
-        BadInput, match=r"written with fastavro, which is not installed: pip install 'tallymark\[avro]'"
-    ):
-        tm.Producer(NOWHERE, value=tm.Avro(schema=ORDER))

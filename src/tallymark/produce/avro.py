@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tallymark.errors import BadInput, UnknownSchema
-from tallymark.formats.avro_writer import AvroWriter, require_fastavro
+from tallymark.formats.avro.encoder import AvroEncoder
 from tallymark.formats.framing import HEADERS, guid_header, prefix
 from tallymark.formats.registry import Registered, Schemas
 from tallymark.formats.value import Avro, Part
@@ -18,7 +18,7 @@ from tallymark.produce.settings import Headers
 class _Encoding:
     """How the keys or values of one topic are written. ``header`` is the value of the header that has the id."""
 
-    write: AvroWriter
+    write: AvroEncoder
     prefix: bytes = b""
     header: bytes | None = None
 
@@ -31,7 +31,6 @@ class AvroRecords:
 
     def __init__(self, formats: Mapping[Part, Avro], patience: float) -> None:
         """``patience`` is the time in seconds to wait for the registry."""
-        require_fastavro()
         self._formats = formats
         self._patience = patience
         self._known: dict[tuple[str, Part], _Encoding] = {}
@@ -72,10 +71,10 @@ class AvroRecords:
         format = self._formats[part]
         try:
             if format.server is None:
-                return _Encoding(AvroWriter(format.schema or ""))
+                return _Encoding(AvroEncoder(format.schema or ""))
             schemas = Schemas.of(format.server, patience=self._patience)
             found = _registered(schemas, format, format.subject_of(topic, part))
-            write = AvroWriter(found.text, found.references)
+            write = AvroEncoder(found.text, found.references)
         except BadInput as error:
             # It is not the record that is at fault.
             raise UnknownSchema(f"topic {topic}: {error}") from None

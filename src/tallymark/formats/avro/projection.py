@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from tallymark.formats.avro import values
 from tallymark.formats.avro.columns import arrow_type, not_null
+from tallymark.formats.avro.compiler import encoded
 from tallymark.formats.avro.conversions import Incompatible, conversion, promotes, unreadable
-from tallymark.formats.avro.defaults import Misfit, encoded
+from tallymark.formats.avro.leaves import Misfit
 from tallymark.formats.avro.program import Program, Step
 from tallymark.formats.avro.schema import Field, Schema
 from tallymark.formats.avro.skipping import Skipping
@@ -114,7 +115,7 @@ class _Resolution:
             step = self.step(field.schema, field.schema)
             value = values.decoder(step, {})(body)
         except (Misfit, values.Dead) as error:
-            raise Incompatible(f"its default does not fit: {error}", (field.name,)) from None
+            raise Incompatible(f"its default is not valid: {error}", (field.name,)) from None
         return None if value is None else {"step": step, "bytes": body.hex()}
 
 
