@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import struct
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
+from random import Random
 from typing import Any
 from uuid import UUID
 
@@ -15,7 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tallymark.errors import BadInput
+from tallymark.formats.avro.decoder import decode
 from tallymark.formats.avro.encoder import AvroEncoder
+from tallymark.formats.avro.projection import projection
+from tallymark.formats.avro.schema import parse
+from tests.support.avro_schemas import Schemas, encoded, kind_of, logical_of, text_of, value_of, varint
 
 MONEY = '{"type": "record", "name": "Money", "namespace": "shop", "fields": [{"name": "cents", "type": "long"}]}'
 TAX = '{"type": "record", "name": "Tax", "namespace": "shop", "fields": [{"name": "rate", "type": "Money"}]}'
@@ -188,6 +194,14 @@ def test_the_field_that_does_not_fit_is_named(value: Any, said: str) -> None:
         AvroEncoder(json.dumps(ORDER))(value)
 
 
+def test_a_default_counts_only_if_its_field_is_missing() -> None:
+    encode = AvroEncoder(text_of({**ORDER, "fields": [{"name": "id", "type": "long", "default": "x"}]}))
+    assert encode({"id": 1}) == b"\2"
+    for _ in range(2):
+        with pytest.raises(BadInput, match=r"id .* is missing, and its default is not valid: 'x' does not fit long"):
+            encode({})
+
+
 def test_a_value_that_is_nested_too_deeply_is_refused() -> None:
     value: dict[str, Any] = {"id": 0}
     for _ in range(5_000):
@@ -230,6 +244,145 @@ def test_a_union_of_records_says_what_is_wrong_with_the_one_that_is_meant(schema
 def test_what_is_no_schema_is_refused(schema: str) -> None:
     with pytest.raises(BadInput, match=r"the schema is not valid Avro: .*; correct it"):
         AvroEncoder(schema)
+
+
+DURATION = logical("fixed", "duration", name="U", size=12)
+NANOS = logical("long", "timestamp-nanos")
+WITH_RECORD = ["null", "string", {"type": "record", "name": "shop.Box", "fields": [{"name": "n", "type": "long"}]}]
+WITH_MAP = ["string", {"type": "map", "values": ["null", "string"]}]
+TWO_BOXES = [
+    {"type": "record", "name": "A", "fields": [{"name": "n", "type": "double"}, {"name": "m", "type": "int"}]},
+    {"type": "record", "name": "B", "fields": [{"name": "n", "type": "long"}]},
+    {"type": "record", "name": "C", "fields": [{"name": "n", "type": "double"}]},
+]
+TWO_BOXES[0]["fields"][1]["default"] = 0  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "content"),
+    [
+        (logical("int", "time-millis"), "00:00:01.002", varint(1002)),
+        (logical("int", "time-millis"), "00:00:01.0029", varint(1002)),
+        (logical("long", "time-micros"), "00:00:01", varint(1_000_000)),
+        (logical("long", "timestamp-millis"), datetime(1969, 12, 31, 23, 59, 59, 999999, UTC), b"\1"),
+        (NANOS, datetime(1970, 1, 1, 0, 0, 0, 1, UTC), varint(1000)),
+        (NANOS, datetime(1677, 9, 21, 0, 12, 43, 145224, UTC), varint(-(1 << 63))),
+        (logical("fixed", "uuid", name="U", size=16), str(UUID(int=5)), UUID(int=5).bytes),
+        (logical("fixed", "uuid", name="U", size=16), UUID(int=5), UUID(int=5).bytes),
+        (logical("fixed", "uuid", name="U", size=16), b"5" * 16, b"5" * 16),
+        (DURATION, {"months": 1, "days": 2, "millis": 3}, b"\1\0\0\0\2\0\0\0\3\0\0\0"),
+        (DURATION, b"1" * 12, b"1" * 12),
+        (logical("bytes", "decimal", precision=4, scale=1), Decimal("1.500"), b"\2\x0f"),
+        (logical("bytes", "decimal", precision=4, scale=1), Decimal("-12.8"), b"\2\x80"),
+        (logical("bytes", "decimal", precision=80, scale=2), Decimal(10**77), None),
+        ({"type": "map", "values": "long"}, [("a", 1), ("b", 2)], b"\4\2a\2\2b\4\0"),
+    ],
+)
+def test_values_of_logical_types_and_maps_are_also_what_decoders_return(
+    schema: Any, value: Any, content: bytes | None
+) -> None:
+    found = AvroEncoder(text_of(schema))(value)
+    assert found == content or content is None
+    if logical_of(schema) == "decimal":
+        assert written(schema, value) == value
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "said"),
+    [
+        (logical("int", "time-millis"), "24:00:00", "'24:00:00' does not fit time-millis"),
+        (logical("long", "time-micros"), time(1, tzinfo=UTC), "does not fit time-micros, which has no time zone"),
+        (NANOS, datetime(9999, 1, 1, tzinfo=UTC), "does not fit timestamp-nanos"),
+        (DURATION, {"months": 1}, "does not fit duration, a dict of months, days and millis"),
+        (DURATION, {"months": 1, "days": 2, "millis": 1 << 32}, "does not fit duration"),
+        (logical("string", "uuid"), UUID(int=5).hex, "does not fit uuid"),
+        (["string", "long"], {"string": None, "long": "x"}, "string or long: long: 'x' does not fit long"),
+        (["string", "long"], {"string": "x", "long": 1}, "does not fit string or long"),
+        (["string", "long"], {"text": "x"}, "{'text': 'x'} does not fit string or long"),
+    ],
+)
+def test_what_decoders_do_not_return_is_refused(schema: Any, value: Any, said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        AvroEncoder(text_of(schema))(value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "content"),
+    [
+        (["double", "long"], 5, b"\2\x0a"),
+        (["double", "string"], 5, b"\0" + struct.pack("<d", 5)),
+        (["float", "double"], 1.1, b"\2" + struct.pack("<d", 1.1)),
+        (["float", "double"], 1.5, b"\0" + struct.pack("<f", 1.5)),
+        ([logical("int", "date"), "long"], 5, b"\2\x0a"),
+        ([logical("int", "date"), "long"], date(1970, 1, 2), b"\0\2"),
+        (TWO_BOXES, {"n": 5}, b"\2\x0a"),
+        (TWO_BOXES, {"n": 1.5}, b"\4" + struct.pack("<d", 1.5)),
+        (TWO_BOXES, {"n": 5, "m": 1}, b"\0" + struct.pack("<d", 5) + b"\2"),
+        (WITH_RECORD, {"n": 5}, b"\4\x0a"),
+        (WITH_RECORD, {"Box": {"n": 5}}, b"\4\x0a"),
+        (WITH_RECORD, {"string": None, "Box": {"n": 5}}, b"\4\x0a"),
+        (WITH_RECORD, {"string": "x", "Box": None}, b"\2\2x"),
+        (WITH_RECORD, "x", b"\2\2x"),
+        (WITH_RECORD, None, b"\0"),
+        (WITH_MAP, {"string": "x", "map": None}, b"\0\2x"),
+        (WITH_MAP, {"string": "x"}, b"\2\2\x0cstring\2\2x\0"),
+        (["null"], None, b"\0"),
+    ],
+)
+def test_the_branch_of_a_union_that_is_named_or_fits_exactly_is_written(
+    schema: Any, value: Any, content: bytes
+) -> None:
+    assert AvroEncoder(text_of(schema))(value) == content
+
+
+@given(st.randoms(use_true_random=True))
+@settings(max_examples=150)
+def test_what_was_decoded_is_encoded_again(random: Random) -> None:
+    schema = Schemas(random).record()
+    steps = projection(parse(text_of(schema)), parse(text_of(schema)))
+    encode = AvroEncoder(text_of(schema))
+    bodies = [encoded(random, schema, value_of(random, schema)) for _ in range(8)]
+    for value in decode(steps, bodies).values.to_pylist():
+        if value is not None:
+            for given_value in (value, alone(schema, value)):
+                (again,) = decode(steps, [encode(given_value)]).values.to_pylist()
+                assert repr(alone(schema, again)) == repr(alone(schema, value))
+            assert repr(decode(steps, [encode(value)]).values.to_pylist()) == repr([value])
+
+
+@given(st.randoms(use_true_random=True))
+@settings(max_examples=100)
+def test_fastavro_reads_what_was_encoded(random: Random) -> None:
+    schema = Schemas(random, logical=False).record()
+    body = encoded(random, schema, value_of(random, schema))
+    steps = projection(parse(text_of(schema)), parse(text_of(schema)))
+    (value,) = decode(steps, [body]).values.to_pylist()
+    ours = io.BytesIO(AvroEncoder(text_of(schema))(value))
+    parsed = parse_schema(schema)
+    assert repr(schemaless_reader(ours, parsed, None)) == repr(schemaless_reader(io.BytesIO(body), parsed, None))
+    assert not ours.read()
+
+
+def alone(schema: Any, value: Any) -> Any:
+    """A value with the branches of unions by themselves, without the structs around them."""
+    kind = kind_of(schema)
+    if value is None:
+        return None
+    if kind == "record":
+        return {part["name"]: alone(part["type"], value[part["name"]]) for part in schema["fields"]}
+    if kind == "array":
+        return [alone(schema["items"], item) for item in value]
+    if kind == "map":
+        entries = value.items() if isinstance(value, dict) else value
+        return {key: alone(schema["values"], item) for key, item in entries}
+    if kind != "union":
+        return value
+    others = [branch for branch in schema if branch != "null"]
+    if len(others) == 1:
+        return alone(others[0], value)
+    if not isinstance(value, dict):
+        return value
+    return next(alone(branch, item) for branch, item in zip(others, value.values(), strict=True) if item is not None)
 
 
 values = st.recursive(

@@ -10,7 +10,7 @@ from decimal import MAX_PREC, Context, Decimal, Inexact, InvalidOperation
 from typing import Any
 from uuid import UUID
 
-from tallymark.formats.avro.conversions import PER_SECOND
+from tallymark.formats.avro.conversions import LEAST, PER_SECOND
 from tallymark.formats.avro.leaves import BITS, Misfit, Write, append_long, append_text, fixed, name_of, whole
 from tallymark.formats.avro.scalars import UUID as UUID_TEXT
 from tallymark.formats.avro.schema import Schema
@@ -66,7 +66,11 @@ def _ticks(schema: Schema) -> Callable[[Any], Converted]:
 
     def convert(value: Any) -> Converted:
         micros, hint = micros_of(value)
-        return (None if micros is None else micros * per_second // 1_000_000), hint
+        if micros is None:
+            return None, hint
+        found = micros * per_second // 1_000_000
+        # The decoder rounds the first nanoseconds down to a microsecond that begins before them.
+        return (LEAST if LEAST - found < 1_000 and found < LEAST else found), hint
 
     return convert
 
