@@ -81,7 +81,11 @@ def append_text(text: str, out: bytearray) -> None:
         content = text.encode()
     except UnicodeEncodeError:
         raise Misfit("string: it has half of a surrogate pair", text) from None
-    append_long(len(content), out)
+    if len(content) < 64:
+        # One byte. A call takes as long as the rest of this function.
+        out.append(2 * len(content))
+    else:
+        append_long(len(content), out)
     out += content
 
 
