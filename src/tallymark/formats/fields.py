@@ -103,7 +103,7 @@ def misfit(value: Any, kind: pa.DataType, path: str = "") -> str:
             convert(item)
         except MISFITS:
             return misfit(item, inner, path + step)
-    return f"{path.lstrip('.')}: {_shown(value)} does not fit {ddl.name(kind)}"
+    return f"{path.lstrip('.')}: {shown(value)} does not fit {ddl.name(kind)}"
 
 
 def _parts(value: Any, kind: pa.DataType) -> Iterator[tuple[str, Any, Convert, pa.DataType]]:
@@ -119,10 +119,11 @@ def _parts(value: Any, kind: pa.DataType) -> Iterator[tuple[str, Any, Convert, p
         yield from ((f"[{at}]", item, convert, kind.value_type) for at, item in enumerate(value) if item is not None)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Return what an error message quotes of a parsed value."""
     if isinstance(value, (Pairs, list)):
         return "an object" if isinstance(value, Pairs) else "an array"
-    if isinstance(value, bool):
+    if value is None or isinstance(value, bool):
         return json.dumps(value)
     return _cut(value) if isinstance(value, (Whole, Real)) else repr(_cut(value))
 

@@ -69,19 +69,19 @@ def _shown(name: Id, schema: Registered, body: pa.Array) -> Shown:
         decoded = decode(projection(parsed, parsed), body)
     except (SchemaInvalid, ValueError, RecursionError) as error:
         return Shown(name, error=f"schema {name} can't be shown: {error}")
-    return Shown(name, _plain(decoded.values[0].as_py(), decoded.values.type), decoded.errors.get(0))
+    return Shown(name, plain(decoded.values[0].as_py(), decoded.values.type), decoded.errors.get(0))
 
 
-def _plain(value: Any, kind: pa.DataType) -> Any:
+def plain(value: Any, kind: pa.DataType) -> Any:
     """A decoded value as JSON: bytes as base64, decimals and times as text, maps as objects."""
     if value is None:
         return None
     if pa.types.is_struct(kind):
-        return {field.name: _plain(value[field.name], field.type) for field in kind}
+        return {field.name: plain(value[field.name], field.type) for field in kind}
     if pa.types.is_list(kind):
-        return [_plain(item, kind.value_type) for item in value]
+        return [plain(item, kind.value_type) for item in value]
     if pa.types.is_map(kind):
-        return {key: _plain(item, kind.item_type) for key, item in value}
+        return {key: plain(item, kind.item_type) for key, item in value}
     if pa.types.is_binary(kind):
         return base64.b64encode(value).decode()
     if pa.types.is_temporal(kind):

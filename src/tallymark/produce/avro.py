@@ -65,7 +65,7 @@ class AvroRecords:
             raise BadInput(f"topic {topic}: {part} can't be sent: {error}") from None
         if encoding.header is None:
             return encoded, headers
-        return encoded, _with_header(headers, HEADERS[part], encoding.header)
+        return encoded, with_header(headers, HEADERS[part], encoding.header)
 
     def _encoding(self, topic: str, part: Part) -> _Encoding:
         format = self._formats[part]
@@ -78,10 +78,9 @@ class AvroRecords:
         except BadInput as error:
             # It is not the record that is at fault.
             raise UnknownSchema(f"topic {topic}: {error}") from None
-        assert found.id is not None, "of a subject"
         if format.ids == "values":
-            return _Encoding(write, prefix(found.id))
-        return _Encoding(write, header=guid_header(found.guid) if found.guid else prefix(found.id))
+            return _Encoding(write, id_prefix(found))
+        return _Encoding(write, header=id_header(found))
 
 
 def _registered(schemas: Schemas, format: Avro, subject: str) -> Registered:
@@ -102,7 +101,18 @@ def _registered(schemas: Schemas, format: Avro, subject: str) -> Registered:
     return found
 
 
-def _with_header(headers: Headers | None, name: str, value: bytes) -> Headers:
+def id_prefix(schema: Registered) -> bytes:
+    """Return what precedes a content that was written with a schema of a subject."""
+    assert schema.id is not None, "of a subject"
+    return prefix(schema.id)
+
+
+def id_header(schema: Registered) -> bytes:
+    """Return the value of the header that has the id of a schema instead."""
+    return guid_header(schema.guid) if schema.guid else id_prefix(schema)
+
+
+def with_header(headers: Headers | None, name: str, value: bytes) -> Headers:
     """Add a header in place of others of the same name, because clients differ in which one they read."""
     pairs = headers.items() if isinstance(headers, Mapping) else headers or ()
     return [*((other, content) for other, content in pairs if other != name), (name, value)]

@@ -6,7 +6,7 @@ of defaults, which is another one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Sequence
 from functools import cache, partial
 from typing import Any
 
@@ -66,9 +66,13 @@ class Compiler:
         """Return the fields of a record; None if the value is none."""
         return value if isinstance(value, dict) else None
 
-    def entries_of(self, value: Any) -> Iterable[tuple[Any, Any]] | None:
-        """Return the entries of a map, which have a length; None if the value is none."""
+    def entries_of(self, value: Any) -> Collection[tuple[Any, Any]] | None:
+        """Return the entries of a map; None if the value is none."""
         return value.items() if isinstance(value, dict) else None
+
+    def items_of(self, value: Any) -> Sequence[Any] | None:
+        """Return the items of an array; None if the value is none."""
+        return value if isinstance(value, (list, tuple)) else None
 
     def missing(self, field: Field, record: Schema) -> Callable[[], bytes]:
         """Return the function that gives the bytes of a field that is missing."""
@@ -105,14 +109,15 @@ class Compiler:
         return write
 
     def _array(self, schema: Schema) -> Write:
-        part, kind = self.write(schema.item), f"array; write {self.a_list}"
+        part, kind, items_of = self.write(schema.item), f"array; write {self.a_list}", self.items_of
 
         def write(value: Any, out: bytearray) -> None:
-            if not isinstance(value, (list, tuple)):
+            items = items_of(value)
+            if items is None:
                 raise Misfit(kind, value)
-            if value:
-                append_long(len(value), out)
-            for at, item in enumerate(value):
+            if items:
+                append_long(len(items), out)
+            for at, item in enumerate(items):
                 try:
                     part(item, out)
                 except Misfit as misfit:
@@ -128,8 +133,8 @@ class Compiler:
             entries = entries_of(value)
             if entries is None:
                 raise Misfit(kind, value)
-            if value:
-                append_long(len(value), out)
+            if entries:
+                append_long(len(entries), out)
             for key, item in entries:
                 if not isinstance(key, str):
                     raise Misfit("the key of a map, which is text", key)

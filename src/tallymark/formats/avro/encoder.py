@@ -6,7 +6,7 @@ one pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,7 +66,7 @@ class Values(Compiler):
     def leaf(self, schema: Schema) -> Write:
         return (logical_leaf if schema.logical else leaf)(schema, exact=self._is_exact)
 
-    def entries_of(self, value: Any) -> Iterable[tuple[Any, Any]] | None:
+    def entries_of(self, value: Any) -> Collection[tuple[Any, Any]] | None:
         # The decoders return maps as lists of pairs.
         if isinstance(value, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
             return value

@@ -23,7 +23,7 @@ Converted = tuple[Any, str]
 """What is stored, or None with a hint what else to write."""
 
 
-def logical_leaf(schema: Schema, exact: bool) -> Write:
+def logical_leaf(schema: Schema, *, exact: bool = False) -> Write:
     """Encode a logical type. Its number, or the bytes of a fixed, are encoded as they are, unless ``exact``."""
     assert schema.logical is not None
     if schema.logical == "decimal":
