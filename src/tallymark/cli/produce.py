@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import select
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
 import typer
 
+from tallymark.cli.lines import from_json, from_lines
 from tallymark.cli.output import INTERRUPTED, note, say, show_json
 from tallymark.cli.progress import Bars
-from tallymark.cli.target import PartitionOption, Target, targeted
+from tallymark.cli.target import PartitionOption, RegistryOption, Target, targeted
 from tallymark.core.topics import is_pattern
 from tallymark.errors import BadInput, NotDelivered, TallymarkError
 from tallymark.produce.producer import Producer
+
+if TYPE_CHECKING:
+    from tallymark.operate.json_records import JsonPart
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to write to.")]
 Source = Annotated[Path | None, typer.Argument(metavar="FILE", help="The file to read; standard input without it.")]
@@ -38,18 +39,13 @@ Create = Annotated[
     int | None, typer.Option("--create", min=1, help="Create the topic with so many partitions, if it does not exist.")
 ]
 ProfileOption = Annotated[str, typer.Option("--profile", help="no-loss or fast.")]
+SchemaOption = Annotated[
+    str | None,
+    typer.Option("--schema", metavar="FILE", help="Write values with this schema of the registry, not the latest."),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and no progress.")]
 SHOWN_EVERY = 1_000
 WAIT_SECONDS, AT_ONCE = 0.1, 1 << 16
-
-
-class Line(NamedTuple):
-    """The record of a line."""
-
-    value: bytes | None
-    key: bytes | None = None
-    headers: Sequence[tuple[str, bytes | None]] = ()
-    timestamp: datetime | None = None
 
 
 @targeted(None, store=False)
@@ -64,9 +60,14 @@ def produce(
     create: Create = None,
     partition: PartitionOption = None,
     profile: ProfileOption = "no-loss",
+    registry: RegistryOption = None,
+    schema: SchemaOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a record for each line, and wait until all are acknowledged. Ctrl-C stops reading."""
+    """Write a record for each line, and wait until all are acknowledged. Ctrl-C stops reading.
+
+    With --registry, values that are JSON, and the keys of --format json, are written as Avro.
+    """
     headers = [_header(one) for one in header or ()]
     if form == "json" and key_delimiter:
         raise BadInput("--format json has the keys in its records; leave out --key-delimiter")
@@ -80,9 +81,13 @@ def produce(
     partitions = brokers.find([topic])[topic].partitions
     if partition is not None and partition not in range(len(partitions)):
         raise BadInput(f"topic {topic} has no partition {partition}; it has {len(partitions)}, counted from 0")
+    value_as, key_as = _avro(target, topic, registry, schema, quiet=as_json)
+    if key_as is not None and key_delimiter:
+        raise BadInput(f"the keys of topic {topic} have an Avro schema; write them with --format json")
     began, interrupted = time.monotonic(), False
     with _opened(source or from_file) as content, Bars(quiet=as_json or sys.stdin.isatty()) as bars:
-        lines = _from_json(content) if form == "json" else _from_lines(content, key_delimiter)
+        is_json = form == "json"
+        lines = from_json(content, value_as, key_as) if is_json else from_lines(content, key_delimiter, value_as)
         bar = bars.add(topic)
         with Producer(cluster.brokers, security=cluster.security, tls=cluster.tls, profile=profile) as producer:
             try:
@@ -101,7 +106,8 @@ def produce(
     seconds = time.monotonic() - began
     if as_json:
         facts = {"topic": topic, "records": sent, "seconds": round(seconds, 3), "interrupted": interrupted}
-        show_json(facts, indent=None)
+        schemas = {f"{one.part}_schema": one.schema.id for one in (key_as, value_as) if one is not None}
+        show_json({**facts, **schemas}, indent=None)
     else:
         say(f"{topic}: {sent:,} records acknowledged in {seconds:.1f} s")
     if interrupted:
@@ -115,34 +121,26 @@ def _after(error: TallymarkError, producer: Producer) -> TallymarkError:
     return type(error)(f"{error}; {producer.statistics().delivered:,} records before it were acknowledged")
 
 
-def _from_lines(lines: Iterable[bytes], delimiter: str | None) -> Iterator[Line]:
-    for number, line in enumerate(lines, 1):
-        value = line.removesuffix(b"\n").removesuffix(b"\r")
-        if delimiter is None:
-            yield Line(value)
-            continue
-        key, found, rest = value.partition(delimiter.encode())
-        if not found:
-            raise BadInput(f"line {number} has no {delimiter!r} between key and value")
-        yield Line(rest, key)
+def _avro(
+    target: Target, topic: str, registry: str | None, schema: str | None, *, quiet: bool
+) -> tuple[JsonPart | None, JsonPart | None]:
+    """Return what writes values and keys as Avro; None for text."""
+    schemas = target.schemas(registry)
+    if schemas is None:
+        if schema is not None:
+            raise BadInput("--schema needs --registry, the registry that knows the schema")
+        return None, None
+    from tallymark.formats.value import Avro
+    from tallymark.operate.json_records import json_part
 
-
-def _from_json(lines: Iterable[bytes]) -> Iterator[Line]:
-    for number, line in enumerate(lines, 1):
-        try:
-            record = json.loads(line)
-            headers = [(str(one["name"]), _bytes(one, "value")) for one in record.get("headers") or ()]
-            when = datetime.fromisoformat(record["timestamp"]) if record.get("timestamp") else None
-            yield Line(_bytes(record, "value"), _bytes(record, "key"), headers, when)
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise BadInput(f"line {number} is not a record as tallymark consume --json prints them") from None
-
-
-def _bytes(record: Any, name: str) -> bytes | None:
-    if f"{name}_base64" in record:
-        return base64.b64decode(record[f"{name}_base64"], validate=True)
-    text: str | None = record.get(name)
-    return None if text is None else text.encode()
+    text = None if schema is None else Avro(schema=schema).schema
+    value_as, key_as = json_part(schemas, topic, "value", text), json_part(schemas, topic, "key")
+    if value_as is None:
+        if text is not None:
+            raise BadInput(f"{schemas.name} has no schema for the values of topic {topic}: register --schema first")
+        if not quiet:
+            note(f"{schemas.name} has no schema for the values of topic {topic}: they are written as text", "dim")
+    return value_as, key_as
 
 
 def _header(text: str) -> tuple[str, bytes]:
