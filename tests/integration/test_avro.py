@@ -195,6 +195,86 @@ def test_the_command_line_shows_decoded_records(brokers: str, topic: str, regist
     assert len(raw) == len(LETTERS) // 2 + 1, "of partition 0"
 
 
+def consumed(brokers: str, topic: str, registry: SchemaRegistry, *options: str) -> list[dict[str, Any]]:
+    """The records as ``consume --json`` prints them, without what differs between topics."""
+    done = in_process(
+        "consume", topic, "--limit", "0", "--json", "--brokers", brokers, "--registry", registry.url, *options
+    )
+    assert done.returncode == 0, done
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    own = ("topic", "partition", "key_schema", "value_schema")
+    return [{name: item for name, item in one.items() if name not in own} for one in found]
+
+
+TYPED = {
+    "type": "record",
+    "name": "Typed",
+    "fields": [
+        {"name": "content", "type": "bytes"},
+        {"name": "price", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}},
+        {"name": "at", "type": {"type": "long", "logicalType": "timestamp-millis"}},
+        {"name": "day", "type": {"type": "int", "logicalType": "date"}},
+        {"name": "either", "type": ["null", "long", "string"]},
+        {"name": "counts", "type": {"type": "map", "values": "int"}},
+    ],
+}
+LINE = {
+    "content": "/wA=",
+    "price": 1.5,
+    "at": "2026-01-31T12:00:00.123Z",
+    "day": "2026-01-31",
+    "either": {"string": "x"},
+    "counts": {"a": 1},
+}
+
+
+def test_what_consume_prints_of_avro_can_be_produced_again(
+    brokers: str, topics: Topics, registry: SchemaRegistry, tmp_path: Path
+) -> None:
+    first, second = topics.create(1), topics.create(1)
+    for name in (first, second):
+        registry.add(f"{name}-value", text(TYPED))
+        registry.add(f"{name}-key", '"string"')
+    line, records = tmp_path / "line.jsonl", tmp_path / "records.jsonl"
+    written = [{"key": "k", "value": LINE}, {"key": "k", "value": None}, {"value": LINE | {"either": None}}]
+    line.write_text("".join(json.dumps(one) + "\n" for one in written))
+    asked = ["--format", "json", "--brokers", brokers, "--registry", registry.url]
+    done = in_process("produce", first, line, *asked, "--json")
+    assert done.returncode == 0, done
+    assert json.loads(done.stdout).items() >= {"records": 3, "value_schema": 1, "key_schema": 2}.items()
+    found = consumed(brokers, first, registry)
+    assert [one["value"] for one in found] == [
+        LINE | {"price": "1.50", "at": "2026-01-31T12:00:00.123000+00:00", "either": {"long": None, "string": "x"}},
+        None,
+        LINE | {"price": "1.50", "at": "2026-01-31T12:00:00.123000+00:00", "either": None},
+    ]
+    shown = in_process("consume", first, "--limit", "0", "--json", "--brokers", brokers, "--registry", registry.url)
+    records.write_text(shown.stdout)
+    assert in_process("produce", second, records, *asked).returncode == 0
+    assert consumed(brokers, second, registry) == found
+
+
+def test_produce_names_the_line_and_the_field(brokers: str, topics: Topics, registry: SchemaRegistry) -> None:
+    topic = topics.create(1)
+    asked = ["produce", topic, "--brokers", brokers, "--registry", registry.url]
+    as_text = in_process(*asked, given="a\n")
+    assert as_text.returncode == 0, as_text
+    assert f"has no schema for the values of topic {topic}: they are written as text" in as_text.stderr
+    registry.add(f"{topic}-value", text(ORDER))
+    refused = in_process(*asked, given='{"id": 1, "name": "a"}\n{"id": 2.5, "name": "b"}\n')
+    assert refused.returncode == 2
+    assert refused.stderr.strip().endswith(
+        "line 2: id: 2.5 does not fit long; 1 records before it were acknowledged"
+    ), refused
+    unknown = in_process(*asked, "--schema", text(LATER_ORDER), given="")
+    assert "does not have the schema of --schema" in unknown.stderr
+    registry.add(f"{topic}-key", '"string"')
+    delimited = in_process(*asked, "--key-delimiter", ":", given="")
+    assert "have an Avro schema; write them with --format json" in delimited.stderr
+    values = [one["value"] for one in consumed(brokers, topic, registry)]
+    assert values == ["a", {"id": 1, "name": "a"}]
+
+
 FILE = """
 group = "{group}"
 store = "{store}"
