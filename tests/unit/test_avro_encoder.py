@@ -335,6 +335,34 @@ def test_the_branch_of_a_union_that_is_named_or_fits_exactly_is_written(
     assert AvroEncoder(text_of(schema))(value) == content
 
 
+NODES = {
+    "type": "record",
+    "name": "A",
+    "fields": [
+        {"name": "next", "type": ["null", "A", {"type": "record", "name": "B", "fields": []}]},
+        {"name": "n", "type": "long"},
+    ],
+}
+NODES["fields"][0]["type"][2]["fields"] = [  # type: ignore[index]
+    {"name": "next", "type": ["null", "A", "B"]},
+    {"name": "n", "type": "string"},
+]
+
+
+@pytest.mark.parametrize("innermost", [{"next": None, "n": "x"}, {"next": None, "n": 1.5}])
+def test_branches_that_look_alike_take_no_more_time_at_each_level(innermost: Any) -> None:
+    """If each level took twice the time of the level in it, this would not end."""
+    value = innermost
+    for _ in range(100):
+        value = {"next": value, "n": "x"}
+    encode, outer = AvroEncoder(text_of(NODES)), {"next": value, "n": 1}
+    if innermost["n"] == "x":
+        assert encode(outer) == b"\4" * 101 + b"\0" + b"\2x" * 101 + b"\2"
+    else:
+        with pytest.raises(BadInput, match="does not fit"):
+            encode(outer)
+
+
 @given(st.randoms(use_true_random=True))
 @settings(max_examples=150)
 def test_what_was_decoded_is_encoded_again(random: Random) -> None:

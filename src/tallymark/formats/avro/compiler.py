@@ -11,7 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 from tallymark.formats.avro.columns import not_null
-from tallymark.formats.avro.leaves import Misfit, Write, append_long, append_text, leaf
+from tallymark.formats.avro.leaves import Misfit, Output, Write, append_long, append_text, leaf
 from tallymark.formats.avro.schema import Field, Schema, cut
 
 Fields = list[tuple[str, Write, Callable[[], bytes]]]
@@ -86,7 +86,7 @@ class Compiler:
         fields_of, kind = self.fields_of, f"record {schema.name}; write {self.an_object}"
         ignores_unknown = self.ignores_unknown
 
-        def write(value: Any, out: bytearray) -> None:
+        def write(value: Any, out: Output) -> None:
             given = fields_of(value)
             if given is None:
                 raise Misfit(kind, value)
@@ -111,7 +111,7 @@ class Compiler:
     def _array(self, schema: Schema) -> Write:
         part, kind, items_of = self.write(schema.item), f"array; write {self.a_list}", self.items_of
 
-        def write(value: Any, out: bytearray) -> None:
+        def write(value: Any, out: Output) -> None:
             items = items_of(value)
             if items is None:
                 raise Misfit(kind, value)
@@ -129,7 +129,7 @@ class Compiler:
     def _map(self, schema: Schema) -> Write:
         part, kind, entries_of = self.write(schema.item), f"map; write {self.an_object}", self.entries_of
 
-        def write(value: Any, out: bytearray) -> None:
+        def write(value: Any, out: Output) -> None:
             entries = entries_of(value)
             if entries is None:
                 raise Misfit(kind, value)
@@ -152,7 +152,7 @@ class Compiler:
         part, at = self.write(other), schema.branches.index(other)
         null, branch = 2 * (1 - at), 2 * at
 
-        def write(value: Any, out: bytearray) -> None:
+        def write(value: Any, out: Output) -> None:
             if value is None:
                 out.append(null)
             else:
@@ -179,13 +179,43 @@ class Defaults(Compiler):
 
 def encoded(schema: Schema, default: Any) -> bytes:
     """Return the bytes of a default, or raise Misfit."""
-    out = bytearray()
+    out = Output()
     Defaults().compiled(schema)(default, out)
     return bytes(out)
 
 
-def write_first(branches: list[tuple[int, Write]], names: str, value: Any, out: bytearray) -> None:
-    """Append the first branch that fits."""
+Branches = Sequence[tuple[int, Write]]
+"""Branches of a union in the order in which they are tried, with their indexes."""
+
+
+def write_first(branches: Branches, names: str, value: Any, out: Output) -> None:
+    """Append the first branch that fits.
+
+    What becomes of a dict or a list is remembered, because unions within unions would otherwise try it again for each
+    branch around it: the time would double with every level.
+    """
+    if not isinstance(value, (dict, list, tuple)):
+        return _try(branches, names, value, out)
+    # The value is alive as long as the output, so no other one has its id.
+    key = id(value), id(branches)
+    known = out.tried.get(key)
+    if isinstance(known, Misfit):
+        raise known.within("")
+    if known is not None:
+        out += known
+        return None
+    start = len(out)
+    try:
+        _try(branches, names, value, out)
+    except Misfit as misfit:
+        # A copy, because the traceback of an exception keeps its variables alive.
+        out.tried[key] = misfit.within("")
+        raise
+    out.tried[key] = bytes(out[start:])
+    return None
+
+
+def _try(branches: Branches, names: str, value: Any, out: Output) -> None:
     start, best = len(out), Misfit(names, value)
     for at, write in branches:
         append_long(at, out)
@@ -193,7 +223,7 @@ def write_first(branches: list[tuple[int, Write]], names: str, value: Any, out: 
             return write(value, out)
         except Misfit as misfit:
             # A branch that fits in part says more than that none fits.
-            best = misfit if misfit.path and not best.path else best
+            best = misfit.within("") if misfit.path and not best.path else best
             del out[start:]
     raise best
 

@@ -13,7 +13,7 @@ from typing import Any
 from tallymark.errors import BadInput
 from tallymark.formats.avro.columns import branch_names, not_null
 from tallymark.formats.avro.compiler import Compiler, write_first
-from tallymark.formats.avro.leaves import Misfit, Write, append_long, leaf, name_of
+from tallymark.formats.avro.leaves import Misfit, Output, Write, append_long, leaf, name_of
 from tallymark.formats.avro.logical import logical_leaf
 from tallymark.formats.avro.schema import Field, Schema, SchemaInvalid, parse
 
@@ -30,7 +30,7 @@ class AvroEncoder:
         self._write = Values().compiled(schema)
 
     def __call__(self, value: Any) -> bytes:
-        out = bytearray()
+        out = Output()
         try:
             self._write(value, out)
         except Misfit as misfit:
@@ -87,7 +87,7 @@ class Values(Compiler):
         alone = partial(write_first, branches, name_of(schema))
         named = struct_branches(schema, self)
 
-        def write(value: Any, out: bytearray) -> None:
+        def write(value: Any, out: Output) -> None:
             if not isinstance(value, dict):
                 return alone(value, out)
             name = branch_of(value, named)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from tallymark.errors import BadInput
 from tallymark.formats.avro.compiler import Compiler, write_first
 from tallymark.formats.avro.encoder import branch_of, struct_branches, writer_schema
-from tallymark.formats.avro.leaves import Misfit, Write, append_long, leaf, name_of
+from tallymark.formats.avro.leaves import Misfit, Output, Write, append_long, leaf, name_of
 from tallymark.formats.avro.logical import logical_leaf
 from tallymark.formats.avro.schema import Schema
 from tallymark.formats.fields import DECIMAL, LONGEST, MISFITS, Pairs, Real, Unfit, Whole, converter, shown
@@ -33,7 +33,7 @@ class JsonEncoder:
 
     def __call__(self, value: Any) -> bytes:
         """Return the bytes; BadInput names the field that does not fit."""
-        out = bytearray()
+        out = Output()
         try:
             self._write(value, out)
         except Misfit as misfit:
@@ -52,7 +52,7 @@ class JsonValues(Compiler):
         encode = (logical_leaf if schema.logical else leaf)(schema)
         convert, name = _convert(schema), name_of(schema)
 
-        def write(value: Any, out: bytearray) -> None:
+        def write(value: Any, out: Output) -> None:
             try:
                 encode(convert(value), out)
             except MISFITS as error:
@@ -69,7 +69,7 @@ class JsonValues(Compiler):
         null = next((at for at, branch in enumerate(schema.branches) if branch.type == "null"), None)
         kind = f'{name_of(schema)}; write an object with the name of one, such as {{"{next(iter(named))}": ...}}'
 
-        def write(value: Any, out: bytearray) -> None:
+        def write(value: Any, out: Output) -> None:
             if value is None and null is not None:
                 return append_long(null, out)
             fields = self.fields_of(value)

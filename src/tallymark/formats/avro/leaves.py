@@ -8,11 +8,20 @@ from typing import Any
 
 from tallymark.formats.avro.schema import SHOWN, Schema
 
-Write = Callable[[Any, bytearray], None]
+Write = Callable[[Any, "Output"], None]
 """Appends the bytes of a value, or raises Misfit."""
 BITS = {"int": 31, "long": 63}
 PACK = {"float": struct.Struct("<f"), "double": struct.Struct("<d")}
 _NOTHING = object()
+
+
+class Output(bytearray):
+    """The bytes of one value so far. ``tried`` has what became of parts that unions have tried."""
+
+    __slots__ = ("tried",)
+
+    def __init__(self) -> None:
+        self.tried: dict[tuple[int, int], bytes | Misfit] = {}
 
 
 def shown(value: Any) -> str:
@@ -30,14 +39,13 @@ class Misfit(ValueError):
     The message is made when it is asked for, because a union tries its branches.
     """
 
-    def __init__(self, why: str, value: Any = _NOTHING) -> None:
+    def __init__(self, why: str, value: Any = _NOTHING, path: str = "") -> None:
         super().__init__(why)
-        self.why, self.path = why, ""
+        self.why, self.path = why, path
         self._value = value
 
     def within(self, step: str) -> Misfit:
-        self.path = step + self.path
-        return self
+        return Misfit(self.why, self._value, step + self.path)
 
     def sentence(self, show: Callable[[Any], str] = shown) -> str:
         why = self.why if self._value is _NOTHING else f"{show(self._value)} does not fit {self.why}"
@@ -67,7 +75,7 @@ def leaf(schema: Schema, *, exact: bool = False) -> Write:
     return _PLAIN[schema.type](schema)
 
 
-def append_long(value: int, out: bytearray) -> None:
+def append_long(value: int, out: Output) -> None:
     """Append a number of 64 bits, lengths and indexes included."""
     rest = (value << 1) ^ (value >> 63)
     while rest > 127:
@@ -76,7 +84,7 @@ def append_long(value: int, out: bytearray) -> None:
     out.append(rest)
 
 
-def append_text(text: str, out: bytearray) -> None:
+def append_text(text: str, out: Output) -> None:
     try:
         content = text.encode()
     except UnicodeEncodeError:
@@ -90,7 +98,7 @@ def append_text(text: str, out: bytearray) -> None:
 
 
 def _null(_: Schema) -> Write:
-    def write(value: Any, out: bytearray) -> None:  # noqa: ARG001 - null has no bytes
+    def write(value: Any, out: Output) -> None:  # noqa: ARG001 - null has no bytes
         if value is not None:
             raise Misfit("null", value)
 
@@ -98,7 +106,7 @@ def _null(_: Schema) -> Write:
 
 
 def _boolean(_: Schema) -> Write:
-    def write(value: Any, out: bytearray) -> None:
+    def write(value: Any, out: Output) -> None:
         if not isinstance(value, bool):
             raise Misfit("boolean", value)
         out.append(value)
@@ -109,7 +117,7 @@ def _boolean(_: Schema) -> Write:
 def whole(schema: Schema) -> Write:
     limit, name = 1 << BITS[schema.type], name_of(schema)
 
-    def write(value: Any, out: bytearray) -> None:
+    def write(value: Any, out: Output) -> None:
         if not isinstance(value, int) or isinstance(value, bool) or not -limit <= value < limit:
             raise Misfit(name, value)
         append_long(value, out)
@@ -120,7 +128,7 @@ def whole(schema: Schema) -> Write:
 def _real(schema: Schema, exact: bool) -> Write:
     pack, unpack, name = PACK[schema.type].pack, PACK[schema.type].unpack, schema.type
 
-    def write(value: Any, out: bytearray) -> None:
+    def write(value: Any, out: Output) -> None:
         if not isinstance(value, float) and (exact or not isinstance(value, int) or isinstance(value, bool)):
             raise Misfit(name, value)
         try:
@@ -135,7 +143,7 @@ def _real(schema: Schema, exact: bool) -> Write:
 
 
 def _string(_: Schema) -> Write:
-    def write(value: Any, out: bytearray) -> None:
+    def write(value: Any, out: Output) -> None:
         if not isinstance(value, str):
             raise Misfit("string", value)
         append_text(value, out)
@@ -144,7 +152,7 @@ def _string(_: Schema) -> Write:
 
 
 def _bytes(_: Schema) -> Write:
-    def write(value: Any, out: bytearray) -> None:
+    def write(value: Any, out: Output) -> None:
         if not isinstance(value, (bytes, bytearray)):
             raise Misfit("bytes; encode text" if isinstance(value, str) else "bytes", value)
         append_long(len(value), out)
@@ -156,7 +164,7 @@ def _bytes(_: Schema) -> Write:
 def fixed(schema: Schema) -> Write:
     size, name = schema.size, name_of(schema)
 
-    def write(value: Any, out: bytearray) -> None:
+    def write(value: Any, out: Output) -> None:
         if not isinstance(value, (bytes, bytearray)) or len(value) != size:
             raise Misfit(f"fixed {name}, which has {size} bytes", value)
         out += value
@@ -168,7 +176,7 @@ def _enum(schema: Schema) -> Write:
     places = {symbol: at for at, symbol in enumerate(schema.symbols)}
     why = f"enum {schema.name}: {', '.join(sorted(schema.symbols))}"
 
-    def write(value: Any, out: bytearray) -> None:
+    def write(value: Any, out: Output) -> None:
         if not isinstance(value, str) or value not in places:
             raise Misfit(why, value)
         append_long(places[value], out)

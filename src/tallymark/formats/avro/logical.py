@@ -11,7 +11,7 @@ from typing import Any
 from uuid import UUID
 
 from tallymark.formats.avro.conversions import LEAST, PER_SECOND
-from tallymark.formats.avro.leaves import BITS, Misfit, Write, append_long, append_text, fixed, name_of, whole
+from tallymark.formats.avro.leaves import BITS, Misfit, Output, Write, append_long, append_text, fixed, name_of, whole
 from tallymark.formats.avro.scalars import UUID as UUID_TEXT
 from tallymark.formats.avro.schema import Schema
 
@@ -35,7 +35,7 @@ def logical_leaf(schema: Schema, *, exact: bool = False) -> Write:
     stored = int if schema.type in BITS else (bytes, bytearray)
     name = name_of(schema)
 
-    def write(value: Any, out: bytearray) -> None:
+    def write(value: Any, out: Output) -> None:
         if isinstance(value, stored):
             if exact:
                 raise Misfit(name, value)
@@ -108,7 +108,7 @@ def _decimal(schema: Schema) -> Write:
     unit = Decimal(1).scaleb(-scale)
     context = Context(prec=min(precision, MAX_PREC), traps=[Inexact, InvalidOperation])
 
-    def write(value: Any, out: bytearray) -> None:
+    def write(value: Any, out: Output) -> None:
         if not isinstance(value, Decimal):
             raise Misfit(f"{name}; write a Decimal", value)
         if not value.is_finite() or (value and value.adjusted() + scale >= precision):
@@ -127,7 +127,7 @@ def _decimal(schema: Schema) -> Write:
     return write
 
 
-def _uuid_text(value: Any, out: bytearray) -> None:
+def _uuid_text(value: Any, out: Output) -> None:
     if not isinstance(value, UUID) and not (isinstance(value, str) and UUID_TEXT.fullmatch(value)):
         raise Misfit("uuid", value)
     append_text(str(value), out)
