@@ -141,7 +141,7 @@ def test_a_field_that_was_not_written_has_its_default_or_is_null() -> None:
         ("wide", ["long", "string"], "x"),
         ("list", {"type": "array", "items": "int"}, [1, 2]),
         ("map", {"type": "map", "values": "double"}, {"k": 0.5}),
-        ("inner", record(("x", "int"), ("y", "string", "why"), name="I"), {"x": 1}),
+        ("inner", record(("x", "int"), ("y", "string", "why"), name="I"), {"x": 1, "unknown": 2}),
         ("letter", enum("AB"), "B"),
         ("amount", logical("bytes", "decimal", precision=4, scale=2), "\x04\xd2"),
         ("at", logical("long", "timestamp-millis"), 0),

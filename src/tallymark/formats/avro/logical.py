@@ -111,7 +111,7 @@ def _decimal(schema: Schema) -> Write:
     def write(value: Any, out: Output) -> None:
         if not isinstance(value, Decimal):
             raise Misfit(f"{name}; write a Decimal", value)
-        if not value.is_finite() or (value and value.adjusted() + scale >= precision):
+        if not value.is_finite():
             raise Misfit(name, value)
         try:
             number = int(value.quantize(unit, context=context).scaleb(scale, context))
