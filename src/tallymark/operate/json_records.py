@@ -10,7 +10,7 @@ from tallymark.errors import BadInput
 from tallymark.formats.avro.from_json import JsonEncoder
 from tallymark.formats.framing import HEADERS
 from tallymark.formats.registry import Registered, Schemas
-from tallymark.formats.value import Avro, Part
+from tallymark.formats.value import Part
 from tallymark.produce.avro import id_header, id_prefix, with_header
 
 Pairs = Sequence[tuple[str, bytes | None]]
@@ -38,7 +38,7 @@ class JsonPart:
 
 def json_part(schemas: Schemas, topic: str, part: Part, text: str | None = None) -> JsonPart | None:
     """Return what writes keys or values with the latest schema, or with this one; None if there is no subject."""
-    subject = Avro(schema='"null"').subject_of(topic, part)
+    subject = f"{topic}-{part}"
     found = schemas.find(subject)
     if found is not None and text is not None:
         found = schemas.lookup(subject, "AVRO", text)
