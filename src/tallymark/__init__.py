@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         UnknownPartition,
         Unreachable,
     )
-    from tallymark.formats.value import Avro, Bytes, Json, Registry
+    from tallymark.formats.value import Avro, Bytes, Debezium, Json, Registry
     from tallymark.kafka.cluster import Sasl
     from tallymark.kafka.membership import Group, Standalone
     from tallymark.kafka.source import Kafka
@@ -58,6 +58,7 @@ __all__ = [
     "CommitRefused",
     "CommitUnknown",
     "Consumer",
+    "Debezium",
     "Fenced",
     "Group",
     "Json",
@@ -97,6 +98,7 @@ _ELSEWHERE = {
     "Budget": "core.budget",
     "Bytes": "formats.value",
     "Consumer": "service.consumer",
+    "Debezium": "formats.value",
     "Group": "kafka.membership",
     "Json": "formats.value",
     "Kafka": "kafka.source",

@@ -19,6 +19,7 @@ def test_the_public_names_are_these() -> None:
         "CommitRefused",
         "CommitUnknown",
         "Consumer",
+        "Debezium",
         "Fenced",
         "Group",
         "Json",

@@ -1,4 +1,4 @@
-"""Declarations of value formats: JSON, Avro or bytes, and the schema registry that Avro schemas come from."""
+"""Declarations of value formats: JSON, Avro, change events or bytes, and the registry that Avro schemas come from."""
 
 from __future__ import annotations
 
@@ -153,7 +153,30 @@ class Bytes:
     """Values are not decoded: ``value`` is BINARY."""
 
 
-Format = Json | Avro | Bytes
+@dataclass(frozen=True)
+class Debezium:
+    """Values are change events of Debezium: ``Debezium(Avro("https://registry:8081"))``, or ``Debezium(Json(...))``.
+
+    ``Json`` gives the columns of the source's table: ``Debezium(Json("id BIGINT, name STRING"))``. A value is a struct
+    with ``before``, ``after``, ``source``, ``op`` and ``ts_ms``. In JSON without ``schema`` and ``payload``, ``times``
+    is the unit of timestamps that are numbers, and ``decimals`` says whether text is base64, as Debezium writes
+    decimals with ``decimal.handling.mode=precise``, or digits.
+    """
+
+    inner: Json | Avro
+    times: Literal["millis", "micros", "nanos"] = "micros"
+    decimals: Literal["base64", "text"] = "base64"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.inner, (Json, Avro)):
+            raise BadInput("Debezium() needs the format of its events, such as Debezium(Json('id BIGINT, name STRING'))")
+        if self.times not in ("millis", "micros", "nanos"):
+            raise BadInput(f"Debezium(times={self.times!r}) is not known; write 'millis', 'micros' or 'nanos'")
+        if self.decimals not in ("base64", "text"):
+            raise BadInput(f"Debezium(decimals={self.decimals!r}) is not known; write 'base64' or 'text'")
+
+
+Format = Json | Avro | Debezium | Bytes
 
 
 def _address(text: str) -> SplitResult:

@@ -38,6 +38,7 @@ LOGICAL = {
     "local-timestamp-millis": pa.timestamp("us"),
     "local-timestamp-micros": pa.timestamp("us"),
     "local-timestamp-nanos": pa.timestamp("us"),
+    "instant-text": pa.timestamp("us", tz="UTC"),
     "duration": pa.struct([(name, pa.int64()) for name in ("months", "days", "millis")]),
 }
 

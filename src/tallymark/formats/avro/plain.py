@@ -13,6 +13,8 @@ from tallymark.formats.avro.cursor import Cursor, Longs, Words
 from tallymark.formats.avro.program import Step
 
 UUID = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"
+INSTANT = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]+)?Z$"
+AFTER_MICROS = r"^(.{19}(?:\.[0-9]{1,6})?)[0-9]*Z$"
 UUID_GROUPS = ((0, 8), (9, 4), (14, 4), (19, 4), (24, 12))
 """Positions and lengths of the groups of digits in a UUID."""
 HEX = np.frombuffer(bytes(range(256)).hex().encode(), np.uint8).reshape(256, 2)
@@ -101,7 +103,7 @@ class Plain:
         if kind == "uuid":
             cursor.refuse(~_flags(pc.match_substring_regex(found, UUID)))
             found = pc.ascii_lower(found)
-        return found
+        return _instants(cursor, found) if kind == "instant-text" else found
 
     def _enum(self, cursor: Cursor) -> pa.Array:
         symbols: list[str | None] = self._step["symbols"]
@@ -185,6 +187,18 @@ def _times(found: Longs, digits: int) -> pa.Array:
         letters[:, start + 1] += part % 10
         rest = rest // size
     return _texts(letters)
+
+
+def _instants(cursor: Cursor, found: pa.Array) -> pa.Array:
+    """Timestamps from text in UTC. Text in other forms is decoded one by one."""
+    good = pc.and_(pc.match_substring_regex(found, INSTANT), pc.invert(pc.starts_with(found, "0000")))
+    try:
+        clocks = pc.if_else(good, pc.replace_substring_regex(found, AFTER_MICROS, r"\1"), "1970-01-01T00:00:00")
+        times = clocks.cast(pa.timestamp("us"))
+    except pa.ArrowInvalid:
+        good, times = pc.less(pc.binary_length(found), 0), pa.nulls(len(found), pa.timestamp("us"))
+    cursor.refuse(~_flags(good))
+    return times.cast(pa.timestamp("us", tz="UTC"))
 
 
 def _uuids(first: Words, second: Words) -> pa.Array:

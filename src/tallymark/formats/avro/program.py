@@ -9,7 +9,7 @@ A step has either ``read`` or ``skip``, the Avro type that was written. A step t
                             time, within them, ``times`` a factor, as text with so many ``digits`` of the second
                             timestamp, within them, floored to a multiple of ``over``, ``times`` a factor
     float, double       as: float, double
-    bytes               as: bytes, string, uuid, or decimal with ``precision`` and ``scale``
+    bytes               as: bytes, string, uuid, instant-text (a timestamp), or decimal with ``precision`` and ``scale``
     fixed, size         as: bytes, uuid, duration, decimal
     enum, symbols       the text for each index, null if there is none; then ``written`` has what was written
     array, items        ``empty`` if items take no bytes

@@ -5,17 +5,22 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from decimal import Context, Decimal
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
+from tallymark.formats import fields
 from tallymark.formats.avro.body import Dead, utf8
 from tallymark.formats.avro.program import Step
 from tallymark.formats.avro.schema import cut
 
 UUID = re.compile("[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 EXACT = Context(prec=76)
+EPOCH, MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+_MOMENT = fields.converter(pa.timestamp("us", tz="UTC"))
 
 Convert = Callable[[Any], Any]
 
@@ -73,6 +78,15 @@ def decimal(step: Step) -> Convert:
         return Decimal(number).scaleb(-scale, EXACT)
 
     return convert
+
+
+def instant(text: str) -> int:
+    """Return the microseconds of a time that is text, in one of the forms of docs/json.md."""
+    try:
+        moment: datetime = _MOMENT(text)
+        return (moment.replace(tzinfo=UTC) - EPOCH) // MICROSECOND
+    except fields.MISFITS:
+        raise Dead(f"{cut(text)!r} is no TIMESTAMP") from None
 
 
 def uuid_of_text(content: bytes) -> str:

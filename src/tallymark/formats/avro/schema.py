@@ -23,8 +23,19 @@ PLAIN_LOGICAL = {
     "local-timestamp-millis": "long",
     "local-timestamp-micros": "long",
     "local-timestamp-nanos": "long",
+    "instant-text": "string",
 }
-"""Logical types of numbers, with the type that each annotates."""
+"""Logical types of numbers, and one of text, with the type that each annotates."""
+DEBEZIUM = {
+    "io.debezium.time.Date": "date",
+    "io.debezium.time.Time": "time-millis",
+    "io.debezium.time.MicroTime": "time-micros",
+    "io.debezium.time.Timestamp": "local-timestamp-millis",
+    "io.debezium.time.MicroTimestamp": "local-timestamp-micros",
+    "io.debezium.time.NanoTimestamp": "local-timestamp-nanos",
+    "io.debezium.time.ZonedTimestamp": "instant-text",
+}
+"""Debezium's types of dates and times, which Kafka Connect writes as ``connect.name``; text such as UUIDs stays text."""
 MOST_SCALE = 38
 SHOWN = 60
 """Maximum number of characters of a schema that an error message quotes."""
@@ -243,6 +254,8 @@ def _with_logical(plain: Schema, given: dict[str, Any]) -> Schema:
     """Annotate a type. Logical types that are unknown or invalid are ignored, as the Avro specification demands."""
     logical = given.get("logicalType")
     if not isinstance(logical, str):
+        logical = DEBEZIUM.get(str(given.get("connect.name")))
+    if logical is None:
         return plain
     precision: Any = 0
     scale: Any = 0

@@ -11,7 +11,7 @@ from typing import Any
 
 from tallymark.formats.avro.body import Body, Dead
 from tallymark.formats.avro.program import DEEPEST_SKIP, MOST_EMPTY, Skips, Step
-from tallymark.formats.avro.scalars import decimal, number, uuid_of_bytes, uuid_of_text
+from tallymark.formats.avro.scalars import decimal, instant, number, uuid_of_bytes, uuid_of_text
 from tallymark.formats.avro.schema import cut
 
 __all__ = ["Dead", "decoder"]
@@ -77,6 +77,8 @@ class _Steps:
             return Body.read_text
         if step["as"] == "bytes":
             return Body.read_bytes
+        if step["as"] == "instant-text":
+            return lambda body: instant(body.read_text())
         convert = decimal(step) if step["as"] == "decimal" else uuid_of_text
         return lambda body: convert(body.read_bytes())
 

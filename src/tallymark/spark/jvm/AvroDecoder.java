@@ -202,6 +202,9 @@ public final class AvroDecoder implements Decoder, Serializable {
                 if (as.equals("uuid")) {
                     return new UuidStep(size);
                 }
+                if (as.equals("instant-text")) {
+                    return new InstantStep();
+                }
                 return as.equals("duration") ? (Step) new DurationStep() : new BytesStep(size, as.equals("string"));
             }
             if (kind.equals("boolean")) {
@@ -461,6 +464,20 @@ public final class AvroDecoder implements Decoder, Serializable {
                 return Decimal.createUnsafe(number.longValue(), precision, scale);
             }
             return Decimal.apply(new scala.math.BigDecimal(new BigDecimal(number, scale)), precision, scale);
+        }
+    }
+
+    /** A timestamp that was written as text. */
+    static final class InstantStep extends Step {
+        Object read(Body body) {
+            byte[] text = body.take(body.length());
+            try {
+                return Long.valueOf(JsonDecoder.Time.of(text, JsonDecoder.Time.MOMENT));
+            } catch (JsonDecoder.Unfit error) {
+                throw Dead.IT;
+            } catch (ArrayIndexOutOfBoundsException error) {
+                throw Dead.IT;
+            }
         }
     }
 

@@ -443,14 +443,26 @@ public final class JsonDecoder implements Decoder, Serializable {
         private final HashMap places = new HashMap();
 
         Struct(StructType type) {
+            this(type, all(type.fields()));
+        }
+
+        /** Fields that are read by these types. */
+        Struct(StructType type, Type[] types) {
             StructField[] fields = type.fields();
+            this.types = types;
             names = new byte[fields.length][];
-            types = new Type[fields.length];
             for (int n = 0; n < fields.length; n++) {
                 names[n] = fields[n].name().getBytes(StandardCharsets.UTF_8);
-                types[n] = of(fields[n].dataType());
                 places.put(fields[n].name(), Integer.valueOf(n));
             }
+        }
+
+        private static Type[] all(StructField[] fields) {
+            Type[] types = new Type[fields.length];
+            for (int n = 0; n < fields.length; n++) {
+                types[n] = of(fields[n].dataType());
+            }
+            return types;
         }
 
         Object read(Parser parser) {
@@ -695,7 +707,7 @@ public final class JsonDecoder implements Decoder, Serializable {
             }
         }
 
-        private static long whole(Parser parser, long most) {
+        static long whole(Parser parser, long most) {
             parser.peek();
             int start = parser.at;
             if (!parser.number()) {
@@ -782,7 +794,7 @@ public final class JsonDecoder implements Decoder, Serializable {
             return Boolean.valueOf(found);
         }
 
-        private static byte[] binary(Parser parser) {
+        static byte[] binary(Parser parser) {
             byte[] text = parser.string();
             if (text.length % 4 != 0) {
                 throw Unfit.IT;
@@ -804,8 +816,8 @@ public final class JsonDecoder implements Decoder, Serializable {
         static final long MINUTE = 60 * SECOND;
         static final long HOUR = 60 * MINUTE;
         static final long DAY = 24 * HOUR;
-        private static final long FIRST = -719162 * DAY;
-        private static final long LAST = 2932897 * DAY;
+        static final long FIRST = -719162 * DAY;
+        static final long LAST = 2932897 * DAY;
 
         private final byte[] text;
         private int at = 0;
@@ -815,7 +827,11 @@ public final class JsonDecoder implements Decoder, Serializable {
         }
 
         static long of(Parser parser, int form) {
-            Time time = new Time(parser.string());
+            return of(parser.string(), form);
+        }
+
+        static long of(byte[] text, int form) {
+            Time time = new Time(text);
             long found = time.day();
             if (form != DATE && time.at < time.text.length) {
                 found += time.clock(form == MOMENT);
