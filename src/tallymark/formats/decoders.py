@@ -14,11 +14,12 @@ from tallymark.core import raw
 from tallymark.core.records import DeadLetter
 from tallymark.core.retry import PATIENCE
 from tallymark.formats.decoder import Contents, Decoded, Decoder
+from tallymark.formats.debezium.json import DebeziumJson, check_event
 from tallymark.formats.framing import framed
 from tallymark.formats.json import JsonDecoder
 from tallymark.formats.registered import as_array, avro_decoder
 from tallymark.formats.registry import Schemas
-from tallymark.formats.value import Avro, Bytes, Format, Json, Part
+from tallymark.formats.value import Avro, Bytes, Debezium, Format, Json, Part
 
 
 class BytesDecoder:
@@ -66,6 +67,8 @@ class Decoders:
         """Create the decoders of these formats. A registry is asked for schemas, until ``stop`` is set."""
 
         def created(source: Format, part: Part) -> Decoder:
+            if isinstance(source, Debezium):
+                return events(source, part)
             if isinstance(source, Json):
                 decoder = JsonDecoder(source)
                 return FramedDecoder(decoder) if source.framed else decoder
@@ -73,6 +76,14 @@ class Decoders:
                 schemas = Schemas.of(source.server, stop, patience) if source.server else None
                 return avro_decoder(source, schemas, part, topics)
             return BytesDecoder()
+
+        def events(source: Debezium, part: Part) -> Decoder:
+            if isinstance(source.inner, Json):
+                decoder = DebeziumJson(source)
+                return FramedDecoder(decoder) if source.inner.framed else decoder
+            decoder = created(source.inner, part)
+            check_event(decoder.type, "the schema")
+            return decoder
 
         return cls(created(value, "value"), None if key in (None, Bytes()) else created(key, "key"))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from datetime import date, datetime, timedelta
 from decimal import ROUND_HALF_UP, Context, Decimal
 from typing import Any
@@ -140,14 +140,22 @@ _DECODER = json.JSONDecoder(parse_int=Whole, parse_float=Real, parse_constant=_n
 
 
 def _struct(kind: pa.StructType) -> Convert:
-    fields = {field.name: converter(field.type) for field in kind}
+    return struct({field.name: converter(field.type) for field in kind})
+
+
+def struct(fields: Mapping[str, Convert]) -> Convert:
+    """Return the function that converts an object whose fields are converted by these."""
     return lambda value: {
         name: None if item is None else fields[name](item) for name, item in _typed(value, Pairs) if name in fields
     }
 
 
 def _array(kind: pa.ListType) -> Convert:
-    element = converter(kind.value_type)
+    return array(converter(kind.value_type))
+
+
+def array(element: Convert) -> Convert:
+    """Return the function that converts an array whose elements are converted by this."""
     return lambda value: [None if item is None else element(item) for item in _typed(value, list)]
 
 

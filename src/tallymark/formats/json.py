@@ -97,6 +97,19 @@ class JsonDecoder:
 
 def explain(schema: str, value: bytes) -> str:
     """Return the error of a dead value for its dead letter. It names the field that does not fit."""
+    decoded = parsed(value)
+    if isinstance(decoded, str):
+        return decoded
+    kind, convert = _fields(schema)
+    try:
+        convert(decoded)
+    except fields.MISFITS:
+        return fields.misfit(decoded, kind)
+    return too_long(value)
+
+
+def parsed(value: bytes) -> fields.Pairs | str:
+    """Return the object that a value is, or why it is none."""
     if is_deep(value):
         return "nested too deeply"
     try:
@@ -107,13 +120,11 @@ def explain(schema: str, value: bytes) -> str:
         return "nested too deeply"
     except ValueError as error:
         return f"not JSON: {error}"
-    if not isinstance(decoded, fields.Pairs):
-        return f"not a JSON object but {JSON_NAMES[type(decoded)]}"
-    kind, convert = _fields(schema)
-    try:
-        convert(decoded)
-    except fields.MISFITS:
-        return fields.misfit(decoded, kind)
+    return decoded if isinstance(decoded, fields.Pairs) else f"not a JSON object but {JSON_NAMES[type(decoded)]}"
+
+
+def too_long(value: bytes) -> str:
+    """Return the error of a dead value whose fields all fit."""
     return f"a number has more than {fields.LONGEST} digits" if has_long_number(value) else "does not fit the schema"
 
 

@@ -13,7 +13,7 @@ from tallymark.core.tls import Tls
 from tallymark.core.topics import is_pattern, matches
 from tallymark.errors import BadInput
 from tallymark.formats.decoders import Decoders
-from tallymark.formats.value import Bytes, Format
+from tallymark.formats.value import Bytes, Debezium, Format
 from tallymark.kafka.cluster import Cluster, Sasl, check_settings
 
 REFUSED = {
@@ -70,6 +70,10 @@ class Kafka:
             raise BadInput("Kafka() needs a topic, such as Kafka('localhost:9092', 'orders')")
         for name in names:
             _check_pattern(name)
+        if isinstance(self.key, Debezium):
+            raise BadInput(
+                "Kafka(key=...): Debezium() is for values; write the format of its keys, such as Json('id BIGINT')"
+            )
         check_settings(self.settings, REFUSED, "Kafka(settings=...)")
         object.__setattr__(self, "topics", tuple(sorted(set(names))))
         object.__setattr__(self, "formats", formats)

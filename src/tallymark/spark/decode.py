@@ -9,6 +9,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_type
 
+from tallymark.formats.debezium.json import DebeziumJson
 from tallymark.formats.decoder import Decoder
 from tallymark.formats.decoders import Decoders, FramedDecoder
 from tallymark.formats.json import JsonDecoder
@@ -84,6 +85,8 @@ def _content(java: Any, decoder: Decoder) -> Any:
 
 
 def _decoder(java: Any, decoder: Decoder) -> Any:
+    if isinstance(decoder, DebeziumJson):
+        return java.DebeziumDecoder(_spark_type(decoder).json(), decoder.per_second, decoder.is_base64)
     if isinstance(decoder, JsonDecoder):
         return java.JsonDecoder(_spark_type(decoder).json())
     return java.AvroDecoder(decoder.program.as_json()) if isinstance(decoder, PlainAvro) else None

@@ -1,0 +1,1 @@
+"""Change events of Debezium: how they are encoded, and the rows that they describe."""
