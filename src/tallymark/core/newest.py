@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallymark.core import merging
+from tallymark.core.replica import with_known_values
 from tallymark.core.tables import (
     DELETED,
     HIDDEN,
@@ -133,6 +134,8 @@ def _newest(spec: TableSpec, rows: pa.Table) -> pa.Table:
         # A row without a version is older than any row with a version.
         rows = _sorted(rows, spec.key, pc.is_valid(rows[spec.version]), rows[spec.version])
     starts = _starts(rows, spec.key)
+    if spec.is_replica:
+        rows = with_known_values(rows, starts)
     return rows.filter(pa.array(starts if spec.write == "ignore" else np.append(starts[1:], starts[:1])))
 
 

@@ -41,6 +41,12 @@ PROVENANCE = {
 TOMBSTONE = "value IS NULL"
 PLACE = re.compile(r"\{(\w*)\}")
 """A part of a table's name that comes from the topic: ``{topic}``, or a group of ``topics=``."""
+NAMELESS = "filter such records out, or set delete='tombstone' if they are tombstones"
+ROWLESS = (
+    "the event names no row, as that of a TRUNCATE: empty the table and resolve the letter, or have the connector leave "
+    "out such events (skipped.operations=t)"
+)
+"""What can be done about rows without a key."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +69,10 @@ class TableSpec:
     """Merge also with a delivery that adds a batch twice or leaves it out after a crash."""
     topics: str | None = None
     """The topic, or the pattern of topics, whose records the table gets; all without it."""
+    is_replica: bool = False
+    """Rows are those of change events (``core/replica.py``)."""
+    kept: tuple[str, ...] = ()
+    """Columns of an upsert whose stored value stays. A new row gets the value that is given."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -277,9 +287,7 @@ def unusable_rows(spec: TableSpec, rows: pa.Table) -> list[Refusal]:
                 "filter them out in the table's function"
             )
         empty = "NULL or NaN" if pa.types.is_floating(rows[name].type) else "NULL"
-        error = (
-            f"key column {name} is {empty}; filter such records out, or set delete='tombstone' if they are tombstones"
-        )
+        error = f"key column {name} is {empty}; {ROWLESS if spec.is_replica else NAMELESS}"
         refusals += [Refusal(*origin(missing, at), spec.name, error) for at in range(missing.num_rows)]
     return [*refusals, *_unmergeable(spec, rows)]
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tallymark.core import arrays
+from tallymark.core.replica import by_known_columns
 from tallymark.core.tables import (
     OFFSET,
     PARTITION,
@@ -124,6 +125,11 @@ def check_table(spec: TableSpec, schema: pa.Schema, form: Form) -> None:
     check_merge(spec, schema)
     if spec.write == "merge" and form == "json":
         raise BadInput(f"table {spec.name}: merge needs a field for each column; remove rows=json from the store's URL")
+    if spec.is_replica and form == "json":
+        raise BadInput(
+            f"table {spec.name}: a replica needs a field for each column, because events may lack some; remove "
+            "rows=json from the store's URL"
+        )
     if spec.name == LEDGER:
         raise BadInput(f"table {spec.name}: the name is reserved for the ledger; choose another name")
     for name in [*spec.key, *([spec.version] if spec.version else [])]:
@@ -143,9 +149,11 @@ def blocks(
     if change.deletes.num_rows:
         yield _deletes(change.spec, change.deletes, form, prefix), change.deletes
     if change.puts.num_rows:
-        keys = _keys(change.spec, change.puts, prefix, batch)
         make = _objects if form == "json" else _hashes
-        yield make(change.spec, visible(change.puts), keys, already_json), change.puts
+        for spec, rows in by_known_columns(change.spec, change.puts):
+            keys = _keys(spec, rows, prefix, batch)
+            # The other fields of a hash stay.
+            yield make(spec, visible(rows).drop_columns(list(spec.kept)), keys, already_json), rows
 
 
 def refused_rows(change: Changes, form: Form) -> list[Refusal]:

@@ -239,7 +239,7 @@ def resolved(
         return statement
     if spec.write == "ignore" or not others:
         return statement.on_conflict_do_nothing(index_elements=list(spec.key))
-    overwritten = {column: statement.excluded[column] for column in others}
+    overwritten = {column: statement.excluded[column] for column in others if column not in spec.kept}
     newer = None
     if spec.version:
         there = statement.table.c[spec.version]

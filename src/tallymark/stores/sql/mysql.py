@@ -206,7 +206,7 @@ def _on_duplicate(connection: Connection, table: Table, spec: TableSpec, columns
     there = {name: f"{quote(table.name)}.{quote(name)}" for name in columns}
     # VALUES(col) rather than a row alias: MariaDB does not support the alias.
     given = {name: f"VALUES({quote(name)})" for name in columns}
-    others = sorted(not_in_key(columns, spec.key), key=lambda name: name == spec.version)
+    others = sorted(not_in_key(columns, (*spec.key, *spec.kept)), key=lambda name: name == spec.version)
     if spec.write == "ignore" or not others:
         # Not INSERT IGNORE, which ignores every other error too.
         others, given = [spec.key[0]], there

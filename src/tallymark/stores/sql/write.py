@@ -12,6 +12,7 @@ from sqlalchemy import Connection, Table
 
 from tallymark.core.halving import Undoing, in_any_order, in_order
 from tallymark.core.newest import sendable
+from tallymark.core.replica import by_known_columns
 from tallymark.core.spans import Partition
 from tallymark.core.tables import Changes, Refusal, TableSpec, has_origin, origin, refusal, without
 from tallymark.errors import DataRefused
@@ -78,9 +79,10 @@ class Piece:
 
 def pieces(table: Table, change: Changes) -> Iterator[Piece]:
     """Yield the deletes, then the puts."""
-    for rows, deletes in ((change.deletes, True), (change.puts, False)):
-        if rows.num_rows:
-            yield Piece(table, change.spec, rows, deletes)
+    if change.deletes.num_rows:
+        yield Piece(table, change.spec, change.deletes, deletes=True)
+    if change.puts.num_rows:
+        yield from (Piece(table, *part, deletes=False) for part in by_known_columns(change.spec, change.puts))
 
 
 def refused_rows(dialect: Dialect, connection: Connection, found: Sequence[Piece], at_most: int) -> list[Refusal]:
