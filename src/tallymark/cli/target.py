@@ -167,14 +167,16 @@ class Target:
     def schemas(self, registry: str | None) -> Schemas | None:
         """The schemas of a registry that an option names, or else of the one that the file's formats name."""
         from tallymark.formats.registry import Schemas
-        from tallymark.formats.value import Avro, Registry
+        from tallymark.formats.value import Avro, Debezium, Registry
 
         if registry is not None:
             return Schemas.of(Registry(registry))
         if self.file is None:
             return None
         source = self._setup(any_group=True).source
-        named = [one.server for one in (source.value, source.key) if isinstance(one, Avro) and one.server]
+        value = source.value.inner if isinstance(source.value, Debezium) else source.value
+        formats = (value, source.key)
+        named = [one.server for one in formats if isinstance(one, Avro) and one.server]
         return Schemas.of(named[0]) if named else None
 
     @contextmanager

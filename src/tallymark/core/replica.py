@@ -38,9 +38,16 @@ def replica(
             f"table {name}: replica needs key=, the primary key of the source's table, or the format of the records' "
             "keys, such as Kafka(..., key=Json('id BIGINT'))"
         )
-    return TableSpec(
-        name, tuple(key), "upsert", SOURCE_VERSION, DELETE, provenance, create, evolve, is_replica=True
-    )
+    return TableSpec(name, tuple(key), "upsert", SOURCE_VERSION, DELETE, provenance, create, evolve, is_replica=True)
+
+
+def check_options(name: str, **options: object) -> None:
+    """Refuse options of other tables: a replica has its own version and deletions."""
+    given = [option for option, value in options.items() if value]
+    if given:
+        raise BadInput(
+            f"table {name}: {given[0]}= can't be set with write='replica', which sets it; leave it out"
+        )
 
 
 def with_known_values(rows: pa.Table, starts: npt.NDArray[np.bool_]) -> pa.Table:

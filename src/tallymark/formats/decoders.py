@@ -13,8 +13,8 @@ import pyarrow as pa
 from tallymark.core import raw
 from tallymark.core.records import DeadLetter
 from tallymark.core.retry import PATIENCE
-from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.debezium.json import DebeziumJson, check_event
+from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.framing import framed
 from tallymark.formats.json import JsonDecoder
 from tallymark.formats.registered import as_array, avro_decoder
@@ -79,8 +79,8 @@ class Decoders:
 
         def events(source: Debezium, part: Part) -> Decoder:
             if isinstance(source.inner, Json):
-                decoder = DebeziumJson(source)
-                return FramedDecoder(decoder) if source.inner.framed else decoder
+                from_json = DebeziumJson(source)
+                return FramedDecoder(from_json) if source.inner.framed else from_json
             decoder = created(source.inner, part)
             check_event(decoder.type, "the schema")
             return decoder

@@ -169,7 +169,9 @@ class Debezium:
 
     def __post_init__(self) -> None:
         if not isinstance(self.inner, (Json, Avro)):
-            raise BadInput("Debezium() needs the format of its events, such as Debezium(Json('id BIGINT, name STRING'))")
+            raise BadInput(
+                "Debezium() needs the format of its events, such as Debezium(Json('id BIGINT, name STRING'))"
+            )
         if self.times not in ("millis", "micros", "nanos"):
             raise BadInput(f"Debezium(times={self.times!r}) is not known; write 'millis', 'micros' or 'nanos'")
         if self.decimals not in ("base64", "text"):

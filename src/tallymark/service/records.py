@@ -15,6 +15,7 @@ from tallymark.core import raw
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Partition
 from tallymark.core.times import EPOCH, headers, timestamp
+from tallymark.formats.debezium.changes import changes
 from tallymark.formats.decoders import Decoders
 
 
@@ -88,6 +89,14 @@ class Records(Sequence[Record]):
     def values_to_arrow(self) -> pa.Table:
         """Return only the values, with one column for each field: usually the rows to write to a table."""
         return pa.Table.from_struct_array(self._values)
+
+    def changes(self) -> pa.Table:
+        """Return the rows of change events, to write with ``db.write(..., write="replica")`` (docs/debezium.md).
+
+        The columns are those of the source's table and ``source_version``. Events without a row, such as tombstones,
+        are left out.
+        """
+        return changes(self._values, self._keys)
 
     def values(self) -> list[Any]:
         """Return only the decoded values, as Python objects: a dict or bytes for each record."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tallymark.core.journal import LetterQuery
 from tallymark.core.merging import MergeFunction
 from tallymark.core.plan import Limits
 from tallymark.core.progress import OnStep, ignore
+from tallymark.core.replica import check_options, replica
 from tallymark.core.retry import retrying
 from tallymark.core.spans import Owner, Tally
 from tallymark.core.tables import TableSpec, Write
 from tallymark.errors import BadInput, TallymarkError
+from tallymark.formats.debezium.changes import check_replica
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import Kafka
 from tallymark.run.claimed import run_loop
@@ -89,7 +91,7 @@ class Pipeline:
         self.limits = limits or Limits()
         self.road = road
         self.spark = dict(spark or {})
-        self._tables: dict[str, tuple[TableSpec, TableFunction]] = {}
+        self._tables: dict[str, Callable[[], tuple[TableSpec, TableFunction]]] = {}
 
     @property
     def group(self) -> str:
@@ -97,15 +99,15 @@ class Pipeline:
 
     @property
     def tables(self) -> list[tuple[TableSpec, TableFunction]]:
-        """The tables and their functions."""
-        return list(self._tables.values())
+        """The tables and their functions. Asks for the schema of the records' keys if a replica has no ``key=``."""
+        return [described() for described in self._tables.values()]
 
     def table(
         self,
         name: str,
         *,
         key: str | Sequence[str] = (),
-        write: Write = "append",
+        write: Write | Literal["replica"] = "append",
         version: str | None = None,
         delete: str | None = None,
         provenance: bool = False,
@@ -132,20 +134,46 @@ class Pipeline:
 
         ``topics`` is the topic, or the pattern of topics, whose records the table gets. ``{topic}`` in the name of a
         table makes it a table for each topic, and so does ``{1}``, the first group of the pattern (docs/topics.md).
+        ``write="replica"`` writes the rows of change events, which ``Debezium`` decodes (docs/debezium.md). Without
+        ``key``, the key has the fields of the records' keys. It needs no function; one that is decorated gets the rows,
+        with the column ``source_version``, and returns those to write.
 
         A function that merges records (for example an aggregate) sees one batch at a time. With ``upsert`` and
         ``ignore`` it is refused, because its rows would replace those of earlier batches; ``per_batch=True`` allows it.
         """
+        if name in self._tables:
+            raise BadInput(f"table {name} has two functions; give each table one function")
         columns = (key,) if isinstance(key, str) else tuple(key)
+        if write == "replica":
+            check_options(name, version=version, delete=delete, per_batch=per_batch, merge=merge, inexact=inexact)
+            options = {"provenance": provenance, "create": create, "evolve": evolve}
+            return self._replica(name, columns, options)
         functions = tuple((merge or {}).items())
         spec = TableSpec(
             name, columns, write, version, delete, provenance, create, evolve, per_batch, functions, inexact, topics
         )
-        if name in self._tables:
-            raise BadInput(f"table {name} has two functions; give each table one function")
 
         def register(function: TableFunction) -> TableFunction:
-            self._tables[name] = (spec, function)
+            self._tables[name] = lambda: (spec, function)
+            return function
+
+        return register
+
+    def _replica(
+        self, name: str, key: Sequence[str], options: Mapping[str, bool]
+    ) -> Callable[[TableFunction], TableFunction]:
+        """Register a replica, which needs no function; one that is decorated takes the place of none."""
+        from tallymark.spark.replica import of_changes
+
+        @cache
+        def spec() -> TableSpec:
+            return replica(name, key or self.setup.source.key_names(), **options)
+
+        check_replica(name, self.setup.source.value)
+        self._tables[name] = lambda: (spec(), of_changes(spec().key))
+
+        def register(function: TableFunction) -> TableFunction:
+            self._tables[name] = lambda: (spec(), of_changes(spec().key, function))
             return function
 
         return register
@@ -233,7 +261,7 @@ class Pipeline:
     @property
     def specs(self) -> list[TableSpec]:
         """The specifications of the tables."""
-        return [spec for spec, _ in self._tables.values()]
+        return [spec for spec, _ in self.tables]
 
     def _job(self, owner: Owner | None = None) -> Job:
         if not self._tables:
@@ -253,7 +281,7 @@ class Pipeline:
                 f"road='executors': executors can't stage rows in {destination.rows.name}, "
                 "or pandas, which Spark needs for that, is not installed; leave out road="
             )
-        tables = list(self._tables.values())
+        tables = self.tables
         with repeating_interrupts():
             spark = session(self.spark)
             if not forced and is_local(spark):

@@ -9,7 +9,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from tallymark.core.replica import SOURCE_VERSION
-from tallymark.errors import BadInput
 from tallymark.formats.debezium.changes import COMMIT, DIGITS, FILE_DIGITS, FILE_NUMBER, NOT_SNAPSHOT, WITH_ROWS
 from tallymark.spark.plans import quoted
 
@@ -17,24 +16,20 @@ NOTHING = "CAST(NULL AS STRING)"
 TableFunction = Callable[[DataFrame], DataFrame]
 
 
-def of_changes(name: str, key: Sequence[str], function: TableFunction | None = None) -> TableFunction:
+def of_changes(key: Sequence[str], function: TableFunction | None = None) -> TableFunction:
     """Return the function of a replica's table. ``function`` gets the rows and returns those to write."""
 
     def rows(records: DataFrame) -> DataFrame:
-        found = changes(name, key, records)
+        found = changes(key, records)
         return function(found) if function else found
 
     return rows
 
 
-def changes(name: str, key: Sequence[str], records: DataFrame) -> DataFrame:
+def changes(key: Sequence[str], records: DataFrame) -> DataFrame:
     """Return a row for each event that puts or deletes a row of the source: its columns and SOURCE_VERSION."""
     value = records.schema["value"].dataType
-    if not isinstance(value, T.StructType) or not {"before", "after", "op"} <= set(value.fieldNames()):
-        raise BadInput(
-            f"table {name}: write='replica' needs change events; write the format of the source as "
-            "value=tm.Debezium(tm.Avro(...)) or tm.Debezium(tm.Json(...))"
-        )
+    assert isinstance(value, T.StructType)
     after, key_type = value["after"].dataType, records.schema["key"].dataType
     assert isinstance(after, T.StructType)
     in_key = set(key_type.fieldNames()) & set(key) if isinstance(key_type, T.StructType) else set()

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 
 from tallymark.core.newest import finish
 from tallymark.core.tables import (
+    DELETED,
     OFFSET,
     PARTITION,
     TIMESTAMP,
@@ -70,9 +71,19 @@ class Given:
         return self.rows.schema.remove_metadata(), json_columns, self.inferred
 
 
-def changes(spec: TableSpec, rows: pa.Table) -> Changes:
-    """Return one row for each key, sorted by key."""
-    return finish(spec, _numbered(rows), "")
+def changes(spec: TableSpec, rows: pa.Table, deleted: pa.ChunkedArray | None = None) -> Changes:
+    """Return one row for each key, sorted by key. ``deleted`` marks the rows that delete their key."""
+    numbered = _numbered(rows)
+    return finish(spec, numbered if deleted is None else numbered.append_column(DELETED, deleted), "")
+
+
+def deleted_rows(spec: TableSpec, rows: Rows) -> pa.ChunkedArray | None:
+    """Return which rows of ``records.changes()`` delete their key; None for other tables than replicas."""
+    if not spec.is_replica:
+        return None
+    if not isinstance(rows, pa.Table) or DELETED not in rows.column_names:
+        raise BadInput(f"table {spec.name}: write='replica' takes records.changes(), and these rows are not of it")
+    return rows[DELETED]
 
 
 def check_mergeable(change: Changes) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tallymark.core.merging import MergeFunction
+from tallymark.core.replica import check_options, replica
 from tallymark.core.tables import TableSpec, Write, WrittenTable, check_exact
 from tallymark.errors import BadInput
 from tallymark.stores.handler_rows import Rows
@@ -40,7 +41,7 @@ class Transaction(ABC):
         rows: Rows,
         *,
         key: str | Sequence[str] = (),
-        write: Write = "append",
+        write: Write | Literal["replica"] = "append",
         version: str | None = None,
         create: bool = True,
         evolve: bool = False,
@@ -51,7 +52,8 @@ class Transaction(ABC):
 
         A key that is missing in a dict is NULL. If several rows have the same key, the last row counts; with
         ``version`` the row with the highest version, with ``write="ignore"`` the first row; with ``write="merge"`` all
-        rows are combined as ``merge`` says. The other options are those of a pipeline's table.
+        rows are combined as ``merge`` says. ``write="replica"`` takes ``records.changes()``. The other options are those
+        of a pipeline's table.
         """
 
     @abstractmethod
@@ -66,7 +68,7 @@ class Transaction(ABC):
         self,
         table: str,
         key: str | Sequence[str],
-        write: Write,
+        write: Write | Literal["replica"],
         version: str | None,
         *,
         create: bool,
@@ -75,6 +77,9 @@ class Transaction(ABC):
         inexact: bool,
     ) -> TableSpec:
         columns, merged = (key,) if isinstance(key, str) else tuple(key), tuple((merge or {}).items())
+        if write == "replica":
+            check_options(table, version=version, merge=merge, inexact=inexact)
+            return replica(table, columns, create=create, evolve=evolve)
         spec = TableSpec(table, columns, write, version, create=create, evolve=evolve, merge=merged, inexact=inexact)
         check_exact(spec, self.delivery)
         return spec

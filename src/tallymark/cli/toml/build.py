@@ -108,7 +108,10 @@ def _add(pipeline: Pipeline, document: Document, name: str, said: Table) -> None
         inexact=said.inexact,
         topics=said.topics,
     )
-    register(_function(document, name, said.sql))
+    if said.sql is not None:
+        register(_function(document, name, said.sql))
+    elif said.write != "replica":
+        raise BadInput(f"tables.{name}.sql is missing")
 
 
 def _function(document: Document, name: str, sql: str) -> TableFunction:

@@ -24,7 +24,7 @@ from tallymark.core.skip_ahead import SkipAhead
 from tallymark.core.tables import Write
 from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
-from tallymark.formats.value import Avro, Bytes, Format, Json
+from tallymark.formats.value import Avro, Bytes, Debezium, Format, Json
 from tallymark.kafka.cluster import Sasl
 from tallymark.kafka.membership import Group
 from tallymark.run.commit import Delivery
@@ -120,16 +120,37 @@ class Place(Strict):
 StorePlace = Annotated[Place, _as("url")]
 
 
+class EventsTable(Strict):
+    """The format of Debezium's change events: ``{ json = "id BIGINT" }``, or ``{ avro = "https://..." }``."""
+
+    json_format: Annotated[Json, Checked, _as("schema")] | None = Field(None, alias="json")
+    avro: Annotated[Avro, Checked, _as("registry")] | None = None
+    times: Literal["millis", "micros", "nanos"] = "micros"
+    decimals: Literal["base64", "text"] = "base64"
+
+    def format(self, key: str) -> Debezium:
+        inner = self.json_format or self.avro
+        if inner is None or (self.json_format and self.avro):
+            raise BadInput(
+                f'{key} must have one format; write debezium = {{ json = "id BIGINT" }}, or '
+                'debezium = { avro = "https://registry:8081" }'
+            )
+        return Debezium(inner, self.times, self.decimals)
+
+
 class FormatTable(Strict):
     """How keys or values are decoded: ``{ json = "id BIGINT" }``, ``{ avro = "https://..." }``, or ``bytes``."""
 
     json_format: Annotated[Json, Checked, _as("schema")] | None = Field(None, alias="json")
     avro: Annotated[Avro, Checked, _as("registry")] | None = None
+    debezium: Annotated[EventsTable, _as("avro")] | None = None
     name: Literal["bytes"] | None = None
 
     def format(self, key: str) -> Format:
         """The format; ``key`` is where the file has this table."""
-        found = [one for one in (self.json_format, self.avro, Bytes() if self.name else None) if one is not None]
+        events = self.debezium.format(f"{key}.debezium") if self.debezium else None
+        given = (self.json_format, self.avro, events, Bytes() if self.name else None)
+        found = [one for one in given if one is not None]
         if len(found) != 1:
             name = key.rpartition(".")[2]
             raise BadInput(
@@ -152,10 +173,10 @@ class Source(Strict):
 class Table(Strict):
     """The options of ``@pipeline.table``, with a query instead of the function."""
 
-    sql: str
+    sql: str | None = None
     topics: str | None = None
     key: Names = []
-    write: Write = "append"
+    write: Write | Literal["replica"] = "append"
     version: str | None = None
     delete: str | None = None
     provenance: bool = False
@@ -210,6 +231,9 @@ SECTIONS: Mapping[tuple[str, ...], type] = {
     ("source", "format"): FormatTable,
     ("source", "format", "json"): Json,
     ("source", "format", "avro"): Avro,
+    ("source", "format", "debezium"): EventsTable,
+    ("source", "format", "debezium", "json"): Json,
+    ("source", "format", "debezium", "avro"): Avro,
     ("source", "key"): FormatTable,
     ("source", "key", "json"): Json,
     ("source", "key", "avro"): Avro,

@@ -35,7 +35,7 @@ DEBEZIUM = {
     "io.debezium.time.NanoTimestamp": "local-timestamp-nanos",
     "io.debezium.time.ZonedTimestamp": "instant-text",
 }
-"""Debezium's types of dates and times, which Kafka Connect writes as ``connect.name``; text such as UUIDs stays text."""
+"""Debezium's types of dates and times, which Kafka Connect writes as ``connect.name``."""
 MOST_SCALE = 38
 SHOWN = 60
 """Maximum number of characters of a schema that an error message quotes."""

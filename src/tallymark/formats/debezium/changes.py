@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 from tallymark.core.replica import SOURCE_VERSION
 from tallymark.core.tables import DELETED
 from tallymark.errors import BadInput
+from tallymark.formats.value import Debezium, Format
 
 WITH_ROWS = ("c", "r", "u", "d", "t")
 """The operations that change rows. That of a TRUNCATE names no row, and is refused when it is written."""
@@ -28,6 +29,15 @@ COMMIT = '^."({}[0-9]+)"'
 """Finds the last commit in PostgreSQL's ``sequence``, such as ``["24023119","24023128"]``."""
 FILE_NUMBER = "({}[0-9]+)$"
 DIGITS, FILE_DIGITS = 20, 10
+
+
+def check_replica(name: str, value: Format) -> None:
+    """Refuse a replica of a source whose values are not change events."""
+    if not isinstance(value, Debezium):
+        raise BadInput(
+            f"table {name}: write='replica' needs change events; write the format of the source as "
+            "value=tm.Debezium(tm.Avro(...)) or tm.Debezium(tm.Json(...))"
+        )
 
 
 def changes(values: pa.Array, keys: pa.Array | None = None) -> pa.Table:

@@ -6,6 +6,8 @@ import base64
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from decimal import Decimal
 from functools import reduce
 from typing import Any
@@ -32,7 +34,7 @@ from tallymark.core.tables import (
 from tallymark.errors import BadInput
 from tallymark.stores.arrow import OFF_CALENDAR, off_calendar
 from tallymark.stores.redis.address import Form
-from tallymark.stores.redis.keys import LEDGER, escaped
+from tallymark.stores.redis.keys import LEDGER, RedisKeys, escaped, score
 from tallymark.stores.redis.script import Block, Cell
 
 _NOT_IN_JSON = {"nan": '"NaN"', "inf": '"Infinity"', "-inf": '"-Infinity"'}
@@ -154,6 +156,13 @@ def blocks(
             keys = _keys(spec, rows, prefix, batch)
             # The other fields of a hash stay.
             yield make(spec, visible(rows).drop_columns(list(spec.kept)), keys, already_json), rows
+
+
+def remembering(block: Block, spec: TableSpec, keys: RedisKeys) -> Block:
+    """Return the block with the place where the table remembers its deletions, if it does."""
+    if not spec.remembers:
+        return block
+    return replace(block, deletions=keys.deletions(spec.name), time=score(datetime.now(UTC)))
 
 
 def refused_rows(change: Changes, form: Form) -> list[Refusal]:

@@ -15,7 +15,6 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from operator import methodcaller
@@ -44,7 +43,7 @@ from tallymark.stores.contract import RowsRefused, Store
 from tallymark.stores.redis import ledger, letters, notes, rows
 from tallymark.stores.redis.address import Address
 from tallymark.stores.redis.journal import RedisJournal, RedisSnapshot
-from tallymark.stores.redis.keys import RedisKeys, score
+from tallymark.stores.redis.keys import RedisKeys
 from tallymark.stores.redis.prune import removals
 from tallymark.stores.redis.script import ScriptInput
 from tallymark.stores.redis.server import RedisServer
@@ -289,9 +288,7 @@ class RedisStore(Store):
             spec = change.spec
             prefix, already_json = self._keys.table(spec.name), self._json.get(spec.name, set())
             for block, table in rows.blocks(change, self._form, prefix, batch, already_json):
-                if spec.remembers:
-                    block = replace(block, deletions=self._keys.deletions(spec.name), time=score(datetime.now(UTC)))
-                work.blocks.append(block)
+                work.blocks.append(rows.remembering(block, spec, self._keys))
                 sources.append((spec, table))
         return sources
 

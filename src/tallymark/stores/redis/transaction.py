@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -15,11 +15,11 @@ from tallymark.core.merging import MergeFunction
 from tallymark.core.tables import Changes, TableSpec, Write, WrittenTable, visible
 from tallymark.errors import BadInput, DataRefused
 from tallymark.stores.arrow import is_json
-from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys, with_wide_sums
+from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys, deleted_rows, with_wide_sums
 from tallymark.stores.redis.address import Form
 from tallymark.stores.redis.errors import translated
 from tallymark.stores.redis.keys import LEDGER, RedisKeys
-from tallymark.stores.redis.rows import blocks, check_table, refused_rows
+from tallymark.stores.redis.rows import blocks, check_table, refused_rows, remembering
 from tallymark.stores.redis.script import Block, ScriptInput
 from tallymark.stores.transaction import Transaction
 
@@ -59,7 +59,7 @@ class RedisTransaction(Transaction):
         rows: Rows,
         *,
         key: str | Sequence[str] = (),
-        write: Write = "append",
+        write: Write | Literal["replica"] = "append",
         version: str | None = None,
         create: bool = True,
         evolve: bool = False,
@@ -73,7 +73,7 @@ class RedisTransaction(Transaction):
             return
         check_keys(spec, given)
         schema = with_wide_sums(spec, given, pa.schema([_known(field, spec) for field in given.rows.schema]))
-        change = changes(spec, cast(table, given.rows, schema))
+        change = changes(spec, cast(table, given.rows, schema), deleted_rows(spec, rows))
         check_table(spec, schema, self._form)
         for refusal in refused_rows(change, self._form):
             raise DataRefused(f"table {table}: {refusal.error}")
@@ -83,9 +83,9 @@ class RedisTransaction(Transaction):
         batch = uuid.uuid4().hex
         for block, _ in blocks(change, self._form, self._keys.table(table), batch, json_columns):
             self._check_unmixed(block, table)
-            self._blocks.append(block)
+            self._blocks.append(remembering(block, spec, self._keys))
         self.written[table] = self.written.get(table, 0) + len(change)
-        self.tables.add(WrittenTable(table, write))
+        self.tables.add(WrittenTable(table, spec.write))
 
     def _check_unmixed(self, new: Block, table: str) -> None:
         """Refuse to merge with rows of the same transaction: the script computes all sums before it writes."""

@@ -15,6 +15,7 @@ from tallymark.errors import BadInput, DataRefused
 from tallymark.stores.arrow import JSON_MARK
 from tallymark.stores.handler_rows import Given
 from tallymark.stores.sql.columns import column_type
+from tallymark.stores.sql.deletions import add_deletions, deletions_of, with_deletions
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.staging import impatient
 from tallymark.stores.sql.tables import (
@@ -73,11 +74,11 @@ def _find_or_create(
     connection: Connection, engine: Engine, dialect: Dialect, spec: TableSpec, given: Given, *, used: bool
 ) -> Fitted:
     table, schema = _find(connection, dialect, spec, given)
-    if table is not None and all(field.name in table.c for field in schema):
+    if table is not None and all(field.name in table.c for field in schema) and _remembers(table, spec):
         return Fitted(table, schema)
     if dialect.name != "mysql":
         return Fitted(_create(connection, table, spec, schema, given), schema)
-    if used:
+    if used and table is not None and _remembers(table, spec):
         raise BadInput(
             f"table {spec.name} lacks a column, and MySQL can't add it after the transaction has written to the table; "
             "write the rows with this column first"
@@ -98,14 +99,23 @@ def _find(connection: Connection, dialect: Dialect, spec: TableSpec, given: Give
     table = existing_table(connection, spec, schema)
     if table is not None:
         dialect.check_table(connection, table, spec, schema.names)
+    if table is not None and spec.remembers:
+        table = with_deletions(connection, spec, table)
     return table, schema
 
 
 def _create(connection: Connection, table: Table | None, spec: TableSpec, schema: pa.Schema, given: Given) -> Table:
     wide = pa.schema([_widened(field) for field in schema]) if given.inferred else schema
     if table is None:
-        return create_table(connection, spec, wide)
-    return evolve_table(connection, table, spec, wide)
+        made = create_table(connection, spec, wide)
+    else:
+        made = evolve_table(connection, table, spec, wide)
+    return add_deletions(connection, spec, made, empty=table is None) if spec.remembers else made
+
+
+def _remembers(table: Table, spec: TableSpec) -> bool:
+    """Whether the table of deletions is there, if one is needed."""
+    return not spec.remembers or deletions_of(table) is not None
 
 
 def _check_known(spec: TableSpec, schema: pa.Schema) -> None:

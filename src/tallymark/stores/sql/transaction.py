@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import lru_cache, partial
 from operator import itemgetter
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn
 from typing import cast as typing_cast
 
 from sqlalchemy import Connection, CursorResult, Engine, Executable, ScalarResult, text
@@ -20,7 +20,16 @@ from tallymark.core.merging import MergeFunction
 from tallymark.core.progress import Step
 from tallymark.core.tables import Write, WrittenTable
 from tallymark.errors import DataRefused, TableChanged, TallymarkError, Unreachable
-from tallymark.stores.handler_rows import Given, Rows, cast, changes, check_keys, check_mergeable, with_wide_sums
+from tallymark.stores.handler_rows import (
+    Given,
+    Rows,
+    cast,
+    changes,
+    check_keys,
+    check_mergeable,
+    deleted_rows,
+    with_wide_sums,
+)
 from tallymark.stores.sql import write as bulk
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.errors import translated
@@ -119,7 +128,7 @@ class SqlTransaction(Transaction):
         rows: Rows,
         *,
         key: str | Sequence[str] = (),
-        write: Write = "append",
+        write: Write | Literal["replica"] = "append",
         version: str | None = None,
         create: bool = True,
         evolve: bool = False,
@@ -140,11 +149,11 @@ class SqlTransaction(Transaction):
                     fitted = fit(self._open, self._engine, self._dialect, spec, given, used=used)
                 self._found[place] = fitted
                 schema = with_wide_sums(spec, given, fitted.schema)
-                change = changes(spec, cast(table, given.rows, schema))
+                change = changes(spec, cast(table, given.rows, schema), deleted_rows(spec, rows))
                 check_mergeable(change)
                 bulk.write(self._dialect, self._open, fitted.table, change)
                 self.written[table] = self.written.get(table, 0) + len(change)
-                self.tables.add(WrittenTable(table, write))
+                self.tables.add(WrittenTable(table, spec.write))
         except TableChanged:
             self._known.pop(place, None)
             raise
