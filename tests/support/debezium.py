@@ -84,7 +84,11 @@ COLUMNS = (
     ),
     Column("day", "DATE", "int32", "io.debezium.time.Date", number=lambda value: (value - EPOCH_DAY).days),
     Column(
-        "made", "TIMESTAMP_NTZ", "int64", "io.debezium.time.MicroTimestamp", number=lambda value: (value - EPOCH) // MICRO
+        "made",
+        "TIMESTAMP_NTZ",
+        "int64",
+        "io.debezium.time.MicroTimestamp",
+        number=lambda value: (value - EPOCH) // MICRO,
     ),
     Column("seen", "TIMESTAMP", "string", "io.debezium.time.ZonedTimestamp", number=zoned),
     Column("body", "STRING", "string"),
@@ -297,7 +301,14 @@ SNAPSHOT = {
     "connect.name": "io.debezium.data.Enum",
 }
 PLACES: Mapping[str, Mapping[str, str]] = {
-    "postgresql": {"sequence": "string", "schema": "string", "table": "string", "txId": "long", "lsn": "long", "xmin": "long"},
+    "postgresql": {
+        "sequence": "string",
+        "schema": "string",
+        "table": "string",
+        "txId": "long",
+        "lsn": "long",
+        "xmin": "long",
+    },
     "mysql": {
         "sequence": "string",
         "table": "string",

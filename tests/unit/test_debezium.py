@@ -79,7 +79,9 @@ def row(**source: Any) -> dict[str, Any]:
 
 
 def made(events: list[dict[str, Any]]) -> pa.Table:
-    return changes(Decoders.of(tm.Debezium(tm.Json("id BIGINT"))).value([json.dumps(e).encode() for e in events]).values)
+    return changes(
+        Decoders.of(tm.Debezium(tm.Json("id BIGINT"))).value([json.dumps(e).encode() for e in events]).values
+    )
 
 
 def test_the_version_is_the_position_in_the_log() -> None:
@@ -197,13 +199,20 @@ def test_what_does_not_fit_a_column_is_named(kind: str, value: Any) -> None:
 
 
 def test_values_that_are_no_events_say_what_they_are() -> None:
-    values = [b"x", b"[]", b'{"id":1}', b'{"schema":null,"payload":null}', b'{"op":"c","source":1}', b'{"op":"c","ts_ms":"x"}']
+    values = [
+        b"x",
+        b"[]",
+        b'{"id":1}',
+        b'{"schema":null,"payload":null}',
+        b'{"op":"c","source":1}',
+        b'{"op":"c","ts_ms":"x"}',
+    ]
     errors = Decoders.of(tm.Debezium(tm.Json("id BIGINT"))).value(values).errors
     assert errors[0].startswith("not JSON: ")
     assert errors[1] == "not a JSON object but an array"
     assert "ExtractNewRecordState" in errors[2]
     assert [errors[at] for at in (3, 4, 5)] == [
-        "payload: None is no change event",
+        "payload: null is no change event",
         "source: 1 does not fit STRUCT",
         "ts_ms: 'x' does not fit BIGINT",
     ]
@@ -227,7 +236,13 @@ def test_times_that_are_text_in_avro_are_timestamps(count: int) -> None:
     """One by one, and many at once."""
     kind = {"type": "string", "connect.name": "io.debezium.time.ZonedTimestamp"}
     schema = {"type": "record", "name": "R", "fields": [{"name": "x", "type": kind}]}
-    texts = ["2026-01-31T12:00:00Z", "2026-01-31T12:00:00.1234567Z", "2026-01-31T12:00:00+02:00", "x", "0000-01-01T00:00:00Z"]
+    texts = [
+        "2026-01-31T12:00:00Z",
+        "2026-01-31T12:00:00.1234567Z",
+        "2026-01-31T12:00:00+02:00",
+        "x",
+        "0000-01-01T00:00:00Z",
+    ]
     texts += ["2026-02-30T12:00:00Z"]
     decoder = Decoders.of(tm.Avro(schema=text(schema))).value
     found = decoder([bytes([2 * len(given)]) + given.encode() for given in texts * count])
@@ -268,7 +283,12 @@ def puts(*rows: tuple[Any, ...]) -> list[tuple[Any, ...]]:
 
 
 def test_a_value_that_an_event_lacks_is_that_of_the_event_before() -> None:
-    rows = [(1, "a", b"A", "1", False), (2, U, b"B", "1", False), (1, U, U.encode(), "2", False), (1, U, b"C", "3", False)]
+    rows = [
+        (1, "a", b"A", "1", False),
+        (2, U, b"B", "1", False),
+        (1, U, U.encode(), "2", False),
+        (1, U, b"C", "3", False),
+    ]
     assert puts(*rows) == [(1, "a", b"C", "3"), (2, U, b"B", "1")], "not that of another key"
     assert puts(rows[3], rows[0], rows[2]) == [(1, "a", b"C", "3")], "in the order of the source"
     assert puts(rows[3], rows[2]) == [(1, U, b"C", "3")], "or the table's"

@@ -807,17 +807,17 @@ public final class JsonDecoder implements Decoder, Serializable {
         }
     }
 
-    /** Dates and times, in microseconds since 1970. */
-    static final class Time {
-        static final int DATE = 0;
-        static final int CLOCK = 1;
-        static final int MOMENT = 2;
+    /** Dates and times, in microseconds since 1970. Janino reads only public constants of other files. */
+    public static final class Time {
+        public static final int DATE = 0;
+        public static final int CLOCK = 1;
+        public static final int MOMENT = 2;
         static final long SECOND = 1000000L;
         static final long MINUTE = 60 * SECOND;
         static final long HOUR = 60 * MINUTE;
-        static final long DAY = 24 * HOUR;
-        static final long FIRST = -719162 * DAY;
-        static final long LAST = 2932897 * DAY;
+        public static final long DAY = 24 * HOUR;
+        public static final long FIRST = -719162 * DAY;
+        public static final long LAST = 2932897 * DAY;
 
         private final byte[] text;
         private int at = 0;
