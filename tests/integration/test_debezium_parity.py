@@ -29,7 +29,8 @@ def in_base64(content: bytes) -> str:
 
 
 VALUES: list[Any] = [
-    *(None, True, 0, 1, -1, 1.5, 20484, -719162, -719163, 2932896, 2932897, "", "x", "1", "12.5", "AQ==", "/w==", "AAA="),
+    *(None, True, 0, 1, -1, 1.5, 20484, -719162, -719163, 2932896, 2932897),
+    *("", "x", "1", "12.5", "AQ==", "/w==", "AAA="),
     *(sign * 10**digits for sign in (1, -1) for digits in (12, 15, 18, 19)),
     *("2026-01-31", "2026-01-31T12:00:00Z", "2026-01-31T12:00:00.123456789", "2026-01-31 12:00", "0000-01-01", "1e3"),
     *([], [1], [None, "AQ=="], {}, {"scale": 1}, {"scale": 1, "value": "AQ=="}, {"scale": -3, "value": "AQ=="}),
@@ -57,7 +58,14 @@ def described(random: Random, name: str) -> Any:
         column |= {"type": random.choice(["string", "bytes", 5, "int64"]), "parameters": random.choice(PARAMETERS)}
     after = {"field": "after", "fields": [column, 3]}
     return random.choice(
-        [None, 5, [], {"fields": 5}, {"fields": [5, {"field": "after"}, after]}, {"fields": [after], "z": [{"a": None}]}]
+        [
+            None,
+            5,
+            [],
+            {"fields": 5},
+            {"fields": [5, {"field": "after"}, after]},
+            {"fields": [after], "z": [{"a": None}]},
+        ]
     )
 
 

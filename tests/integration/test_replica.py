@@ -54,7 +54,7 @@ def table(kind: Kind, size: int) -> Source:
 @pytest.mark.parametrize("size", list(KILLS))
 @pytest.mark.parametrize("kind", databases.KINDS)
 def test_a_replica_equals_its_source_whenever_the_driver_dies(
-    spark: SparkSession,  # noqa: ARG001 - keeps tests with Spark in its worker
+    spark: SparkSession,
     brokers: str,
     topics: Topics,
     group: str,
@@ -81,9 +81,7 @@ def test_a_replica_equals_its_source_whenever_the_driver_dies(
     assert query(url, "SELECT sum(applied) FROM tallymark_positions") == [(count,)]
 
 
-def test_a_listener_writes_a_replica(
-    brokers: str, topics: Topics, group: str, database: Callable[[str], str]
-) -> None:
+def test_a_listener_writes_a_replica(brokers: str, topics: Topics, group: str, database: Callable[[str], str]) -> None:
     url, topic, source = database("postgresql"), topics.create(PARTITIONS), table("postgresql", 400)
     send(brokers, topic, PARTITIONS, source.records(), "json with a schema")
     app = tm.App(brokers=brokers, store=url)
@@ -115,7 +113,7 @@ sql = "SELECT id, name AS label, source_version FROM records"
 
 
 def test_a_file_needs_no_query(
-    spark: SparkSession,  # noqa: ARG001
+    spark: SparkSession,
     brokers: str,
     topics: Topics,
     group: str,
@@ -136,7 +134,7 @@ def test_a_file_needs_no_query(
 
 
 def test_functions_rename_and_filter_and_a_truncate_becomes_a_dead_letter(
-    spark: SparkSession,  # noqa: ARG001
+    spark: SparkSession,
     brokers: str,
     topics: Topics,
     group: str,
@@ -175,12 +173,11 @@ def test_the_driver_and_tasks_make_the_same_rows(
 ) -> None:
     """And both make those that services make."""
     from tallymark.core.tables import HIDDEN, TableSpec
+    from tallymark.formats.debezium.changes import changes
+    from tallymark.formats.decoders import Decoders
     from tallymark.spark.reader import SparkReader
     from tallymark.spark.replica import of_changes
     from tests.support.paths import comparable, rows_of, whole
-
-    from tallymark.formats.debezium.changes import changes
-    from tallymark.formats.decoders import Decoders
 
     for connector, form in SOURCES.values():
         topic, source = topics.create(1), table(connector, 1_000)

@@ -18,7 +18,7 @@ from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tallymark.stores.sql import mysql
 from tests.support import databases
-from tests.support.debezium import DDL, Event, Kind, Source, as_json
+from tests.support.debezium import DDL, NAMES, Event, Kind, Source, as_json
 from tests.support.replicas import ordered, plain, replicated
 
 PARTITIONS = 3
@@ -89,15 +89,9 @@ def test_events_in_any_order_make_them_too_if_each_has_all_values(store: tuple[S
 
 
 def one(source: Source, op: str, at: int, **columns: Any) -> Event:
-    row = {**dict.fromkeys(plain_names()), "id": 1, **columns}
+    row = {**dict.fromkeys(NAMES), "id": 1, **columns}
     source._write(1, op, row if op == "d" else None, None if op == "d" else row, at)
     return source.events[-1]
-
-
-def plain_names() -> list[str]:
-    from tests.support.debezium import NAMES
-
-    return NAMES
 
 
 def test_a_value_that_an_event_lacks_stays(store: tuple[Store, str]) -> None:

@@ -1,4 +1,4 @@
-"""Change events are decoded to the rows of their source, in JSON and in Avro, and give each row its place in the log."""
+"""Change events are decoded to the rows of their source, in JSON and in Avro, and have a place in its log."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def test_values_may_have_the_framing_of_a_registry() -> None:
 
 def test_an_avro_schema_of_flattened_events_is_refused() -> None:
     flat = tm.Avro(schema=text({"type": "record", "name": "Value", "fields": [{"name": "id", "type": "long"}]}))
-    with pytest.raises(BadInput, match="has no before.*ExtractNewRecordState"):
+    with pytest.raises(BadInput, match=r"has no before.*ExtractNewRecordState"):
         Decoders.of(tm.Debezium(flat))
 
 

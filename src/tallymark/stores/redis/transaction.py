@@ -68,12 +68,13 @@ class RedisTransaction(Transaction):
     ) -> None:
         self._check_open()
         spec = self._spec(table, key, write, version, create=create, evolve=evolve, merge=merge, inexact=inexact)
+        deleted = deleted_rows(spec, rows)
         given = Given.of(table, rows, spec.bounds)
         if not given.rows.num_rows:
             return
         check_keys(spec, given)
         schema = with_wide_sums(spec, given, pa.schema([_known(field, spec) for field in given.rows.schema]))
-        change = changes(spec, cast(table, given.rows, schema), deleted_rows(spec, rows))
+        change = changes(spec, cast(table, given.rows, schema), deleted)
         check_table(spec, schema, self._form)
         for refusal in refused_rows(change, self._form):
             raise DataRefused(f"table {table}: {refusal.error}")

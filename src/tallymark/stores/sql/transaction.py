@@ -136,6 +136,7 @@ class SqlTransaction(Transaction):
         inexact: bool = False,
     ) -> None:
         spec = self._spec(table, key, write, version, create=create, evolve=evolve, merge=merge, inexact=inexact)
+        deleted = deleted_rows(spec, rows)
         given = Given.of(table, rows, spec.bounds)
         if not given.rows.num_rows:
             return
@@ -149,7 +150,7 @@ class SqlTransaction(Transaction):
                     fitted = fit(self._open, self._engine, self._dialect, spec, given, used=used)
                 self._found[place] = fitted
                 schema = with_wide_sums(spec, given, fitted.schema)
-                change = changes(spec, cast(table, given.rows, schema), deleted_rows(spec, rows))
+                change = changes(spec, cast(table, given.rows, schema), deleted)
                 check_mergeable(change)
                 bulk.write(self._dialect, self._open, fitted.table, change)
                 self.written[table] = self.written.get(table, 0) + len(change)
