@@ -326,7 +326,7 @@ PLACES: Mapping[str, Mapping[str, str]] = {
 def envelope(connector: str) -> dict[str, Any]:
     """The schema of events of a connector, as the converter registers it."""
     row = {"type": "record", "name": "Value", "fields": [column.avro() for column in COLUMNS]}
-    source = [{"name": name, "type": "string"} for name in ("version", "connector", "name")]
+    source: list[dict[str, Any]] = [{"name": name, "type": "string"} for name in ("version", "connector", "name")]
     source += [{"name": "ts_ms", "type": "long"}, {"name": "snapshot", "type": [SNAPSHOT, "null"], "default": "false"}]
     source += [{"name": "db", "type": "string"}]
     source += [{"name": name, "type": ["null", kind], "default": None} for name, kind in PLACES[connector].items()]

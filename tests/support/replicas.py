@@ -61,7 +61,7 @@ def ordered(rows: Iterable[tuple[str | None, ...]]) -> list[tuple[str | None, ..
 def send(brokers: str, topic: str, partitions: int, events: Iterable[Event], form: Form, schema: int = 0) -> int:
     """Write the events in their order, those of a key to one partition. Returns how many there are."""
     producer = Producer({"bootstrap.servers": brokers, "enable.idempotence": True, "linger.ms": 5})
-    failures: list[Any] = []
+    outcomes: list[Any] = []
     count = 0
     for count, event in enumerate(events, start=1):
         if form == "avro":
@@ -69,14 +69,12 @@ def send(brokers: str, topic: str, partitions: int, events: Iterable[Event], for
         else:
             value = as_json(event.value, schema=form != "json")
         key = json.dumps({"id": event.id}).encode()
-        producer.produce(
-            topic, value, key, event.id % partitions, on_delivery=lambda error, _: error and failures.append(error)
-        )
+        producer.produce(topic, value, key, event.id % partitions, on_delivery=lambda error, _: outcomes.append(error))
         producer.poll(0)
         if count % 10_000 == 0:
             producer.flush(TIMEOUT)
     assert producer.flush(TIMEOUT) == 0
-    assert not failures, failures[0]
+    assert not any(outcomes), next(filter(None, outcomes))
     return count
 
 

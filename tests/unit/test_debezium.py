@@ -270,7 +270,7 @@ U = UNAVAILABLE
 
 def table(*rows: tuple[Any, ...]) -> pa.Table:
     found = pa.Table.from_pylist([dict(zip(SCHEMA.names, row, strict=True)) for row in rows], SCHEMA)
-    places = {TOPIC: ["t"], PARTITION: [0], TIMESTAMP: [NOON]}
+    places: dict[str, list[Any]] = {TOPIC: ["t"], PARTITION: [0], TIMESTAMP: [NOON]}
     kinds = {TOPIC: pa.string(), PARTITION: pa.int32(), TIMESTAMP: pa.timestamp("us", "UTC")}
     for name, value in places.items():
         found = found.append_column(name, pa.array(value * len(rows), kinds[name]))
@@ -334,7 +334,7 @@ def test_a_replica_needs_no_function_and_takes_the_key_of_the_records() -> None:
 @pytest.mark.parametrize(
     ("declare", "words"),
     [
-        (lambda: pipeline().table("t", write="replica") and pipeline_specs(), "needs key="),
+        (lambda: keyless().specs, "needs key="),
         (lambda: pipeline(value=tm.Json(DDL)).table("t", key="id", write="replica"), "needs change events"),
         (lambda: pipeline().table("t", key="id", write="replica", version="x"), "version= can't be set"),
         (lambda: pipeline().table("t", key="id", write="replica", delete="x"), "delete= can't be set"),
@@ -350,10 +350,10 @@ def test_declarations_that_can_not_work_are_refused(declare: Any, words: str) ->
         declare()
 
 
-def pipeline_specs() -> Any:
+def keyless() -> tm.Pipeline:
     made = pipeline()
     made.table("t", write="replica")
-    return made.specs
+    return made
 
 
 def test_all_columns_of_the_source_are_in_the_rows() -> None:

@@ -52,8 +52,8 @@ class Transaction(ABC):
 
         A key that is missing in a dict is NULL. If several rows have the same key, the last row counts; with
         ``version`` the row with the highest version, with ``write="ignore"`` the first row; with ``write="merge"`` all
-        rows are combined as ``merge`` says. ``write="replica"`` takes ``records.changes()``. The other options are those
-        of a pipeline's table.
+        rows are combined as ``merge`` says. ``write="replica"`` takes ``records.changes()``. The other options are
+        those of a pipeline's table.
         """
 
     @abstractmethod

@@ -106,10 +106,7 @@ def _find(connection: Connection, dialect: Dialect, spec: TableSpec, given: Give
 
 def _create(connection: Connection, table: Table | None, spec: TableSpec, schema: pa.Schema, given: Given) -> Table:
     wide = pa.schema([_widened(field) for field in schema]) if given.inferred else schema
-    if table is None:
-        made = create_table(connection, spec, wide)
-    else:
-        made = evolve_table(connection, table, spec, wide)
+    made = create_table(connection, spec, wide) if table is None else evolve_table(connection, table, spec, wide)
     return add_deletions(connection, spec, made, empty=table is None) if spec.remembers else made
 
 
