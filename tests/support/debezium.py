@@ -140,15 +140,14 @@ class Source:
     def snapshot(self) -> None:
         """Read all rows. On PostgreSQL a transaction is open, which has written before, and commits afterwards."""
         early = self._next()
-        self.position += 500
+        self.position += 500 + len(self.rows)
         marks = ["first", *["true"] * len(self.rows), "last"]
         for number, (id, row) in enumerate(list(self.rows.items())):
             mark = marks[-1] if number == len(self.rows) - 1 else marks[number]
             self._write(id, "r", None, dict(row), self.position, mark)
-        if self.rows and self.kind == "postgresql":
-            id = next(iter(self.rows))
+        for number, id in enumerate(list(self.rows)[::3] if self.kind == "postgresql" else ()):
             self.rows[id] = random_row(self.random, id)
-            self._write(id, "u", None, dict(self.rows[id]), early)
+            self._write(id, "u", None, dict(self.rows[id]), early + number)
         self.position += 10
         self.committed = self.position
 
