@@ -231,3 +231,45 @@ def test_one_table_has_the_same_columns_for_all_its_topics(
     pipeline.table("all")(everything)
     with pytest.raises(BadInput, match="table all would get other columns from some topics than from others"):
         pipeline.run("caught-up")
+
+
+def test_each_topic_has_a_replica(
+    topics: Topics, brokers: str, group: str, prefix: str, registry: SchemaRegistry, database: Database
+) -> None:
+    """Of tables with other columns and other keys."""
+    tables_of = {
+        "orders": ({"id": "long", "name": "string"}, ["id"]),
+        "parts": ({"a": "int", "b": "string"}, ["a", "b"]),
+    }
+    for name, (columns, key) in tables_of.items():
+        topic = f"{prefix}.{name}"
+        row = {"type": "record", "name": "Value", "fields": [{"name": c, "type": k} for c, k in columns.items()]}
+        keys = {"type": "record", "name": "Key", "fields": [{"name": c, "type": columns[c]} for c in key]}
+        source = {"type": "record", "name": "Source", "fields": [{"name": "lsn", "type": ["null", "long"]}]}
+        envelope = {
+            "type": "record",
+            "name": "Envelope",
+            "fields": [
+                {"name": "before", "type": ["null", row], "default": None},
+                {"name": "after", "type": ["null", "Value"], "default": None},
+                {"name": "source", "type": source},
+                {"name": "op", "type": "string"},
+                {"name": "ts_ms", "type": ["null", "long"], "default": None},
+            ],
+        }
+        value_id, _ = registry.add(f"{topic}-value", text(envelope))
+        key_id, _ = registry.add(f"{topic}-key", text(keys))
+        topics.create(1, name=topic)
+        given = [{c: n if k in ("int", "long") else f"v{n}" for c, k in columns.items()} for n in range(3)]
+        events = [("c", None, given[0]), ("c", None, given[1]), ("d", given[0], None), ("u", given[1], given[1])]
+        for lsn, (op, before, after) in enumerate(events, 1):
+            event = {"before": before, "after": after, "op": op, "source": {"lsn": lsn}, "ts_ms": None}
+            of_row = {c: (after or before or {})[c] for c in key}
+            topics.send(topic, [framed(value_id, envelope, event)], partitions=1, key=framed(key_id, keys, of_row))
+    url, avro = database("postgresql"), tm.Avro(registry.url)
+    kafka = tm.Kafka(brokers, rf"^{prefix}\.", value=tm.Debezium(avro), key=avro)
+    pipeline = tm.Pipeline(group=group, source=kafka, store=url, membership=tm.Standalone())
+    pipeline.table("{1}", write="replica", topics=rf"^{prefix}\.(.*)$")
+    assert pipeline.run("caught-up") == tm.Tally(applied=8)
+    assert query(url, "SELECT id, name FROM orders") == [(1, "v1")]
+    assert query(url, "SELECT a, b FROM parts") == [(1, "v1")]

@@ -30,24 +30,45 @@ _BYTES = pa.array([UNAVAILABLE.encode()])
 
 
 def replica(
-    name: str, key: Sequence[str], *, provenance: bool = False, create: bool = True, evolve: bool = False
+    name: str,
+    key: Sequence[str],
+    *,
+    provenance: bool = False,
+    create: bool = True,
+    evolve: bool = False,
+    topics: str | None = None,
 ) -> TableSpec:
-    """Return the spec of a replica with this key."""
+    """Return the spec of a replica. Without a key, ``with_key`` adds it."""
+    return TableSpec(
+        name,
+        tuple(key),
+        "upsert",
+        SOURCE_VERSION,
+        DELETE,
+        provenance,
+        create,
+        evolve,
+        topics=topics,
+        is_replica=True,
+    )
+
+
+def with_key(spec: TableSpec, of_records: Sequence[str] = ()) -> TableSpec:
+    """Return a replica with its own key, or with the fields of the records' keys as its key."""
+    key = spec.key or tuple(of_records)
     if not key:
         raise BadInput(
-            f"table {name}: replica needs key=, the primary key of the source's table, or the format of the records' "
-            "keys, such as Kafka(..., key=Json('id BIGINT'))"
+            f"table {spec.name}: replica needs key=, the primary key of the source's table, or the format of the "
+            "records' keys, such as Kafka(..., key=Json('id BIGINT'))"
         )
-    return TableSpec(name, tuple(key), "upsert", SOURCE_VERSION, DELETE, provenance, create, evolve, is_replica=True)
+    return replace(spec, key=key)
 
 
 def check_options(name: str, **options: object) -> None:
     """Refuse options of other tables: a replica has its own version and deletions."""
     given = [option for option, value in options.items() if value]
     if given:
-        raise BadInput(
-            f"table {name}: {given[0]}= can't be set with write='replica', which sets it; leave it out"
-        )
+        raise BadInput(f"table {name}: {given[0]}= can't be set with write='replica', which sets it; leave it out")
 
 
 def with_known_values(rows: pa.Table, starts: npt.NDArray[np.bool_]) -> pa.Table:

@@ -85,7 +85,7 @@ class TableSpec:
         rules = {
             f"write={self.write!r} is not known; write {', '.join(modes)}": self.write not in modes,
             f"{self.write} needs key=, the column or columns that identify a row": self.write != "append"
-            and not self.key,
+            and not (self.key or self.is_replica),
             "append takes no key=; use write='upsert' to overwrite rows by key": self.write == "append" and self.key,
             "version= needs write='upsert' or 'merge': it says which of two rows is newer": self.version
             and not (upsert or merges),

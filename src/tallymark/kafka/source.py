@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
 from tallymark.core.retry import PATIENCE
 from tallymark.core.tls import Tls
 from tallymark.core.topics import is_pattern, matches
@@ -101,11 +99,6 @@ class Kafka:
                 "listen to each of them separately"
             )
         return Decoders.of(formats[0], self.key, self.topic_names, stop, patience)
-    def key_names(self, stop: threading.Event | None = None) -> tuple[str, ...]:
-        """Return the names of the fields of the keys; none if keys are not decoded, or have no fields."""
-        key = Decoders.of(Bytes(), self.key, self.topic_names, stop).key
-        return tuple(field.name for field in key.type) if key and pa.types.is_struct(key.type) else ()
-
 
     def value_of(self, topic: str) -> Format:
         """Return the format of a topic's values."""

@@ -11,14 +11,17 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from tallymark.core.replica import with_key
 from tallymark.core.spans import Span
 from tallymark.core.tables import PLACE, TableSpec
 from tallymark.core.topics import is_by_topic, is_pattern, table_of
 from tallymark.errors import BadInput
+from tallymark.formats.debezium.changes import check_replica
 from tallymark.formats.decoders import Decoders
-from tallymark.formats.value import Avro, Format
+from tallymark.formats.value import Avro, Debezium, Format
 from tallymark.kafka.source import Kafka
 from tallymark.spark.functions import TableFunction
+from tallymark.spark.replica import of_changes
 from tallymark.spark.rows import Shaper
 from tallymark.spark.tasks import Tasks
 
@@ -110,7 +113,7 @@ class Layouts:
             if self._shared is None:
                 names = self._source.topic_names
                 only = names[0] if _is_plain(self._source) else None
-                self._shared = self._new(self._decoders(None), self._tables, only)
+                self._shared = self._made(self._tables, None, only)
             return self._shared
 
     def _create(self, topic: str) -> Layout:
@@ -123,11 +126,26 @@ class Layouts:
             PLACE.search(spec.name) for spec, _ in self._tables
         )
         if is_alone:
-            return self._new(self._decoders(topic), tables, topic)
+            return self._made(tables, topic, topic)
         content = value, tuple(spec for spec, _ in tables)
         if content not in self._by_content:
-            self._by_content[content] = self._new(self._decoders(topic), tables, None)
+            self._by_content[content] = self._made(tables, topic, None)
         return self._by_content[content]
+
+    def _made(self, tables: Sequence[Table], topic: str | None, only: str | None) -> Layout:
+        """Create the layout of a topic, or of all topics. ``only`` is the one topic that it is for."""
+        decoders = self._decoders(topic)
+        return self._new(decoders, [self._with_changes(table, decoders, topic) for table in tables], only)
+
+    def _with_changes(self, table: Table, decoders: Decoders, topic: str | None) -> Table:
+        """The table; a replica has a key, and a function that gets the rows of change events."""
+        spec, function = table
+        if not spec.is_replica:
+            return table
+        check_replica(spec.name, self._source.value if topic is None else self._source.value_of(topic))
+        key = decoders.key.type if decoders.key else None
+        spec = with_key(spec, [field.name for field in key] if key is not None and pa.types.is_struct(key) else ())
+        return spec, of_changes(spec.key, function)
 
 
 def _is_plain(source: Kafka) -> bool:
@@ -137,4 +155,5 @@ def _is_plain(source: Kafka) -> bool:
 
 def _has_own_subject(source: Format) -> bool:
     """Whether each topic has another reader's schema."""
-    return isinstance(source, Avro) and source.schema is None and source.subject is None
+    found = source.inner if isinstance(source, Debezium) else source
+    return isinstance(found, Avro) and found.schema is None and found.subject is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Literal, get_args
 
 from tallymark.core.journal import LetterQuery
@@ -91,7 +91,7 @@ class Pipeline:
         self.limits = limits or Limits()
         self.road = road
         self.spark = dict(spark or {})
-        self._tables: dict[str, Callable[[], tuple[TableSpec, TableFunction]]] = {}
+        self._tables: dict[str, tuple[TableSpec, TableFunction]] = {}
 
     @property
     def group(self) -> str:
@@ -99,8 +99,8 @@ class Pipeline:
 
     @property
     def tables(self) -> list[tuple[TableSpec, TableFunction]]:
-        """The tables and their functions. Asks for the schema of the records' keys if a replica has no ``key=``."""
-        return [described() for described in self._tables.values()]
+        """The tables and their functions."""
+        return list(self._tables.values())
 
     def table(
         self,
@@ -146,34 +146,18 @@ class Pipeline:
         columns = (key,) if isinstance(key, str) else tuple(key)
         if write == "replica":
             check_options(name, version=version, delete=delete, per_batch=per_batch, merge=merge, inexact=inexact)
-            options = {"provenance": provenance, "create": create, "evolve": evolve}
-            return self._replica(name, columns, options)
-        functions = tuple((merge or {}).items())
-        spec = TableSpec(
-            name, columns, write, version, delete, provenance, create, evolve, per_batch, functions, inexact, topics
-        )
+            if not self.setup.source.formats:
+                check_replica(name, self.setup.source.value)
+            spec = replica(name, columns, provenance=provenance, create=create, evolve=evolve, topics=topics)
+            # It needs no function.
+            self._tables[name] = spec, _unchanged
+        else:
+            functions = tuple((merge or {}).items())
+            options = version, delete, provenance, create, evolve, per_batch, functions, inexact, topics
+            spec = TableSpec(name, columns, write, *options)
 
         def register(function: TableFunction) -> TableFunction:
-            self._tables[name] = lambda: (spec, function)
-            return function
-
-        return register
-
-    def _replica(
-        self, name: str, key: Sequence[str], options: Mapping[str, bool]
-    ) -> Callable[[TableFunction], TableFunction]:
-        """Register a replica, which needs no function; one that is decorated takes the place of none."""
-        from tallymark.spark.replica import of_changes
-
-        @cache
-        def spec() -> TableSpec:
-            return replica(name, key or self.setup.source.key_names(), **options)
-
-        check_replica(name, self.setup.source.value)
-        self._tables[name] = lambda: (spec(), of_changes(spec().key))
-
-        def register(function: TableFunction) -> TableFunction:
-            self._tables[name] = lambda: (spec(), of_changes(spec().key, function))
+            self._tables[name] = spec, function
             return function
 
         return register
@@ -289,3 +273,7 @@ class Pipeline:
                 stage = None
             path: Path | None = "executors" if forced else None
             return SparkReader(spark, self.setup.source, tables, owner.run, self.limits.memory, stage, path)
+
+
+def _unchanged(rows: DataFrame) -> DataFrame:
+    return rows

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal
 
 from tallymark.core.merging import MergeFunction
-from tallymark.core.replica import check_options, replica
+from tallymark.core.replica import check_options, replica, with_key
 from tallymark.core.tables import TableSpec, Write, WrittenTable, check_exact
 from tallymark.errors import BadInput
 from tallymark.stores.handler_rows import Rows
@@ -79,7 +79,7 @@ class Transaction(ABC):
         columns, merged = (key,) if isinstance(key, str) else tuple(key), tuple((merge or {}).items())
         if write == "replica":
             check_options(table, version=version, merge=merge, inexact=inexact)
-            return replica(table, columns, create=create, evolve=evolve)
+            return with_key(replica(table, columns, create=create, evolve=evolve))
         spec = TableSpec(table, columns, write, version, create=create, evolve=evolve, merge=merged, inexact=inexact)
         check_exact(spec, self.delivery)
         return spec
