@@ -119,7 +119,5 @@ def _environment() -> Mapping[str, str]:
 
 def _first_error(said: str, root: Path) -> str:
     """The first error of the compiler, without the folder that the text was in."""
-    lines = [line for line in said.splitlines() if line.strip() and "warning:" not in line]
-    if not lines:
-        return "the compiler failed without a word"
-    return lines[0].replace(f"{root}/", "")
+    lines = [line for line in said.splitlines() if ".proto:" in line and "warning:" not in line]
+    return lines[0].replace(f"{root}/", "") if lines else "the compiler refuses it"
