@@ -101,11 +101,13 @@ class Cursor:
             found = first.astype(np.int64)
             found = (found >> 1) ^ -(found & 1)
         else:
-            found = self._words()
+            number = self.numbers()
+            found = (number >> ONE).view(np.int64) ^ -(number & ONE).view(np.int64)
         self.refuse(self.at > self.end)
         return found
 
-    def _words(self) -> Longs:
+    def numbers(self) -> Words:
+        """Read numbers of variable length as they are written, without their sign."""
         word = self.words[self.at]
         stops = ~word & MORE_BITS
         # All bits before the first byte that does not announce another; all bits if there is none.
@@ -118,7 +120,7 @@ class Cursor:
         self.at = self.at + sizes.astype(np.int64)
         if len(long):
             self._last_bytes(long, number)
-        return np.asarray((number >> ONE).view(np.int64) ^ -(number & ONE).view(np.int64))
+        return np.asarray(number)
 
     def _last_bytes(self, rows: Rows, number: Words) -> None:
         """Add the ninth and the tenth byte of numbers."""

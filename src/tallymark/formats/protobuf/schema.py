@@ -144,9 +144,12 @@ class Files:
     def _field(self, part: Any, waiting: list[Any]) -> Field:
         kind = TYPES[part.type]
         presence = part.has_presence and not part.is_repeated
-        has_default = not (part.is_repeated or kind in ("message", "group")) and (
-            part.has_default_value or not presence
-        )
+        # Of a oneof, all members but one are missing, also if they declare a default.
+        has_default = part.has_default_value and part.containing_oneof is None
+        if part.is_repeated or kind in ("message", "group"):
+            has_default = False
+        elif not presence:
+            has_default = True
         symbols: dict[int, str] = {}
         if part.enum_type is not None:
             for value in part.enum_type.values:

@@ -188,8 +188,7 @@ class _Map:
             key, value = self._entry.finish(entry)
         except Dead as error:
             if error.path.startswith(".value") and isinstance(entry[0], str):
-                error.path = f".{_cut(entry[0])}{error.path.removeprefix('.value')}"
-                raise Dead(error.why, error.path) from None
+                raise Dead(error.why, f".{_cut(entry[0])}{error.path.removeprefix('.value')}") from None
             raise
         state[key] = value
 
