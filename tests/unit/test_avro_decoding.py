@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tallymark.formats.avro import decoder, values
+from tallymark.formats import bodies as pieces
+from tallymark.formats.avro import values
 from tallymark.formats.avro.bulk import BulkDecoder
 from tallymark.formats.avro.cursor import BEFORE, padded
 from tallymark.formats.avro.decoder import decode
@@ -345,5 +346,5 @@ def test_no_bodies() -> None:
 def test_a_program_is_json_and_small_batches_are_decoded_as_large_ones() -> None:
     steps = program(record(("n", "long")))
     assert json.loads(steps.as_json())["root"]["read"] == "record"
-    for count in (decoder.FEW, decoder.FEW + 1):
+    for count in (pieces.FEW, pieces.FEW + 1):
         assert decode(steps, [b"\x02"] * count).values.to_pylist() == [{"n": 1}] * count

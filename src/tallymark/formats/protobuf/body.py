@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
-from tallymark.formats.avro.values import Dead
 from tallymark.formats.protobuf.program import DEEPEST_GROUP, END_GROUP, FIXED32, FIXED64, GROUP, LENGTH, VARINT
 
 MOST_TAG = (1 << 32) - 1
+
+
+class Dead(ValueError):
+    """A record can't be decoded. ``path`` leads to the part at fault."""
+
+    def __init__(self, why: str, path: str = "") -> None:
+        self.why, self.path = why, path
+        super().__init__(f"{path.lstrip('.')}: {why}" if path else why)
+
+    def within(self, step: str) -> Dead:
+        return Dead(self.why, step + self.path)
 
 
 class Body:

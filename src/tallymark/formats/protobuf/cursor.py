@@ -50,7 +50,9 @@ class Cursor(Positions):
 
     def contents(self) -> tuple[Longs, Longs]:
         """Read a length, and move past so many bytes. Returns where they start and end."""
-        return self.spans(self.varints().view(np.int64))
+        starts, ends = self.spans(self.varints().view(np.int64))
+        # A copy, because ``put`` changes positions where they are.
+        return starts, ends.copy()
 
     def tags(self) -> Longs:
         """Read the tags of the next fields; 0 for messages that have no more, and for refused ones."""

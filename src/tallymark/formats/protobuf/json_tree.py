@@ -5,8 +5,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Protocol
 
-from tallymark.formats.avro.values import Dead
-from tallymark.formats.protobuf.body import Body
+from tallymark.formats.protobuf.body import Body, Dead
 from tallymark.formats.protobuf.program import DEEPEST_JSON, FIXED64, LENGTH, VARINT
 
 NUMBER = struct.Struct("<d")

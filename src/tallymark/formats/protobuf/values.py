@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Any, Protocol
 
-from tallymark.formats.avro.values import Dead
-from tallymark.formats.protobuf.body import Body
+from tallymark.formats.protobuf.body import Body, Dead
 from tallymark.formats.protobuf.json_text import NotFinite, json_text
 from tallymark.formats.protobuf.json_tree import TREES
 from tallymark.formats.protobuf.program import LENGTH, Step, wire_of
