@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         UnknownPartition,
         Unreachable,
     )
-    from tallymark.formats.value import Avro, Bytes, Debezium, Json, Registry
+    from tallymark.formats.value import Avro, Bytes, Debezium, Json, Protobuf, Registry
     from tallymark.kafka.cluster import Sasl
     from tallymark.kafka.membership import Group, Standalone
     from tallymark.kafka.source import Kafka
@@ -71,6 +71,7 @@ __all__ = [
     "Pipeline",
     "Producer",
     "ProducerStopped",
+    "Protobuf",
     "Record",
     "RecordTooLarge",
     "Records",
@@ -108,6 +109,7 @@ _ELSEWHERE = {
     "PartitionProgress": "service.progress",
     "Pipeline": "spark.pipeline",
     "Producer": "produce.producer",
+    "Protobuf": "formats.value",
     "Record": "service.records",
     "Records": "service.records",
     "Registry": "formats.value",

@@ -41,7 +41,7 @@ class BodyDecoder:
         errors = {}
         first = 0
         for chunk in _chunks(bodies):
-            content, offsets = _layout(chunk)
+            content, offsets = layout(chunk)
             for start, end in _pieces(offsets):
                 sizes = None if skipped is None else skipped[first + start : first + end]
                 found, dead = self._at_once(content, offsets[start : end + 1], sizes, first + start)
@@ -87,7 +87,7 @@ def _chunks(bodies: Bodies) -> list[pa.Array]:
     return [bodies if isinstance(bodies, pa.Array) else pa.array(bodies, pa.binary())]
 
 
-def _layout(bodies: pa.Array) -> tuple[Any, Longs]:
+def layout(bodies: pa.Array) -> tuple[Any, Longs]:
     """Return the bytes of an array and the offsets of its values."""
     if not pa.types.is_large_binary(bodies.type):
         bodies = bodies.cast(pa.binary())

@@ -17,9 +17,10 @@ from tallymark.formats.debezium.json import DebeziumJson, check_event
 from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.framing import framed
 from tallymark.formats.json import JsonDecoder
+from tallymark.formats.protobuf.registered import protobuf_decoder
 from tallymark.formats.registered import as_array, avro_decoder
 from tallymark.formats.registry import Schemas
-from tallymark.formats.value import Avro, Bytes, Debezium, Format, Json, Part
+from tallymark.formats.value import Avro, Bytes, Debezium, Format, Json, Part, Protobuf
 
 
 class BytesDecoder:
@@ -75,6 +76,9 @@ class Decoders:
             if isinstance(source, Avro):
                 schemas = Schemas.of(source.server, stop, patience) if source.server else None
                 return avro_decoder(source, schemas, part, topics)
+            if isinstance(source, Protobuf):
+                schemas = Schemas.of(source.server, stop, patience) if source.server else None
+                return protobuf_decoder(source, schemas, part, topics)
             return BytesDecoder()
 
         def events(source: Debezium, part: Part) -> Decoder:

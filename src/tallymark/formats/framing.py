@@ -36,12 +36,14 @@ class Identified:
 
     ``ids`` are the distinct ids, and ``codes`` has the index of each content's id in it. ``errors`` maps the rows
     without a readable id to errors. In these rows, and in those of tombstones, the code is -1 and the body NULL.
+    ``rests`` are what follows each of the ids in headers; if they are asked for, the pairs are distinct.
     """
 
     bodies: pa.BinaryArray
     ids: tuple[Id, ...]
     codes: Codes
     errors: Mapping[int, str]
+    rests: tuple[bytes, ...] = ()
 
     def rows_of(self, at: int) -> npt.NDArray[np.int64]:
         """Return the rows whose id is ``ids[at]``."""
@@ -69,21 +71,29 @@ def framed(contents: pa.Array | pa.ChunkedArray) -> Identified:
 
 
 def in_headers(
-    contents: pa.Array | pa.ChunkedArray, headers: pa.Array | pa.ChunkedArray, part: Part = "value"
+    contents: pa.Array | pa.ChunkedArray,
+    headers: pa.Array | pa.ChunkedArray,
+    part: Part = "value",
+    *,
+    rests: bool = False,
 ) -> Identified:
     """Take the ids from headers, which are a list of structs with ``key`` and ``value`` for each record."""
     contents = _whole(contents)
     encoded = _last(_whole(headers), HEADERS[part]).dictionary_encode()
-    known = [_header_id(header) for header in encoded.dictionary.to_pylist()]
-    ids = tuple(dict.fromkeys(id for id in known if id is not None))
+    known = [_header_id(header, rests) for header in encoded.dictionary.to_pylist()]
+    places: dict[tuple[Id, bytes], int] = {}
+    for one in known:
+        if one is not None:
+            places.setdefault(one, len(places))
     # The last is the code of records without such a header, which have the code -1.
-    renumbered = np.array([NONE if id is None else ids.index(id) for id in known] + [NONE], np.int32)
+    renumbered = np.array([NONE if one is None else places[one] for one in known] + [NONE], np.int32)
     codes = renumbered[_codes(encoded.indices)]
     present = _mask(contents.is_valid())
     codes[~present] = NONE
     bad = np.flatnonzero(present & (codes == NONE))
     errors = {int(row): header_error(encoded[int(row)].as_py(), part) for row in bad}
-    return Identified(_without(contents, bad), ids, codes, errors)
+    ids, after = (tuple(name for name, _ in places), tuple(rest for _, rest in places))
+    return Identified(_without(contents, bad), ids, codes, errors, after)
 
 
 def framing_error(content: bytes) -> str:
@@ -114,12 +124,12 @@ def guid_header(guid: str) -> bytes:
     return bytes([GUID]) + UUID(guid).bytes
 
 
-def _header_id(header: bytes) -> Id | None:
-    """Confluent's clients ignore what follows the id; Protobuf's message indexes are there."""
+def _header_id(header: bytes, with_rest: bool) -> tuple[Id, bytes] | None:
+    """Return the id, and what follows it if that is asked for: the message indexes of Protobuf."""
     if header[:1] == bytes([ID]) and len(header) >= PREFIX:
-        return int.from_bytes(header[1:PREFIX], signed=True)
+        return int.from_bytes(header[1:PREFIX], signed=True), header[PREFIX:] if with_rest else b""
     if header[:1] == bytes([GUID]) and len(header) >= GUID_PREFIX:
-        return str(UUID(bytes=header[1:GUID_PREFIX]))
+        return str(UUID(bytes=header[1:GUID_PREFIX])), header[GUID_PREFIX:] if with_rest else b""
     return None
 
 

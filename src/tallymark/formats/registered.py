@@ -16,7 +16,7 @@ from tallymark.formats.avro.schema import Schema, SchemaInvalid, parse
 from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.framing import HEADERS, Id, Identified, framed, in_headers
 from tallymark.formats.registry import Registered, Schemas
-from tallymark.formats.value import Avro, Part
+from tallymark.formats.value import Avro, Part, Protobuf
 
 
 class PlainAvro:
@@ -106,17 +106,19 @@ def avro_decoder(source: Avro, schemas: Schemas | None, part: Part, topics: Sequ
         if schemas is None:
             return PlainAvro(reader)
     else:
-        subject = _subject(source, part, topics)
+        subject = subject_name(source, part, topics)
         assert schemas is not None
         reader = subject_schema(subject, schemas.latest(subject))
     assert schemas is not None
     return RegisteredAvro(schemas, reader, part, in_headers=source.ids == "headers")
 
 
-def _subject(source: Avro, part: Part, topics: Sequence[str]) -> str:
+def subject_name(source: Avro | Protobuf, part: Part, topics: Sequence[str]) -> str:
+    """Return the subject whose latest schema is the reader's."""
     if source.subject is None and (len(topics) != 1 or is_pattern(topics[0])):
         raise BadInput(
-            "Avro() of several topics needs schema= or subject=, because each topic has a subject of its own"
+            f"{type(source).__name__}() of several topics needs schema= or subject=, because each topic has a subject "
+            "of its own"
         )
     return source.subject_of(topics[0] if topics else "", part)
 

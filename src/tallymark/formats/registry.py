@@ -45,7 +45,8 @@ class Registered:
     """A schema as it is registered.
 
     ``id`` may be None if the schema was asked for by its GUID, and ``version`` if it was not asked for by its subject.
-    ``references`` are the texts of the schemas that it uses, in an order in which each needs only earlier ones.
+    ``references`` are the texts of the schemas that it uses, in an order in which each needs only earlier ones, and
+    ``imports`` the names and texts of the same.
     """
 
     id: int | None
@@ -54,6 +55,7 @@ class Registered:
     references: tuple[str, ...] = ()
     version: int | None = None
     guid: str | None = None
+    imports: tuple[tuple[str, str], ...] = ()
 
 
 class Schemas:
@@ -155,10 +157,15 @@ class Schemas:
                 "text or no id, or a type that is not known here"
             )
         texts: dict[Place, str] = {}
-        self._add_references(found, texts, ())
-        return Registered(found.get("id"), kind, text, tuple(texts.values()), found.get("version"), found.get("guid"))
+        names: dict[str, Place] = {}
+        self._add_references(found, texts, names, ())
+        imports = tuple((name, texts[place]) for name, place in names.items())
+        references = tuple(texts.values())
+        return Registered(found.get("id"), kind, text, references, found.get("version"), found.get("guid"), imports)
 
-    def _add_references(self, answer: Mapping[str, Any], texts: dict[Place, str], path: tuple[Place, ...]) -> None:
+    def _add_references(
+        self, answer: Mapping[str, Any], texts: dict[Place, str], names: dict[str, Place], path: tuple[Place, ...]
+    ) -> None:
         """Add what the schema of an answer uses, after what that uses itself."""
         for reference in answer.get("references") or ():
             place = reference["subject"], reference["version"]
@@ -167,9 +174,10 @@ class Schemas:
                     f"{self.name}: the references of subject {place[0]}, version {place[1]}, lead back to it, or are "
                     "nested too deeply; register schemas without such references"
                 )
+            names.setdefault(str(reference.get("name")), place)
             if place not in texts:
                 used = self._known.version(*place)
-                self._add_references(used, texts, (*path, place))
+                self._add_references(used, texts, names, (*path, place))
                 texts[place] = used["schema"]
 
 

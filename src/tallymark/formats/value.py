@@ -1,4 +1,4 @@
-"""Declarations of value formats: JSON, Avro, change events or bytes, and the registry that Avro schemas come from."""
+"""Declarations of value formats: JSON, Avro, Protobuf, change events or bytes, and the registry of their schemas."""
 
 from __future__ import annotations
 
@@ -149,6 +149,48 @@ class Avro:
 
 
 @dataclass(frozen=True)
+class Protobuf:
+    """Values are Protobuf, with the ids of their schemas: ``Protobuf("https://registry:8081", message="shop.Order")``.
+
+    ``message`` is the reader's message. ``schema`` is the path of a ``.proto`` file, or of a FileDescriptorSet
+    (``protoc --descriptor_set_out --include_imports``); without it, the latest schema of ``subject`` is used, which is
+    ``<topic>-value`` (for keys ``<topic>-key``) unless it is given. Without ``message`` it is the first one of the
+    subject, or the only one of the file. ``ids`` says where a record has the id of the schema that it was written with:
+    in the first bytes of the value, or in a header. Without a registry, every value is a plain message.
+    """
+
+    registry: str | Registry | None = None
+    schema: str | None = None
+    message: str | None = None
+    subject: str | None = None
+    ids: Literal["values", "headers"] = "values"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.registry, str):
+            object.__setattr__(self, "registry", Registry(self.registry))
+        if self.registry is None and self.schema is None:
+            raise BadInput("Protobuf() needs registry= or schema=, such as Protobuf('https://registry:8081')")
+        if self.ids not in ("values", "headers"):
+            raise BadInput(f"Protobuf(ids={self.ids!r}) is not known; write 'values' or 'headers'")
+        if self.registry is None and (self.subject or self.ids == "headers"):
+            raise BadInput("Protobuf(): subject= and ids='headers' need registry=, the address of the registry")
+        if self.schema is not None and not Path(self.schema).is_file():
+            raise BadInput(
+                f"Protobuf(schema={self.schema!r}): there is no such file; give the path of a .proto file, or of what "
+                "protoc --descriptor_set_out --include_imports writes"
+            )
+
+    @property
+    def server(self) -> Registry | None:
+        """The registry, also if it was given as text."""
+        return self.registry if isinstance(self.registry, Registry) else None
+
+    def subject_of(self, topic: str, part: Part = "value") -> str:
+        """Return the subject whose schemas the keys or values of a topic have."""
+        return self.subject or f"{topic}-{part}"
+
+
+@dataclass(frozen=True)
 class Bytes:
     """Values are not decoded: ``value`` is BINARY."""
 
@@ -178,7 +220,7 @@ class Debezium:
             raise BadInput(f"Debezium(decimals={self.decimals!r}) is not known; write 'base64' or 'text'")
 
 
-Format = Json | Avro | Debezium | Bytes
+Format = Json | Avro | Protobuf | Debezium | Bytes
 
 
 def _address(text: str) -> SplitResult:

@@ -24,7 +24,7 @@ from tallymark.core.skip_ahead import SkipAhead
 from tallymark.core.tables import Write
 from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
-from tallymark.formats.value import Avro, Bytes, Debezium, Format, Json
+from tallymark.formats.value import Avro, Bytes, Debezium, Format, Json, Protobuf
 from tallymark.kafka.cluster import Sasl
 from tallymark.kafka.membership import Group
 from tallymark.run.commit import Delivery
@@ -139,23 +139,24 @@ class EventsTable(Strict):
 
 
 class FormatTable(Strict):
-    """How keys or values are decoded: ``{ json = "id BIGINT" }``, ``{ avro = "https://..." }``, or ``bytes``."""
+    """How keys or values are decoded: ``bytes``, or a table with a format, such as ``{ json = "id BIGINT" }``."""
 
     json_format: Annotated[Json, Checked, _as("schema")] | None = Field(None, alias="json")
     avro: Annotated[Avro, Checked, _as("registry")] | None = None
     debezium: Annotated[EventsTable, _as("avro")] | None = None
+    protobuf: Annotated[Protobuf, Checked, _as("registry")] | None = None
     name: Literal["bytes"] | None = None
 
     def format(self, key: str) -> Format:
         """The format; ``key`` is where the file has this table."""
         events = self.debezium.format(f"{key}.debezium") if self.debezium else None
-        given = (self.json_format, self.avro, events, Bytes() if self.name else None)
+        given = (self.json_format, self.avro, self.protobuf, events, Bytes() if self.name else None)
         found = [one for one in given if one is not None]
         if len(found) != 1:
             name = key.rpartition(".")[2]
             raise BadInput(
                 f'{key} must have one format; write {name} = "bytes", {name} = {{ json = "id BIGINT" }}, '
-                f'or {name} = {{ avro = "https://registry:8081" }}'
+                f'{name} = {{ avro = "https://registry:8081" }}, or {name} = {{ protobuf = "https://registry:8081" }}'
             )
         return found[0]
 
@@ -234,9 +235,11 @@ SECTIONS: Mapping[tuple[str, ...], type] = {
     ("source", "format", "debezium"): EventsTable,
     ("source", "format", "debezium", "json"): Json,
     ("source", "format", "debezium", "avro"): Avro,
+    ("source", "format", "protobuf"): Protobuf,
     ("source", "key"): FormatTable,
     ("source", "key", "json"): Json,
     ("source", "key", "avro"): Avro,
+    ("source", "key", "protobuf"): Protobuf,
     ("source", "security"): Sasl,
     ("source", "tls"): Tls,
     ("store",): Place,
