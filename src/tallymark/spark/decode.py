@@ -12,7 +12,10 @@ from pyspark.sql.pandas.types import from_arrow_type
 from tallymark.formats.debezium.json import DebeziumJson
 from tallymark.formats.decoder import Decoder
 from tallymark.formats.decoders import Decoders, FramedDecoder
+from tallymark.formats.framing import Id
 from tallymark.formats.json import JsonDecoder
+from tallymark.formats.protobuf.indexes import FIRST
+from tallymark.formats.protobuf.registered import PlainProtobuf, RegisteredProtobuf
 from tallymark.formats.registered import PlainAvro, RegisteredAvro
 from tallymark.spark.java import classes, new_counts
 from tallymark.spark.plans import Selection, invoked
@@ -78,10 +81,22 @@ def _content(java: Any, decoder: Decoder) -> Any:
     if isinstance(decoder, RegisteredAvro):
         content = java.Content(decoder.header)
         for name, program in decoder.programs.items():
-            content.add(str(name).replace("-", ""), java.AvroDecoder(program.as_json()))
+            content.add(_name(name), java.AvroDecoder(program.as_json()))
+        return content
+    if isinstance(decoder, RegisteredProtobuf):
+        content = java.Content(decoder.header)
+        content.readIndexes()
+        for (name, indexes), steps in decoder.programs.items():
+            after = "" if indexes == FIRST else f"/{'.'.join(map(str, indexes))}"
+            content.add(_name(name) + after, java.ProtobufDecoder(steps.as_json()))
         return content
     plain = _decoder(java, decoder)
     return java.Content(plain, False) if plain else None
+
+
+def _name(id: Id) -> str:
+    """The name of a schema in Java."""
+    return str(id).replace("-", "")
 
 
 def _decoder(java: Any, decoder: Decoder) -> Any:
@@ -89,6 +104,8 @@ def _decoder(java: Any, decoder: Decoder) -> Any:
         return java.DebeziumDecoder(_spark_type(decoder).json(), decoder.per_second, decoder.is_base64)
     if isinstance(decoder, JsonDecoder):
         return java.JsonDecoder(_spark_type(decoder).json())
+    if isinstance(decoder, PlainProtobuf):
+        return java.ProtobufDecoder(decoder.program.as_json())
     return java.AvroDecoder(decoder.program.as_json()) if isinstance(decoder, PlainAvro) else None
 
 

@@ -22,7 +22,8 @@ from tallymark.errors import BadInput, SandboxError
 from tallymark.local.cache import cache_dir, replace_file
 from tallymark.spark.session import is_local
 
-SOURCES = ("Decoder", "JsonDecoder", "DebeziumDecoder", "AvroDecoder", "Counts", "LongSums", "Content", "RecordDecoder")
+FORMATS = ("Decoder", "JsonDecoder", "DebeziumDecoder", "AvroDecoder", "ProtobufDecoder")
+SOURCES = (*FORMATS, "Counts", "LongSums", "Content", "RecordDecoder")
 _loading = threading.Lock()
 
 

@@ -62,10 +62,10 @@ class _Message:
                 default = defaults.get(part["to"])
                 value = None if default is None else values.default_of(step, default)
                 self._columns[part["to"]] = _column(part, self._kinds[part["to"]], default, value)
+        empty: dict[int, Any] = dict.fromkeys([*step["lists"], *step["maps"]], [])
+        empty |= {to: values.default_of(step, default) for to, default in defaults.items() if to not in self._columns}
         self._unwritten = {
-            to: pa.array([[] if to in step["lists"] else values.default_of(step, defaults[to])], self._kinds[to])
-            for to in range(step["width"])
-            if to not in self._columns and (to in step["lists"] or to in defaults)
+            to: pa.array([value], self._kinds[to]) for to, value in empty.items() if to not in self._columns
         }
 
     def read(self, cursor: Cursor) -> pa.Array:

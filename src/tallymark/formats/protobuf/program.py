@@ -16,7 +16,7 @@ A step reads one value. ``read`` is how it was written:
             fields      by number: ``to`` is the place in a struct of ``width`` fields, -1 to skip the field;
                         ``step`` reads a value; ``many`` if the place holds an array; ``packed`` if several values may
                         be written as one; ``clears`` are the places of the other members of a oneof
-            lists       the places of arrays and maps, which are empty if nothing was written
+            lists, maps     the places of arrays and of maps, which are empty if nothing was written
             defaults    what other places hold if nothing was written: the result of ``step``, or without it of the
                         field's own step, on ``bytes`` in hexadecimal. Still others are NULL
     map, entry          the entry is a message with the key, as text, and the value

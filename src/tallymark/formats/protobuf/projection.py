@@ -69,7 +69,8 @@ class _Projection:
             "name": reader.name,
             "width": len(fields),
             "fields": self._fields(writer, fields),
-            "lists": [to for to, field in enumerate(fields) if field.is_repeated],
+            "lists": [to for to, field in enumerate(fields) if field.is_repeated and not field.is_map],
+            "maps": [to for to, field in enumerate(fields) if field.is_map],
             "defaults": [{"to": to, **_default(field)} for to, field in enumerate(fields) if _has_default(field)],
         }
 
@@ -128,6 +129,7 @@ class _Projection:
             "width": 2,
             "fields": fields,
             "lists": [],
+            "maps": [],
             "defaults": defaults,
         }
 

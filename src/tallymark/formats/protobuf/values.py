@@ -88,7 +88,7 @@ class _Message:
         self._empty: Found = [None] * step["width"]
         self._fields = {part["number"]: _Field(part) for part in step["fields"]}
         self._merged = [field for field in self._fields.values() if field.is_merged]
-        self._lists: Sequence[int] = step["lists"]
+        self._lists: Sequence[int] = [*step["lists"], *step["maps"]]
         self._defaults = [(default["to"], default_of(step, default)) for default in step["defaults"]]
 
     def new(self) -> Found:

@@ -14,10 +14,12 @@ import org.apache.spark.unsafe.types.UTF8String;
 public final class Content implements Serializable {
     private static final int FRAME = 5;
     private static final int GUID_FRAME = 17;
+    private static final int MOST_INDEXES = 100;
 
     private final Decoder any;
     private final HashMap byId;
     private final UTF8String header;
+    private boolean isIndexed;
 
     /** Of one schema. If the values are framed, their ids have no effect. */
     public Content(Decoder any, boolean isFramed) {
@@ -33,7 +35,15 @@ public final class Content implements Serializable {
         this.header = header == null ? null : UTF8String.fromString(header);
     }
 
-    /** Add the decoder of a schema by its number, or by the hexadecimal digits of its GUID. */
+    /** Read message indexes after ids: Protobuf's schemas have several messages. */
+    public void readIndexes() {
+        isIndexed = true;
+    }
+
+    /**
+     * Add the decoder of a schema by its number, or by the hexadecimal digits of its GUID. With message indexes other
+     * than 0, a slash and the indexes follow, with dots between them.
+     */
     public void add(String id, Decoder decoder) {
         byId.put(id, decoder);
     }
@@ -50,8 +60,58 @@ public final class Content implements Serializable {
         if (frame == null || !hasId(frame)) {
             return null;
         }
-        Decoder decoder = any == null ? decoder(frame) : any;
-        return decoder == null ? null : decoder.decode(value, header == null ? FRAME : 0);
+        if (any != null) {
+            return any.decode(value, FRAME);
+        }
+        int at = frame[0] == 0 ? FRAME : GUID_FRAME;
+        Decoder decoder;
+        if (!isIndexed || (at < frame.length && frame[at] == 0)) {
+            decoder = decoder(frame);
+            at++;
+        } else {
+            int[] end = {at};
+            String indexes = indexes(frame, end);
+            at = end[0];
+            decoder = indexes == null ? null : (Decoder) byId.get(id(frame) + indexes);
+        }
+        if (decoder == null) {
+            return null;
+        }
+        return decoder.decode(value, header != null ? 0 : isIndexed ? at : FRAME);
+    }
+
+    /** The message indexes after an id as in the names of decoders; null if they can't be read. */
+    private static String indexes(byte[] frame, int[] at) {
+        long count = index(frame, at);
+        if (count < 0 || count > MOST_INDEXES) {
+            return null;
+        }
+        StringBuilder found = new StringBuilder();
+        for (int n = 0; n < count; n++) {
+            long next = index(frame, at);
+            if (next < 0) {
+                return null;
+            }
+            found.append(n == 0 ? '/' : '.').append(next);
+        }
+        String text = found.toString();
+        return text.equals("/0") ? "" : text;
+    }
+
+    /** A zigzag number; -1 if it is negative, or not a number. */
+    private static long index(byte[] frame, int[] at) {
+        long found = 0;
+        for (int shift = 0; shift < 64 && at[0] < frame.length; shift += 7) {
+            long next = frame[at[0]++];
+            if (shift == 63 && (next & 255) > 1) {
+                return -1;
+            }
+            found |= (next & 127) << shift;
+            if (next >= 0) {
+                return (found & 1) == 0 ? found >>> 1 : -1;
+            }
+        }
+        return -1;
     }
 
     private boolean hasId(byte[] frame) {
@@ -66,18 +126,30 @@ public final class Content implements Serializable {
 
     private Decoder decoder(byte[] frame) {
         if (frame[0] != 0) {
-            StringBuilder guid = new StringBuilder(32);
-            for (int n = 1; n < GUID_FRAME; n++) {
-                guid.append(Character.forDigit(frame[n] >> 4 & 15, 16)).append(Character.forDigit(frame[n] & 15, 16));
-            }
-            return (Decoder) byId.get(guid.toString());
+            return (Decoder) byId.get(id(frame));
         }
-        int number = frame[1] << 24 | (frame[2] & 255) << 16 | (frame[3] & 255) << 8 | frame[4] & 255;
+        int number = number(frame);
         if (last == null || number != lastNumber) {
             last = (Decoder) byId.get(Integer.toString(number));
             lastNumber = number;
         }
         return last;
+    }
+
+    /** The number, or the hexadecimal digits of the GUID. */
+    private static String id(byte[] frame) {
+        if (frame[0] == 0) {
+            return Integer.toString(number(frame));
+        }
+        StringBuilder guid = new StringBuilder(32);
+        for (int n = 1; n < GUID_FRAME; n++) {
+            guid.append(Character.forDigit(frame[n] >> 4 & 15, 16)).append(Character.forDigit(frame[n] & 15, 16));
+        }
+        return guid.toString();
+    }
+
+    private static int number(byte[] frame) {
+        return frame[1] << 24 | (frame[2] & 255) << 16 | (frame[3] & 255) << 8 | frame[4] & 255;
     }
 
     /** The last header of this name, as Kafka's clients read it. */
