@@ -182,9 +182,12 @@ def _has_default(field: Field) -> bool:
 
 
 def _encoded(field: Field) -> bytes:
-    """The default of a field as it would be written."""
+    """The default of a field as it would be written; without a default, that of its type."""
     value = field.default
-    if field.type == "string":
+    if value is None:
+        # Of an enum, the first name.
+        value = "" if field.type in ("string", "bytes") else next(iter(field.symbols), 0)
+    if isinstance(value, str):
         value = value.encode()
     if isinstance(value, bytes):
         return _varint(len(value)) + value
