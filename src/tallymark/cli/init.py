@@ -69,7 +69,7 @@ def init(
 
 
 def _registered(registry: str, topic: str) -> dict[Part, pa.DataType]:
-    """The column types of values and keys whose subjects have an Avro schema."""
+    """The column types of values and keys whose subjects have an Avro or a Protobuf schema."""
     schemas = Schemas.of(Registry(registry))
     parts: tuple[Part, ...] = ("value", "key")
     found = {part: schemas.find(f"{topic}-{part}") for part in parts}

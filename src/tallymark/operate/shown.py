@@ -9,14 +9,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from tallymark.core import raw
+from tallymark.errors import BadInput
 from tallymark.formats.avro.columns import arrow_type
 from tallymark.formats.avro.decoder import decode
 from tallymark.formats.avro.projection import projection
-from tallymark.formats.avro.schema import SchemaInvalid, parse
+from tallymark.formats.avro.schema import parse
+from tallymark.formats.decoder import Decoded
 from tallymark.formats.framing import HEADERS, Id, framed, in_headers
+from tallymark.formats.protobuf import indexes
+from tallymark.formats.protobuf import schema as protobuf
+from tallymark.formats.protobuf.compiler import compiled
+from tallymark.formats.protobuf.decoder import decode as decode_protobuf
+from tallymark.formats.protobuf.projection import projection as projection_of_protobuf
 from tallymark.formats.registry import Registered, Schemas
 from tallymark.formats.value import Part
 
@@ -48,28 +56,39 @@ def _part(schemas: Schemas, part: Part, content: bytes | None, headers: Headers)
     contents = pa.array([content], pa.binary())
     if any(name == HEADERS[part] for name, _ in headers):
         pairs = [{"key": name, "value": given} for name, given in headers]
-        found = in_headers(contents, pa.array([pairs], raw.HEADERS), part)
+        found = in_headers(contents, pa.array([pairs], raw.HEADERS), part, rests=True)
     else:
         found = framed(contents)
     if not found.ids or found.errors or content is None:
         return None
     name = found.ids[0]
     schema = schemas.by_id(name) if isinstance(name, int) else schemas.by_guid(name)
-    return None if schema is None else _shown(name, schema, found.bodies)
+    return None if schema is None else _shown(name, schema, found.bodies, *found.rests)
 
 
-def _shown(name: Id, schema: Registered, body: pa.Array) -> Shown:
+def _shown(name: Id, schema: Registered, body: pa.Array, after_id: bytes | None = None) -> Shown:
+    """Decode a body; ``after_id`` is what follows the id in a header."""
     try:
         if schema.kind == "JSON":
             return Shown(name, json.loads(body[0].as_py()))
-        if schema.kind != "AVRO":
-            return Shown(name, error=f"schema {name} is {schema.kind}, which can't be shown")
-        parsed = parse(schema.text, schema.references)
-        arrow_type(parsed)
-        decoded = decode(projection(parsed, parsed), body)
-    except (SchemaInvalid, ValueError, RecursionError) as error:
+        decoded = _protobuf(schema, body, after_id) if schema.kind == "PROTOBUF" else _avro(schema, body)
+    except (BadInput, ValueError, RecursionError) as error:
         return Shown(name, error=f"schema {name} can't be shown: {error}")
     return Shown(name, plain(decoded.values[0].as_py(), decoded.values.type), decoded.errors.get(0))
+
+
+def _avro(schema: Registered, body: pa.Array) -> Decoded:
+    parsed = parse(schema.text, schema.references)
+    arrow_type(parsed)
+    return decode(projection(parsed, parsed), body)
+
+
+def _protobuf(schema: Registered, body: pa.Array, after_id: bytes | None) -> Decoded:
+    files = protobuf.parse(compiled(schema.text, schema.imports))
+    places, size = indexes.parse(body[0].as_py() if after_id is None else after_id)
+    message = files.at(places)
+    skipped = np.array([size if after_id is None else 0])
+    return decode_protobuf(projection_of_protobuf(message, message), body, skipped)
 
 
 def plain(value: Any, kind: pa.DataType) -> Any:
