@@ -23,7 +23,21 @@ WELL_KNOWN = ["Timestamp", "Duration", "Struct", "Value", "ListValue", "FieldMas
 WELL_KNOWN += ["StringValue", "BytesValue", "BoolValue", "DoubleValue", "FloatValue", "Int32Value", "UInt32Value"]
 IMPORTS = ["any", "duration", "field_mask", "struct", "timestamp", "wrappers", "empty"]
 LETTERS = ["", "a", "zoë", "\0", '"\\\n\x1f', "日本語", "😀", "x" * 130]
-NUMBERS = [0, 1, 2, 127, 128, 300, 1 << 14, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+NUMBERS = [
+    0,
+    1,
+    2,
+    127,
+    128,
+    300,
+    1 << 14,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    (1 << 63) - 1,
+    1 << 63,
+    (1 << 64) - 1,
+]
 REALS = [0.0, -0.0, 1.0, -1.5, 0.1, 1e21, 1e-7, 123456789.125, 5e-324, 2.0**-44, 1e20, float("inf"), float("nan")]
 
 
@@ -138,7 +152,10 @@ def fill(chance: Random, message: Any) -> None:
     """Set fields of a message at random."""
     name = message.DESCRIPTOR.full_name
     if name == "google.protobuf.Timestamp":
-        message.seconds, message.nanos = chance.choice([0, -62_135_596_800, 253_402_300_799]), chance.choice([0, 999, 999_999_999])
+        message.seconds, message.nanos = (
+            chance.choice([0, -62_135_596_800, 253_402_300_799]),
+            chance.choice([0, 999, 999_999_999]),
+        )
         return
     if name in ("google.protobuf.Struct", "google.protobuf.ListValue", "google.protobuf.Value"):
         fill_json(chance, message, 3)
@@ -228,7 +245,7 @@ def has_column(field: Any) -> bool:
         return kind is None
     if is_map(field):
         return has_column(kind.fields[1])
-    return kind.full_name.startswith("google.protobuf.") and bool(kind.fields) or any(map(has_column, kind.fields))
+    return any(map(has_column, kind.fields))
 
 
 def in_field(message: Any, field: Any) -> Any:
@@ -277,5 +294,7 @@ def corrupted(chance: Random, body: bytes) -> Iterator[bytes]:
     yield body + body
     changed = bytearray(body)
     for _ in range(min(len(body), 2)):
-        changed[chance.randrange(len(body))] = chance.choice((0, 1, 0x0B, 0x0C, 0x7F, 0x80, 0xFF, chance.randrange(256)))
+        changed[chance.randrange(len(body))] = chance.choice(
+            (0, 1, 0x0B, 0x0C, 0x7F, 0x80, 0xFF, chance.randrange(256))
+        )
     yield bytes(changed)

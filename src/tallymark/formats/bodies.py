@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ FEW = 50
 """Number of bodies up to which decoding them one by one is about as fast."""
 PIECE_ROWS, PIECE_BYTES = 16_384, 4 << 20
 """Limits of what is decoded at once; the arrays of larger pieces do not fit into the processor caches."""
-Bodies = pa.Array | pa.ChunkedArray | Sequence[bytes]
+Bodies: TypeAlias = pa.Array | pa.ChunkedArray | Sequence[bytes]
 One = Callable[[bytes], Any]
 """Decodes one body. Of a dead one it raises a ValueError with the reason."""
 Many = Callable[[Any, Longs, Longs], tuple[pa.Array, npt.NDArray[np.bool_]]]

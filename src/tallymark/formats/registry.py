@@ -98,7 +98,7 @@ class Schemas:
         found = self.find(subject)
         if found is None:
             raise BadInput(
-                f"{self.name} has no schema for subject {subject}: register one, or set subject= or schema= of its format"
+                f"{self.name} has no schema for subject {subject}: register one, or set subject= or schema="
             )
         return found
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Rows = npt.NDArray[np.intp]
 Longs = npt.NDArray[np.int64]
@@ -50,7 +53,7 @@ class Cursor:
         self.at, self.end, self.refused = at, end, refused
 
     @classmethod
-    def of(cls, content: npt.NDArray[np.uint8], starts: Longs, ends: Longs) -> Cursor:
+    def of(cls, content: npt.NDArray[np.uint8], starts: Longs, ends: Longs) -> Self:
         """``content`` is padded, and so are the positions."""
         words: Words = np.ndarray((len(content) - 7,), "<u8", content.data, strides=(1,))
         return cls(content, words, starts.copy(), ends, np.zeros(len(starts), bool))

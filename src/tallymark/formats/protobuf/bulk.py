@@ -31,7 +31,6 @@ class BulkDecoder:
     def __call__(self, content: Any, starts: Longs, ends: Longs) -> tuple[pa.Array, Mask]:
         """Return the values and which records are refused. The content is padded."""
         cursor = Cursor.of(content, starts, ends)
-        assert isinstance(cursor, Cursor)
         return self._root.read(cursor), cursor.refused
 
 
@@ -62,7 +61,7 @@ class _Message:
                 default = defaults.get(part["to"])
                 value = None if default is None else values.default_of(step, default)
                 self._columns[part["to"]] = _column(part, self._kinds[part["to"]], default, value)
-        empty: dict[int, Any] = dict.fromkeys([*step["lists"], *step["maps"]], [])
+        empty: dict[int, Any] = {to: [] for to in (*step["lists"], *step["maps"])}
         empty |= {to: values.default_of(step, default) for to, default in defaults.items() if to not in self._columns}
         self._unwritten = {
             to: pa.array([value], self._kinds[to]) for to, value in empty.items() if to not in self._columns

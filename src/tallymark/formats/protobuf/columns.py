@@ -1,4 +1,4 @@
-"""The column type of a Protobuf message. The types are those of ``formats/schema.py``, and of Spark's conversion to Arrow.
+"""The column type of a Protobuf message, of the types of ``formats/schema.py`` and of Spark's conversion to Arrow.
 
 A field has no column if it is a group, or a message in which no field has a column, such as ``google.protobuf.Empty``.
 """

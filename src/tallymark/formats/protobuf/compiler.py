@@ -103,7 +103,7 @@ def _run(folder: Path, root: Path, name: str) -> bytes:
     command = [sys.executable, "-P", "-m", "grpc_tools.protoc", f"-I{root}"]
     command += ["--include_imports", f"--descriptor_set_out={result}", str(root / name)]
     try:
-        done = subprocess.run(  # noqa: S603
+        done = subprocess.run(
             command, capture_output=True, env=_environment(), timeout=SECONDS, check=False, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired:

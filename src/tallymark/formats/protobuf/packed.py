@@ -18,10 +18,8 @@ def unpacked(cursor: Cursor, visit: Visit, wire: int) -> Visit:
     assert visit.ends is not None
     rows: Rows = np.arange(len(cursor)) if visit.rows is None else visit.rows
     starts, sizes = visit.starts, visit.ends - visit.starts
-    if wire == VARINT:
-        broken = (sizes > 0) & (cursor.content.take(visit.ends - 1) >= LAST)
-    else:
-        broken = sizes % SIZES[wire] != 0
+    is_open = (sizes > 0) & (cursor.content.take(visit.ends - 1) >= LAST)
+    broken = is_open if wire == VARINT else sizes % SIZES[wire] != 0
     if broken.any():
         cursor.refuse_rows(rows[broken])
         rows, starts, sizes = rows[~broken], starts[~broken], sizes[~broken]

@@ -94,11 +94,11 @@ def whole(kind: str, raw: Words) -> Numbers:
     if kind in ("uint32", "fixed32"):
         return (raw & LOW).view(np.int64)
     if kind in ("int32", "sfixed32"):
-        return (raw & LOW).astype(np.uint32).view(np.int32).astype(np.int64)
+        return np.asarray((raw & LOW).astype(np.uint32).view(np.int32).astype(np.int64))
     if kind in ("sint32", "sint64"):
         number = raw & LOW if kind == "sint32" else raw
         return np.asarray((number >> ONE).view(np.int64) ^ -(number & ONE).view(np.int64))
-    return raw.view(np.int64)
+    return np.asarray(raw.view(np.int64))
 
 
 def array(found: npt.NDArray[Any], kind: pa.DataType, seen: Mask | None) -> pa.Array:

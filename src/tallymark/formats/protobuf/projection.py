@@ -99,8 +99,10 @@ class _Projection:
         return {"name": reader.name, "step": step, "many": reader.is_repeated and not reader.is_map, "packed": packed}
 
     def _step(self, writer: Field, reader: Field) -> Step:
-        if writer.is_map != reader.is_map or writer.type == "group" or (writer.message is None) != (
-            reader.message is None
+        if (
+            writer.is_map != reader.is_map
+            or writer.type == "group"
+            or (writer.message is None) != (reader.message is None)
         ):
             raise Incompatible(f"{_described(writer)} can't be read as {_described(reader)}")
         if writer.message is not None and reader.message is not None:

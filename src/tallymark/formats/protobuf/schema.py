@@ -35,6 +35,7 @@ TYPES = {
     18: "sint64",
 }
 """The names of the types by their numbers in ``descriptor.proto``."""
+LIBRARY = ("google.protobuf.descriptor_pb2", "google.protobuf.descriptor_pool", "google.protobuf.message")
 SHOWN = 10
 """Maximum number of messages that an error message lists."""
 
@@ -169,10 +170,10 @@ class Files:
 
 def parse(content: bytes) -> Files:
     """Read a FileDescriptorSet, as ``protoc --descriptor_set_out --include_imports`` writes it."""
-    descriptors, pools = _library()
+    descriptors, pools, messages = _library()
     try:
         files = descriptors.FileDescriptorSet.FromString(content).file
-    except Exception as error:
+    except messages.DecodeError as error:
         raise SchemaInvalid(f"it is not a FileDescriptorSet: {error}") from None
     if not files:
         raise SchemaInvalid("it is not a FileDescriptorSet: it has no files")
@@ -214,11 +215,13 @@ def _own_file(name: str) -> bytes:
     raise SchemaInvalid(f"it lacks {name}, which it imports; write it with --include_imports")
 
 
-def _library() -> tuple[Any, Any]:
+def _library() -> tuple[Any, Any, Any]:
+    """The modules of the library for descriptors, pools of them, and messages."""
     try:
-        return import_module("google.protobuf.descriptor_pb2"), import_module("google.protobuf.descriptor_pool")
+        descriptors, pools, messages = map(import_module, LIBRARY)
     except ImportError:
-        raise BadInput("Protobuf() needs a package; install it with: pip install 'tallymark[protobuf]'") from None
+        raise BadInput("Protobuf() needs protobuf, which is not installed: pip install 'tallymark[protobuf]'") from None
+    return descriptors, pools, messages
 
 
 def _all(kinds: Sequence[Any]) -> Iterator[Any]:

@@ -1,7 +1,7 @@
 """Finds the values of all fields in many messages at once.
 
-Serializers write fields by number, so one walk over the numbers finds nearly everything: at each field, the messages whose
-next tag is the field's move past its value. What is left is in another order, and found by further walks.
+Serializers write fields by number, so one walk over the numbers finds nearly everything: at each field, the messages
+whose next tag is the field's move past its value. What is left is in another order, and found by further walks.
 """
 
 from __future__ import annotations
