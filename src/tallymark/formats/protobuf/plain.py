@@ -88,7 +88,7 @@ class Plain:
 def whole(kind: str, raw: Words) -> Numbers:
     """Return the numbers that were written with a type; those of 32 bits lose the bits above."""
     if kind == "bool":
-        return (raw != 0).astype(np.int64)
+        return np.asarray((raw != 0).astype(np.int64))
     if kind in ("uint64", "fixed64"):
         return raw
     if kind in ("uint32", "fixed32"):
