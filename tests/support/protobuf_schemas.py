@@ -298,3 +298,19 @@ def corrupted(chance: Random, body: bytes) -> Iterator[bytes]:
             (0, 1, 0x0B, 0x0C, 0x7F, 0x80, 0xFF, chance.randrange(256))
         )
     yield bytes(changed)
+
+
+def varint(number: int) -> bytes:
+    """A number of variable length."""
+    found = bytearray()
+    while number > 127:
+        found.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*found, number])
+
+
+def tagged(number: int, value: int | bytes) -> bytes:
+    """A field with a number, or with bytes and their length."""
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value

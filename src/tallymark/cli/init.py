@@ -6,14 +6,15 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-import pyarrow as pa
 import typer
 
 from tallymark.cli.output import say, show_json
 from tallymark.cli.target import AsJson, BrokersOption, RegistryOption
-from tallymark.cli.toml.starter import Answers, starter
+from tallymark.cli.toml.starter import Answers, Subject, starter
 from tallymark.errors import BadInput, TallymarkError
 from tallymark.formats.avro.columns import arrow_type
+from tallymark.formats.protobuf.columns import arrow_type as protobuf_type
+from tallymark.formats.protobuf.registered import subject_message
 from tallymark.formats.registered import subject_schema
 from tallymark.formats.registry import Schemas
 from tallymark.formats.value import Part, Registry
@@ -56,7 +57,7 @@ def init(
         raise BadInput(f"{path} can't be written: {error.strerror}; check the path") from None
     if as_json:
         facts = {"file": str(path), "records": len(values), "schema": answers.schema, "warning": failed}
-        facts["registered"] = {part: str(kind) for part, kind in types.items()}
+        facts["registered"] = {part: str(subject.type) for part, subject in types.items()}
         show_json(facts, indent=None)
         return
     if types:
@@ -68,16 +69,19 @@ def init(
     say(f"wrote {path}; try it with: tallymark check {path}")
 
 
-def _registered(registry: str, topic: str) -> dict[Part, pa.DataType]:
-    """The column types of values and keys whose subjects have an Avro or a Protobuf schema."""
+def _registered(registry: str, topic: str) -> dict[Part, Subject]:
+    """The values and keys whose subjects have an Avro or a Protobuf schema."""
     schemas = Schemas.of(Registry(registry))
     parts: tuple[Part, ...] = ("value", "key")
-    found = {part: schemas.find(f"{topic}-{part}") for part in parts}
-    return {
-        part: arrow_type(subject_schema(f"{topic}-{part}", schema))
-        for part, schema in found.items()
-        if schema is not None and schema.kind == "AVRO"
-    }
+    found: dict[Part, Subject] = {}
+    for part in parts:
+        name = f"{topic}-{part}"
+        schema = schemas.find(name)
+        if schema is not None and schema.kind == "AVRO":
+            found[part] = Subject("avro", arrow_type(subject_schema(name, schema)))
+        elif schema is not None and schema.kind == "PROTOBUF":
+            found[part] = Subject("protobuf", protobuf_type(subject_message(name, schema)))
+    return found
 
 
 def _values(brokers: str | None, topic: str | None) -> tuple[list[bytes], str | None]:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import pyarrow as pa
 from sqlalchemy.engine import make_url
@@ -64,6 +65,13 @@ sql = \"\"\"
 """
 
 
+class Subject(NamedTuple):
+    """What a registry has for the keys or values of a topic: a format's key in the file, and the type of the column."""
+
+    format: str
+    type: pa.DataType
+
+
 @dataclass(frozen=True)
 class Answers:
     """What is known about the new pipeline, and sample values of its topic."""
@@ -75,8 +83,8 @@ class Answers:
     group: str | None = None
     values: tuple[bytes, ...] = field(default=(), repr=False)
     registry: str | None = None
-    registered: Mapping[Part, pa.DataType] = field(default_factory=dict)
-    """The column types of values and keys that the registry has schemas for."""
+    registered: Mapping[Part, Subject] = field(default_factory=dict)
+    """The values and keys that the registry has schemas for."""
 
     @cached_property
     def schema(self) -> str | None:
@@ -105,17 +113,20 @@ def starter(answers: Answers) -> str:
 
 def _format(answers: Answers) -> str:
     """The lines for the formats of values and keys."""
-    avro = f"{{ avro = {_quoted(answers.registry or '')} }}"
-    line = f"format = {{ json = {_quoted(answers.schema)} }}" if answers.schema else 'format = "bytes"'
-    lines = [f"format = {avro}" if "value" in answers.registered else line]
-    return "\n".join([*lines, f"key = {avro}"] if "key" in answers.registered else lines)
+    found = {
+        part: f"{{ {subject.format} = {_quoted(answers.registry or '')} }}"
+        for part, subject in answers.registered.items()
+    }
+    otherwise = f"{{ json = {_quoted(answers.schema)} }}" if answers.schema else '"bytes"'
+    lines = [f"format = {found.get('value', otherwise)}"]
+    return "\n".join([*lines, f"key = {found['key']}"] if "key" in found else lines)
 
 
 def _query(answers: Answers) -> str:
-    kind = answers.registered.get("value")
-    if answers.schema is not None or (kind is not None and pa.types.is_struct(kind)):
+    subject = answers.registered.get("value")
+    if answers.schema is not None or (subject is not None and pa.types.is_struct(subject.type)):
         return "SELECT value.*\nFROM records\nWHERE value IS NOT NULL"
-    return f"SELECT {'value' if kind is not None else 'CAST(value AS STRING) AS value'}, timestamp FROM records"
+    return f"SELECT {'value' if subject is not None else 'CAST(value AS STRING) AS value'}, timestamp FROM records"
 
 
 def _without_password(store: str) -> str:
