@@ -15,6 +15,9 @@ from tallymark.formats.avro.cursor import FEW_ROWS, FIRST_ROUNDS
 from tallymark.formats.protobuf.cursor import Cursor, Longs, Mask, Rows, Words
 from tallymark.formats.protobuf.program import LENGTH, Step, wire_of
 
+RARE = 8
+"""After the first walks, messages that are fewer than this part of all are read one by one."""
+
 
 @dataclass(frozen=True)
 class Visit:
@@ -55,7 +58,7 @@ class Walk:
         walks = 0
         while tags.any():
             rows = np.flatnonzero(tags)
-            if walks >= FIRST_ROUNDS and len(rows) < FEW_ROWS:
+            if walks >= FIRST_ROUNDS and len(rows) < max(FEW_ROWS, len(tags) // RARE):
                 cursor.refuse_rows(rows)
                 break
             for stop in self._stops:
@@ -68,47 +71,51 @@ class Walk:
     def _take(field: _Field, cursor: Cursor, tags: Longs, visits: list[Visit]) -> Longs:
         """Read the field in the messages where it is the next one, until it is in none."""
         for tag, is_packed in field.forms:
-            while True:
+            which = tags == tag
+            if len(which) and which.all():
+                visits.append(_visit(None, cursor, field.wire, is_packed))
+                tags = cursor.tags()
                 which = tags == tag
-                count = np.count_nonzero(which)
-                if not count:
+            rows = np.flatnonzero(which)
+            rounds = 0
+            while len(rows):
+                rounds += 1
+                if rounds > FIRST_ROUNDS and len(rows) < FEW_ROWS:
+                    cursor.refuse_rows(rows)
+                    tags[rows] = 0
                     break
-                if count == len(cursor):
-                    visits.append(_visit(None, cursor, field.wire, is_packed))
-                    tags = cursor.tags()
-                else:
-                    rows = np.flatnonzero(which)
-                    part = cursor.part(rows)
-                    visits.append(_visit(rows, part, field.wire, is_packed))
-                    tags[rows] = part.tags()
-                    cursor.put(rows, part)
-                if len(visits) > FIRST_ROUNDS and count < FEW_ROWS:
-                    rest = np.flatnonzero(tags == tag)
-                    cursor.refuse_rows(rest)
-                    tags[rest] = 0
+                part = cursor.part(rows)
+                visits.append(_visit(rows, part, field.wire, is_packed))
+                tags[rows] = part.tags()
+                cursor.put(rows, part)
+                rows = rows[tags[rows] == tag]
         return tags
 
     def _skip(self, cursor: Cursor, tags: Longs) -> Longs:
         """Skip fields that the reader does not have, until the next one is known in all messages."""
+        rows = self._unknown(tags, np.arange(len(tags)))
         rounds = 0
-        while True:
-            which = ~self._known[np.minimum(tags, len(self._known) - 1)]
-            rows = np.flatnonzero(which)
-            if not len(rows):
-                return tags
+        while len(rows):
+            rounds += 1
             numbers = tags[rows] >> 3
             # A known number with another wire type is an error; a member of a oneof may clear another one.
             refused = np.isin(numbers, self._numbers) | np.isin(numbers, self._clearing)
-            rounds += 1
-            if refused.any() or (rounds > FIRST_ROUNDS and len(rows) < FEW_ROWS):
-                bad = rows if rounds > FIRST_ROUNDS and len(rows) < FEW_ROWS else rows[refused]
-                cursor.refuse_rows(bad)
-                tags[bad] = 0
-                continue
+            if rounds > FIRST_ROUNDS and len(rows) < FEW_ROWS:
+                refused[:] = True
+            if refused.any():
+                cursor.refuse_rows(rows[refused])
+                tags[rows[refused]] = 0
+                rows = rows[~refused]
             part = cursor.part(rows)
             part.skip(tags[rows] & 7)
             tags[rows] = part.tags()
             cursor.put(rows, part)
+            rows = self._unknown(tags, rows)
+        return tags
+
+    def _unknown(self, tags: Longs, rows: Rows) -> Rows:
+        """Those of the messages whose next field is unknown."""
+        return rows[~self._known[np.minimum(tags[rows], len(self._known) - 1)]]
 
     def _refuse_several_members(self, cursor: Cursor, found: dict[int, list[Visit]]) -> None:
         """Refuse messages with several members of a oneof: only the last one counts."""
