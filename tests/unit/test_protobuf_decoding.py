@@ -290,8 +290,10 @@ def test_a_message_that_contains_itself_has_no_column_but_is_skipped() -> None:
 
 
 def test_messages_without_fields_have_no_column() -> None:
-    steps = program("message M { int32 a = 1; E b = 2; repeated E c = 3; map<string, E> d = 4; E2 e = 5; } message E { } "
-                    "message E2 { E e = 1; E2 again = 2; }")
+    steps = program(
+        "message M { int32 a = 1; E b = 2; repeated E c = 3; map<string, E> d = 4; E2 e = 5; } message E { } "
+        "message E2 { E e = 1; E2 again = 2; }"
+    )
     assert only(steps, tagged(2, b"") + tagged(3, b"") + tagged(5, tagged(1, b"")) + tagged(1, 1)) == {"a": 1}
     with pytest.raises(SchemaInvalid, match="message M has no fields, so it has no column type"):
         program("message M { E e = 1; } message E { }")
@@ -338,7 +340,9 @@ def test_dead_messages_name_the_field_and_the_reason(body: bytes, why: str) -> N
 
 
 def test_arrays_are_read_packed_and_not() -> None:
-    steps = program("message M { repeated sint64 a = 1; repeated fixed32 b = 2 [packed = false]; repeated double c = 3; }")
+    steps = program(
+        "message M { repeated sint64 a = 1; repeated fixed32 b = 2 [packed = false]; repeated double c = 3; }"
+    )
     packed = tagged(1, varint(3) + varint(2**64 - 1)) + tagged(2, b"\1\0\0\0\2\0\0\0") + tagged(3, b"")
     single = tagged(1, 600) + b"\x15\3\0\0\0" + b"\x19" + b"\0" * 8
     assert only(steps, packed) == {"a": [-2, -(2**63)], "b": [1, 2], "c": []}
@@ -353,7 +357,9 @@ def test_timestamps_are_floored_to_microseconds() -> None:
 
 
 def test_json_is_written_with_the_shortest_numbers() -> None:
-    steps = program("message M { google.protobuf.Struct s = 1; google.protobuf.ListValue l = 2; google.protobuf.FieldMask m = 3; }")
+    steps = program(
+        "message M { google.protobuf.Struct s = 1; google.protobuf.ListValue l = 2; google.protobuf.FieldMask m = 3; }"
+    )
 
     def entry(key: bytes, value: bytes) -> bytes:
         return tagged(1, tagged(1, key) + tagged(2, value))

@@ -214,7 +214,11 @@ def test_a_schema_that_can_not_be_used_is_refused_in_one_sentence(
         ({}, ["orders", "others"], "Protobuf() of several topics needs schema= or subject="),
         ({}, ["nothing"], "has no schema for subject nothing-value: register one"),
         ({"subject": "avro"}, ["orders"], "subject avro is not Protobuf but AVRO"),
-        ({"message": "shop.Nothing"}, ["orders"], "subject orders-value can't be used: it has no messages shop.Nothing"),
+        (
+            {"message": "shop.Nothing"},
+            ["orders"],
+            "subject orders-value can't be used: it has no messages shop.Nothing",
+        ),
     ],
 )
 def test_what_a_registry_does_not_have_is_refused_at_the_start(

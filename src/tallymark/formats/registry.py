@@ -97,9 +97,7 @@ class Schemas:
         """Return the latest schema of a subject. It is asked for each time."""
         found = self.find(subject)
         if found is None:
-            raise BadInput(
-                f"{self.name} has no schema for subject {subject}: register one, or set subject= or schema="
-            )
+            raise BadInput(f"{self.name} has no schema for subject {subject}: register one, or set subject= or schema=")
         return found
 
     def find(self, subject: str) -> Registered | None:

@@ -18,7 +18,7 @@ from tallymark.core.topics import is_by_topic, is_pattern, table_of
 from tallymark.errors import BadInput
 from tallymark.formats.debezium.changes import check_replica
 from tallymark.formats.decoders import Decoders
-from tallymark.formats.value import Avro, Debezium, Format
+from tallymark.formats.value import Avro, Debezium, Format, Protobuf
 from tallymark.kafka.source import Kafka
 from tallymark.spark.functions import TableFunction
 from tallymark.spark.replica import of_changes
@@ -156,4 +156,4 @@ def _is_plain(source: Kafka) -> bool:
 def _has_own_subject(source: Format) -> bool:
     """Whether each topic has another reader's schema."""
     found = source.inner if isinstance(source, Debezium) else source
-    return isinstance(found, Avro) and found.schema is None and found.subject is None
+    return isinstance(found, (Avro, Protobuf)) and found.schema is None and found.subject is None
