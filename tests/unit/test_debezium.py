@@ -7,6 +7,7 @@ import json
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 from typing import Any, get_args
 
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 import tallymark as tm
+from tallymark.cli.toml.build import load_pipeline
 from tallymark.core.newest import finish
 from tallymark.core.replica import SOURCE_VERSION, UNAVAILABLE, by_known_columns, replica, with_key
 from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec, unusable_rows, visible
@@ -359,3 +361,48 @@ def keyless() -> tm.Pipeline:
 def test_all_columns_of_the_source_are_in_the_rows() -> None:
     rows = changes(decoded("postgresql", "json", source("postgresql")).values)
     assert rows.column_names == [*NAMES, SOURCE_VERSION, DELETED]
+
+
+FILE = """
+group = "g"
+store = "sqlite:///x.db"
+[source]
+brokers = "localhost:9092"
+topics = ["orders"]
+format = {format}
+key = {{ json = "id BIGINT" }}
+[tables.orders]
+write = "{write}"
+"""
+
+
+def load(tmp_path: Path, format: str, write: str = "replica") -> tm.Pipeline:
+    file = tmp_path / "shop.toml"
+    file.write_text(FILE.format(format=format, write=write))
+    return load_pipeline(file)
+
+
+def test_a_replica_in_a_file_needs_no_query(tmp_path: Path) -> None:
+    loaded = load(tmp_path, '{ debezium = { json = "id BIGINT", times = "millis" } }')
+    assert loaded.setup.source.value == tm.Debezium(tm.Json("id BIGINT"), "millis")
+    assert loaded.specs == [SPEC]
+    loaded = load(tmp_path, '{ debezium = { avro = "https://registry:8081", decimals = "text" } }')
+    assert loaded.setup.source.value == tm.Debezium(tm.Avro("https://registry:8081"), decimals="text")
+    assert load(tmp_path, '{ debezium = "https://registry:8081" }').setup.source.value == tm.Debezium(
+        tm.Avro("https://registry:8081")
+    )
+
+
+@pytest.mark.parametrize(
+    ("format", "write", "words"),
+    [
+        ('{ json = "id BIGINT" }', "replica", r"shop.toml line 9: table orders: write='replica' needs change events"),
+        ('{ json = "id BIGINT" }', "append", r"shop.toml line 9: tables.orders.sql is missing"),
+        ("{ debezium = { } }", "replica", r"line 7: source.format.debezium must have one format"),
+        ('{ debezium = { times = "days", json = "x INT" } }', "replica", "times must be"),
+        ('{ debezium = { jsn = "x INT" } }', "replica", "jsn is not known; did you mean json"),
+    ],
+)
+def test_what_a_file_can_not_mean_is_refused(tmp_path: Path, format: str, write: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        load(tmp_path, format, write)
