@@ -214,7 +214,7 @@ def test_values_that_are_no_events_say_what_they_are() -> None:
     assert errors[1] == "not a JSON object but an array"
     assert "ExtractNewRecordState" in errors[2]
     assert [errors[at] for at in (3, 4, 5)] == [
-        "payload: null is no change event",
+        "payload: null is not a change event",
         "source: 1 does not fit STRUCT",
         "ts_ms: 'x' does not fit BIGINT",
     ]

@@ -29,24 +29,19 @@ COMMIT = '^."({}[0-9]+)"'
 """Finds the last commit in PostgreSQL's ``sequence``, such as ``["24023119","24023128"]``."""
 FILE_NUMBER = "({}[0-9]+)$"
 DIGITS, FILE_DIGITS = 20, 10
+NEEDS_EVENTS = "needs change events; give the source value=tm.Debezium(tm.Avro(...)) or tm.Debezium(tm.Json(...))"
 
 
 def check_replica(name: str, value: Format) -> None:
     """Refuse a replica of a source whose values are not change events."""
     if not isinstance(value, Debezium):
-        raise BadInput(
-            f"table {name}: write='replica' needs change events; write the format of the source as "
-            "value=tm.Debezium(tm.Avro(...)) or tm.Debezium(tm.Json(...))"
-        )
+        raise BadInput(f"table {name}: write='replica' {NEEDS_EVENTS}")
 
 
 def changes(values: pa.Array, keys: pa.Array | None = None) -> pa.Table:
     """Return a row for each event that changes a row: the columns of the source, SOURCE_VERSION and DELETED."""
     if not pa.types.is_struct(values.type) or not {"before", "after", "op", "source"} <= _names(values.type):
-        raise BadInput(
-            "records.changes() needs change events; write the format of the source as value=tm.Debezium(tm.Avro(...)) "
-            "or tm.Debezium(tm.Json(...))"
-        )
+        raise BadInput(f"records.changes() {NEEDS_EVENTS}")
     with_rows = pc.is_in(pc.struct_field(values, "op"), value_set=pa.array(WITH_ROWS))
     values, keys = values.filter(with_rows), None if keys is None else keys.filter(with_rows)
     deletes = pc.equal(pc.struct_field(values, "op"), "d")

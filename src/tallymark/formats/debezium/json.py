@@ -89,7 +89,7 @@ class DebeziumJson:
             return given
         event, columns = self._parts(given)
         if not isinstance(event, Pairs):
-            return f"payload: {fields.shown(event)} is no change event"
+            return f"payload: {fields.shown(event)} is not a change event"
         members = dict(event)
         for side in ROWS:
             for name, item in members[side] if isinstance(members.get(side), Pairs) else ():
@@ -108,7 +108,7 @@ def check_event(kind: pa.DataType, what: str) -> None:
     missing = [name for name in (*ROWS, "source", "op") if name not in names]
     if missing:
         raise BadInput(
-            f"Debezium(): {what} has no {missing[0]}, so that its values are no change events; if the connector "
+            f"Debezium(): {what} has no {missing[0]}, so its values are not change events; if the connector "
             "flattens events (ExtractNewRecordState), use the plain format without Debezium()"
         )
 
