@@ -232,7 +232,8 @@ class SparkReader:
     def _by_tasks(self, spans: Sequence[Span], without: Records, then: Sequence[Span] | None) -> Reading:
         """Decode and compute in Spark's tasks, in parts that fit the JVM's heap if the functions allow it."""
         self._fit_batches()
-        if then and not self._is_worth_reading_ahead(then):
+        # Of several layouts, only some may take this path the next time.
+        if then and not (self._layouts.is_shared and self._is_worth_reading_ahead(then)):
             then = ()
         with self._growing(), closing(self._ahead.parts(spans, then, without)) as parts:
             return joined(list(parts))
