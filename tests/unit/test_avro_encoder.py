@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from tallymark.errors import BadInput
 from tallymark.formats.avro.decoder import decode
 from tallymark.formats.avro.encoder import AvroEncoder
+from tallymark.formats.avro.from_json import JsonEncoder
 from tallymark.formats.avro.projection import projection
 from tallymark.formats.avro.schema import parse
 from tests.support.avro_schemas import Schemas, encoded, kind_of, logical_of, text_of, value_of, varint
@@ -336,6 +337,15 @@ def test_the_branch_of_a_union_that_is_named_or_fits_exactly_is_written(
     schema: Any, value: Any, content: bytes
 ) -> None:
     assert AvroEncoder(text_of(schema))(value) == content
+
+
+@pytest.mark.parametrize("encoder", [AvroEncoder, JsonEncoder])
+def test_unions_within_unions_are_compiled_once(encoder: Any) -> None:
+    """If each level were compiled twice, this would not end."""
+    schema: Any = ["null", "long", "string"]
+    for _ in range(45):
+        schema = ["null", "long", {"type": "array", "items": schema}]
+    assert encoder(text_of(schema))(None) == b"\0"
 
 
 NODES = {

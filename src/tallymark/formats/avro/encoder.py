@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from tallymark.errors import BadInput
-from tallymark.formats.avro.columns import branch_names, not_null
+from tallymark.formats.avro.columns import branch_names
 from tallymark.formats.avro.compiler import Compiler, write_first
 from tallymark.formats.avro.leaves import Misfit, Output, Write, append_long, leaf, name_of
 from tallymark.formats.avro.logical import logical_leaf
@@ -82,10 +82,10 @@ class Values(Compiler):
 
         By itself, the first branch that it fits exactly is written, or else the first that it fits.
         """
-        passes = [self._exact] if self._is_exact else [self._exact, self]
-        branches = [(at, one.write(branch)) for one in passes for at, branch in enumerate(schema.branches)]
-        alone = partial(write_first, branches, name_of(schema))
-        named = struct_branches(schema, self)
+        writes = list(map(self.write, schema.branches))
+        exact = [] if self._is_exact else map(self._exact.write, schema.branches)
+        alone = partial(write_first, [*enumerate(exact), *enumerate(writes)], name_of(schema))
+        named = struct_branches(schema, writes)
 
         def write(value: Any, out: Output) -> None:
             if not isinstance(value, dict):
@@ -108,17 +108,14 @@ class Values(Compiler):
         return write
 
 
-def struct_branches(union: Schema, compiler: Compiler) -> dict[str, tuple[int, Write]]:
+def struct_branches(union: Schema, writes: Sequence[Write]) -> dict[str, tuple[int, Write]]:
     """Return index and function of each branch by its name in the struct of the decoders; none if it has none."""
-    others = not_null(union)
+    others = [at for at, branch in enumerate(union.branches) if branch.type != "null"]
     try:
-        names = branch_names(others) if len(others) > 1 else []
+        names = branch_names([union.branches[at] for at in others]) if len(others) > 1 else []
     except SchemaInvalid:
         return {}
-    return {
-        name: (union.branches.index(branch), compiler.write(branch))
-        for name, branch in zip(names, others, strict=False)
-    }
+    return {name: (at, writes[at]) for name, at in zip(names, others, strict=False)}
 
 
 def branch_of(value: dict[str, Any], named: dict[str, Any]) -> str | None:

@@ -63,9 +63,10 @@ class JsonValues(Compiler):
 
     def union(self, schema: Schema) -> Write:
         """Encode an object with the name of a branch, because the types of JSON do not tell branches apart."""
-        named = struct_branches(schema, self)
+        writes = list(map(self.write, schema.branches))
+        named = struct_branches(schema, writes)
         if not named:
-            return partial(write_first, list(enumerate(map(self.write, schema.branches))), name_of(schema))
+            return partial(write_first, list(enumerate(writes)), name_of(schema))
         null = next((at for at, branch in enumerate(schema.branches) if branch.type == "null"), None)
         kind = f'{name_of(schema)}; write an object with the name of one, such as {{"{next(iter(named))}": ...}}'
 
