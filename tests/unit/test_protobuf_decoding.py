@@ -110,7 +110,7 @@ def test_random_messages_are_decoded_as_the_official_runtime_does(seed: int) -> 
     assert not any(refused[:10])
     for value, body in zip(found, bodies, strict=True):
         official = in_column(kind.FromString(body))
-        assert same(value, official), (value, official)
+        assert same(value, official), f"{value}\n{official}"
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -317,15 +317,15 @@ def test_names_that_differ_only_in_case_are_refused() -> None:
         (b"\x00", "0 is no number of a field"),
         (b"\x80\x80\x80\x80\x10\x00", "536870912 is no number of a field"),
         (b"\x0e", "a: it has the wire type 6 instead of 0"),
-        (b"\x46", "there is no wire type 6"),
-        (b"\x44", "a group with the number 8 ends, but did not begin"),
-        (b"\x43\x4c", "a group with the number 9 ends, but did not begin"),
-        (b"\x43" * 101, "groups are nested more than 100 levels deep"),
-        (b"\x43", "the bytes end within a tag"),
+        (b"\x4e", "there is no wire type 6"),
+        (b"\x4c", "a group with the number 9 ends, but did not begin"),
+        (b"\x4b\x44", "a group with the number 8 ends, but did not begin"),
+        (b"\x4b" * 101, "groups are nested more than 100 levels deep"),
+        (b"\x4b", "the bytes end within a tag"),
         (tagged(3, tagged(1, b"x")), "c.x: it has the wire type 2 instead of 0"),
         (tagged(4, tagged(1, 1)) + tagged(4, b"\x08"), "d[1].x: the bytes end within a number"),
         (tagged(5, tagged(1, b"k") + tagged(2, b"\x0d")), "e.k.x: it has the wire type 5 instead of 0"),
-        (tagged(6, b"\x01\x80"), "f: the bytes end within a number"),
+        (tagged(6, b"\x01\x80"), "f[1]: the bytes end within a number"),
         (tagged(7, tagged(2, 1_000_000_000)), "g: 0 seconds and 1000000000 nanoseconds are no TIMESTAMP"),
         (tagged(7, tagged(1, 253_402_300_800)), "g: 253402300800 seconds and 0 nanoseconds are no TIMESTAMP"),
         (tagged(8, b"\x11" + b"\0" * 6 + b"\xf8\x7f"), "h: nan is no number of JSON"),
@@ -336,7 +336,7 @@ def test_dead_messages_name_the_field_and_the_reason(body: bytes, why: str) -> N
         "message In { int32 x = 1; } message M { int32 a = 1; string b = 2; In c = 3; repeated In d = 4; "
         "map<string, In> e = 5; repeated int32 f = 6; google.protobuf.Timestamp g = 7; google.protobuf.Value h = 8; }"
     )
-    assert why_dead(steps, body) == why.replace("f: the", "f[1]: the")
+    assert why_dead(steps, body) == why
 
 
 def test_arrays_are_read_packed_and_not() -> None:
