@@ -53,7 +53,8 @@ class Schema:
     @classmethod
     def of(cls, text: str, syntax: str = "proto3") -> Schema:
         imports = "".join(f'import "google/protobuf/{name}.proto"; ' for name in IMPORTS if "google.protobuf." in text)
-        return cls(compiled(f'syntax = "{syntax}"; {imports}{text}'))
+        first = "syntax" if syntax.startswith("proto") else "edition"
+        return cls(compiled(f'{first} = "{syntax}"; {imports}{text}'))
 
     def message(self, name: str = "M") -> Message:
         return self.files.message(name)

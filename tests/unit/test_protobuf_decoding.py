@@ -377,6 +377,40 @@ def test_json_is_written_with_the_shortest_numbers() -> None:
     assert {number: number_text(number) for number in numbers} == numbers
 
 
+@pytest.mark.parametrize("depth", [50, 51])
+def test_json_may_be_nested_50_levels_deep(depth: int) -> None:
+    steps = program("message M { google.protobuf.Value v = 1; }")
+    value = b""
+    for _ in range(depth):
+        value = tagged(6, tagged(1, value))
+    if depth == 50:
+        assert only(steps, tagged(1, value)) == {"v": "[" * 50 + "null" + "]" * 50}
+    else:
+        assert why_dead(steps, tagged(1, value)) == "v: objects and arrays are nested more than 50 levels deep"
+
+
+def test_editions_may_declare_presence_and_delimited_messages() -> None:
+    text = """message In { int32 x = 1; } message M { int32 a = 1; int32 b = 2 [features.field_presence = IMPLICIT];
+    In c = 3 [features.message_encoding = DELIMITED]; int32 d = 4; }"""
+    steps = program(text, syntax="2023")
+    assert only(steps, b"") == {"a": None, "b": 0, "d": None}
+    assert only(steps, b"\x1b" + tagged(1, 5) + b"\x1c" + tagged(4, 6)) == {"a": None, "b": 0, "d": 6}
+
+
+def test_messages_may_be_nested_64_levels_deep() -> None:
+    def nested(depth: int) -> str:
+        parts = [f"message M{at} {{ M{at + 1} m = 1; }}" for at in range(1, depth)]
+        return f"message M {{ M1 m = 1; }} {' '.join(parts)} message M{depth} {{ repeated M0 x = 1; }} message M0 {{ int32 x = 1; }}"
+
+    steps = program(nested(62))
+    body = tagged(1, 5)
+    for _ in range(64):
+        body = tagged(1, body)
+    assert str(only(steps, body)).count("{") == 64
+    with pytest.raises(SchemaInvalid, match="its messages are nested more than 64 levels deep"):
+        program(nested(66))
+
+
 def test_the_result_is_the_same_for_few_and_many_messages() -> None:
     steps = program("message M { int32 a = 1; }")
     for count in (0, 1, pieces.FEW, pieces.FEW + 1, pieces.PIECE_ROWS + 1):

@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2
 
 import tallymark as tm
 from tallymark.core import raw
-from tallymark.errors import BadInput
+from tallymark.errors import BadInput, Unreachable
 from tallymark.formats.decoders import Decoders
 from tallymark.formats.framing import guid_header, prefix
 from tallymark.formats.protobuf import compiler, indexes
@@ -164,6 +164,8 @@ def test_a_proto_file_with_imports_in_the_folders_above(tmp_path: Path) -> None:
         [{"id": 5, "item": None, "at": None}, {"id": 0, "item": None, "at": None}, None, None],
         {3: "id: the bytes end within a number"},
     )
+    imported = tm.Protobuf(schema=str(folder / "order.proto"), message="shop.Item")
+    assert decoded(imported, [tagged(1, b"x")]) == ([{"sku": "x"}], {})
     only = tm.Protobuf(schema=str(folder / "item.proto"))
     assert decoded(only, [tagged(1, b"x")]) == ([{"sku": "x"}], {})
 
@@ -263,6 +265,12 @@ def test_imports_are_not_written_elsewhere(name: str) -> None:
 def test_an_import_does_not_replace_the_compiler() -> None:
     text = EVENT.replace("more", "again")
     assert compiler.compiled(text, (("grpc_tools/protoc.py", "raise SystemExit(3)"), ("schema.proto", ITEM)))
+
+
+def test_a_compiler_that_is_too_slow_does_not_make_records_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tallymark.formats.protobuf.compiler.SECONDS", 0.0)
+    with pytest.raises(Unreachable, match="the compiler did not end within 0 seconds"):
+        compiler.compiled(EVENT.replace("more", "slow"))
 
 
 def test_threads_may_compile_at_the_same_time() -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tallymark.formats.protobuf.schema import Field, Message, SchemaInvalid
 
-DEEPEST = 100
+DEEPEST = 64
 """Maximum nesting of messages: beyond it Python may exceed its stack, and Arrow can't transport a column."""
 MOST_COLUMNS = 100_000
 """Maximum number of fields at all levels: a small schema that uses its messages many times may describe millions."""

@@ -5,6 +5,7 @@ The compiler writes its errors to the standard error output of the process that 
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -15,12 +16,14 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 
-from tallymark.errors import BadInput
+from tallymark.errors import BadInput, Unreachable
 from tallymark.formats.protobuf.schema import WELL_KNOWN, SchemaInvalid
 
 MAIN = "schema.proto"
 """The name of a text that no other text imports."""
 SECONDS = 60.0
+NO_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL)
+"""Errors of the file system that a name causes; others pass."""
 IMPORT = re.compile(r'^\s*import\s+(?:public\s+|weak\s+)?["\']([^"\'\n]+)["\']', re.MULTILINE)
 CONFLUENT = {
     "confluent/meta.proto": """syntax = "proto3";
@@ -90,8 +93,12 @@ def _write(folder: Path, name: str, content: str) -> None:
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(content, "utf-8")
-    except (OSError, ValueError):
+    except ValueError:
         raise SchemaInvalid(f"the import {name!r} can't be a file") from None
+    except OSError as error:
+        if error.errno in NO_NAME:
+            raise SchemaInvalid(f"the import {name!r} can't be a file") from None
+        raise Unreachable(f"a schema can't be compiled: {error.strerror}; free space in {folder.parent}") from None
 
 
 def _run(folder: Path, root: Path, name: str) -> bytes:
@@ -106,11 +113,19 @@ def _run(folder: Path, root: Path, name: str) -> bytes:
         done = subprocess.run(
             command, capture_output=True, env=_environment(), timeout=SECONDS, check=False, stdin=subprocess.DEVNULL
         )
-    except subprocess.TimeoutExpired:
-        raise SchemaInvalid(f"the compiler did not end within {SECONDS:.0f} seconds") from None
+    except (subprocess.TimeoutExpired, OSError) as error:
+        raise Unreachable(f"a schema can't be compiled now: {_reason(error)}; this machine is overloaded") from None
+    if done.returncode < 0:
+        raise Unreachable("a schema can't be compiled now: the compiler was killed; this machine is overloaded")
     if done.returncode:
         raise SchemaInvalid(_first_error(done.stderr.decode(errors="replace"), root))
     return result.read_bytes()
+
+
+def _reason(error: OSError | subprocess.TimeoutExpired) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or "the compiler can't be started"
+    return f"the compiler did not end within {SECONDS:.0f} seconds"
 
 
 def _environment() -> Mapping[str, str]:

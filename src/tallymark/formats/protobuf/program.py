@@ -41,7 +41,7 @@ VARINT, FIXED64, LENGTH, GROUP, END_GROUP, FIXED32 = range(6)
 """The wire types."""
 DEEPEST_GROUP = 100
 """Maximum nesting of groups that are skipped."""
-DEEPEST_JSON = 100
+DEEPEST_JSON = 50
 """Maximum nesting of the objects and arrays of a Struct, a Value or a ListValue."""
 MOST_STEPS = 100_000
 """Number of steps beyond which records are decoded one by one, because most steps of a large program are not taken."""

@@ -50,7 +50,10 @@ def projection(writer: Message, reader: Message) -> Program:
     columns = Columns()
     # First, because it refuses a reader that contains itself.
     column = columns.type(reader)
-    return Program(_Projection(columns).message(writer, reader), column)
+    try:
+        return Program(_Projection(columns).message(writer, reader), column)
+    except RecursionError:
+        raise Incompatible("its messages are nested too deeply") from None
 
 
 class _Projection:

@@ -83,9 +83,9 @@ class Field:
 class Files:
     """The files of one schema: those that define it, and those that they import."""
 
-    def __init__(self, mains: Sequence[Any]) -> None:
+    def __init__(self, mains: Sequence[Any], others: Sequence[Any]) -> None:
         """``mains`` are the library's descriptors of the files that no other file imports."""
-        self._mains = mains
+        self._mains, self._others = mains, others
         self._messages: dict[str, Message] = {}
 
     @property
@@ -95,12 +95,15 @@ class Files:
 
     def message(self, name: str) -> Message:
         """Return the message with this full name; of a name without a package, the only one with this name."""
-        named = {kind.full_name: kind for file in self._mains for kind in _all(file.message_types_by_name.values())}
-        found = [kind for full, kind in named.items() if full == name or full.endswith(f".{name}")]
-        if name in named:
-            found = [named[name]]
+        own, imported = (
+            {kind.full_name: kind for file in files for kind in _all(file.message_types_by_name.values())}
+            for files in (self._mains, self._others)
+        )
+        exact = own.get(name) or imported.get(name)
+        ending = [kind for full, kind in own.items() if full.endswith(f".{name}")]
+        found = [exact] if exact else ending
         if len(found) != 1:
-            raise SchemaInvalid(f"it has {'no' if not found else 'several'} messages {name}, but {listed(list(named))}")
+            raise SchemaInvalid(f"it has {'several' if found else 'no'} messages {name}, but {listed(list(own))}")
         return self._read(found[0])
 
     def first(self) -> Message:
@@ -182,7 +185,11 @@ def parse(content: bytes) -> Files:
     imported = {name for file in files for name in file.dependency}
     try:
         _add_all(pool, by_name)
-        return Files([pool.FindFileByName(name) for name in by_name if name not in imported])
+        mains, others = (
+            [pool.FindFileByName(name) for name in by_name if (name in imported) == is_imported]
+            for is_imported in (False, True)
+        )
+        return Files(mains, others)
     except (TypeError, KeyError) as error:
         raise SchemaInvalid(f"its descriptors do not fit together: {error.args[0]}") from None
 

@@ -35,7 +35,7 @@ public final class ProtobufDecoder implements Decoder, Serializable {
     private static final int END_GROUP = 4;
     private static final int FIXED32 = 5;
     private static final int DEEPEST_GROUP = 100;
-    private static final int DEEPEST_JSON = 100;
+    private static final int DEEPEST_JSON = 50;
     private static final long LOW = 0xffffffffL;
 
     private final MergedStep root;
