@@ -150,6 +150,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert held == {path for path in there if "__pycache__" not in path.parts}
     assert {path.name for path in held if path.suffix != ".py"} == {
         *("py.typed", "jars.lock", "log4j2.properties", "commit.lua"),
-        *("Decoder.java", "JsonDecoder.java", "AvroDecoder.java", "Content.java", "RecordDecoder.java"),
+        *("Decoder.java", "JsonDecoder.java", "DebeziumDecoder.java", "AvroDecoder.java", "ProtobufDecoder.java"),
+        *("Content.java", "RecordDecoder.java"),
         *("Counts.java", "LongSums.java"),
     }

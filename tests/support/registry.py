@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 from uuid import UUID
 
+from tallymark.formats import registry as client
 from tests.support.tls import Files
 
 if TYPE_CHECKING:
@@ -68,6 +69,8 @@ class SchemaRegistry:
     """The registry, in a thread of this process: ``with SchemaRegistry() as registry: ...``."""
 
     def __init__(self, files: Files | None = None, *, wants_certificate: bool = False, path: str = "") -> None:
+        # An earlier registry of this process may have had the same port, and its answers are kept for ever.
+        client._forks.registries.clear()
         self.behaviour = Behaviour()
         self.requests: list[str] = []
         self.path = path

@@ -85,7 +85,7 @@ def test_a_record_names_its_schema_and_its_message(registry: SchemaRegistry, ord
     ]
     found, errors = decoded(tm.Protobuf(registry.url, message="shop.Order"), contents * times)
     nothing = {"id": 0, "item": None, "at": None}
-    alive = [{**nothing, "id": 5, "item": {"sku": "x"}}] * 2
+    alive: list[Any] = [{**nothing, "id": 5, "item": {"sku": "x"}}] * 2
     alive += [{**nothing, "id": 6}, {**nothing, "id": 7}, None, nothing]
     assert found == [*alive, *[None] * (len(contents) - len(alive))] * times
     said = [
@@ -172,7 +172,7 @@ def test_a_proto_file_with_imports_in_the_folders_above(tmp_path: Path) -> None:
 
 def test_a_descriptor_set_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = compiler.compiled(ORDER, (("shop/item.proto", ITEM),))
-    monkeypatch.setattr("tallymark.formats.protobuf.compiler.find_spec", lambda name: None)
+    monkeypatch.setattr("tallymark.formats.protobuf.compiler.find_spec", lambda _: None)
     whole = tmp_path / "orders.desc"
     whole.write_bytes(content)
     assert decoded(tm.Protobuf(schema=str(whole), message="Payment"), [tagged(1, b"p")]) == ([{"id": "p"}], {})
@@ -249,7 +249,7 @@ def test_declarations_that_are_refused(options: dict[str, Any], said: str) -> No
 
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tallymark.formats.protobuf.compiler.find_spec", lambda name: None)
+    monkeypatch.setattr("tallymark.formats.protobuf.compiler.find_spec", lambda _: None)
     path = tmp_path / "a.proto"
     path.write_text(EVENT.replace("more", "other"))
     with pytest.raises(BadInput, match=r"pip install 'tallymark\[protobuf\]'"):

@@ -24,9 +24,8 @@ SOURCE_VERSION = "source_version"
 DELETE = "value.op = 'd'"
 UNAVAILABLE = "__debezium_unavailable_value"
 """Debezium's placeholder of a value that an event does not have (``unavailable.value.placeholder``)."""
-_TEXTS = pa.array([UNAVAILABLE, f'["{UNAVAILABLE}"]', *(f'{{"{UNAVAILABLE}":{s}"{UNAVAILABLE}"}}' for s in ("", " "))])
-"""The placeholder as text, and as JSON of an array and of an hstore."""
-_BYTES = pa.array([UNAVAILABLE.encode()])
+IN_JSON = [f'["{UNAVAILABLE}"]', *(f'{{"{UNAVAILABLE}":{space}"{UNAVAILABLE}"}}' for space in ("", " "))]
+"""The placeholder in an array and in an hstore, which are text here."""
 
 
 def replica(
@@ -100,8 +99,8 @@ def by_known_columns(spec: TableSpec, rows: pa.Table) -> Iterator[tuple[TableSpe
 
 def _missing(rows: pa.Table, field: pa.Field) -> npt.NDArray[np.bool_] | None:
     """Mark the rows with a placeholder in this column; None if there is none."""
-    values = {pa.string(): _TEXTS, pa.binary(): _BYTES}.get(field.type)
-    if values is None or field.name in HIDDEN:
+    placeholders = {pa.string(): [UNAVAILABLE, *IN_JSON], pa.binary(): [UNAVAILABLE.encode()]}.get(field.type)
+    if placeholders is None or field.name in HIDDEN:
         return None
-    found = pc.is_in(rows[field.name], value_set=values)
+    found = pc.is_in(rows[field.name], value_set=pa.array(placeholders, field.type))
     return np.asarray(found.to_numpy()) if pc.any(found).as_py() else None

@@ -103,7 +103,7 @@ class Schemas:
     def find(self, subject: str) -> Registered | None:
         """Return the latest schema of a subject; None if it has none."""
         try:
-            return self._waited(lambda: self._complete(self._ask(f"{_path(subject)}/versions/latest")))
+            return self.retried(lambda: self._complete(self._ask(f"{_path(subject)}/versions/latest")))
         except Missing:
             return None
 
@@ -116,12 +116,12 @@ class Schemas:
             # Older registries answer only with the id.
             return self._complete({**body, "schema": text, **_object(answer, self.name)})
 
-        return self._waited(registered)
+        return self.retried(registered)
 
     def lookup(self, subject: str, kind: Kind, text: str, references: Sequence[Reference] = ()) -> Registered | None:
         """Return this schema of a subject with its id; None if the subject does not exist, or does not have it."""
         try:
-            return self._waited(lambda: self._complete(self._ask(_path(subject), _body(kind, text, references))))
+            return self.retried(lambda: self._complete(self._ask(_path(subject), _body(kind, text, references))))
         except Missing:
             return None
 
@@ -140,9 +140,10 @@ class Schemas:
     def _lasting(self, key: int | str, ask: Callable[[], Registered]) -> Registered | None:
         """Ask for what never changes: once, and again only if the registry did not have it."""
         found = self._known.schemas.get(key)
-        return found or self._waited(partial(self._known.once, key, ask))
+        return found or self.retried(partial(self._known.once, key, ask))
 
-    def _waited(self, ask: Callable[[], T]) -> T:
+    def retried(self, ask: Callable[[], T]) -> T:
+        """Ask, until there is an answer or the patience ends."""
         return retrying(ask, self._stop, self._patience)
 
     def _complete(self, answer: Any, *, has_id: bool = True) -> Registered:

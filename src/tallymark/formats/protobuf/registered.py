@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -124,7 +125,7 @@ class RegisteredProtobuf:
             found = self._schemas.by_id(name) if isinstance(name, int) else self._schemas.by_guid(name)
             if found is None:
                 return f"schema {name} is unknown to the registry"
-            self._files[name] = _files(name, found)
+            self._files[name] = self._schemas.retried(partial(_files, name, found))
         return self._files[name]
 
 
