@@ -109,7 +109,7 @@ def same(expected: Any, found: Any) -> bool:
     if isinstance(expected, bool):
         return str(found).lower() in ("1", "true") if expected else str(found).lower() in ("0", "false")
     if isinstance(expected, bytes):
-        return bytes(found) == expected if not isinstance(found, str) else found in (expected.decode("latin-1"),)
+        return (found.encode() if isinstance(found, str) else bytes(found)) == expected
     if isinstance(expected, datetime):
         moment = found if isinstance(found, datetime) else datetime.fromisoformat(str(found).replace(" ", "T", 1))
         return moment.replace(tzinfo=None) == expected.replace(tzinfo=None)
@@ -162,11 +162,18 @@ def fill(brokers: str, topic: str, group: str, url: str, value: tm.Avro | tm.Pro
     assert pipeline.run("caught-up") == tm.Tally(applied=1)
 
 
+def as_text(content: bytes | None) -> str | bytes | None:
+    try:
+        return None if content is None else content.decode()
+    except UnicodeDecodeError:
+        return content
+
+
 def check(url: str, kind: str, expected: Mapping[str, Any]) -> None:
     names = list(expected)
     if kind == databases.REDIS:
         (content,) = dump(url, "every").values()
-        found = {name: content.get(name) for name in names}
+        found = {name: as_text(content.get(name.encode())) for name in names}
     else:
         (values,) = databases.query(url, f"SELECT {', '.join(names)} FROM every")
         found = dict(zip(names, values, strict=True))
