@@ -63,10 +63,10 @@ def _version(value: T.StructType) -> str:
         return f"regexp_extract({text}, '{pattern.format('')}', 1)"
 
     lsn, is_streamed = field("lsn"), f"coalesce({field('snapshot')}, '{NOT_SNAPSHOT}') = '{NOT_SNAPSHOT}'"
-    before_commit = f"if({is_streamed}, {lsn}, '0')"
-    commit = f"coalesce(nullif({found(field('sequence'), COMMIT)}, ''), {before_commit})"
+    sequence, without_commit = field("sequence"), f"if({is_streamed}, {lsn}, '0')"
+    commit = f"if({sequence} RLIKE '{COMMIT.format('')}', {found(sequence, COMMIT)}, {without_commit})"
     in_wal = f"concat({padded(commit)}, if({is_streamed}, '-1-', '-0-'), {padded(lsn)})"
-    number, row = found(field("file"), FILE_NUMBER), f"coalesce({field('row')}, '0')"
+    number, row = f"coalesce({found(field('file'), FILE_NUMBER)}, '')", f"coalesce({field('row')}, '0')"
     in_binlog = f"concat_ws('-', {padded(number, FILE_DIGITS)}, {padded(field('pos'))}, {padded(row, FILE_DIGITS)})"
     time = "CAST(value.ts_ms AS STRING)" if "ts_ms" in value.fieldNames() else NOTHING
     time = padded(f"coalesce({field('ts_ms')}, {time})")
