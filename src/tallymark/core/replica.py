@@ -7,7 +7,7 @@ placeholder in its place, and the replica keeps the value that it has.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -95,6 +95,14 @@ def by_known_columns(spec: TableSpec, rows: pa.Table) -> Iterator[tuple[TableSpe
     for number, lacking in enumerate(sets):
         kept = tuple(name for name, lacks in zip(marks, lacking, strict=True) if lacks)
         yield replace(spec, kept=kept), rows.filter(pa.array(numbers.reshape(-1) == number))
+
+
+def with_nulls(rows: pa.Table, names: Collection[str]) -> pa.Table:
+    """Replace all values of these columns by NULL."""
+    for at, field in enumerate(rows.schema):
+        if field.name in names:
+            rows = rows.set_column(at, field, pa.nulls(rows.num_rows, field.type))
+    return rows
 
 
 def _missing(rows: pa.Table, field: pa.Field) -> npt.NDArray[np.bool_] | None:

@@ -12,7 +12,7 @@ from sqlalchemy import Connection, Table
 
 from tallymark.core.halving import Undoing, in_any_order, in_order
 from tallymark.core.newest import sendable
-from tallymark.core.replica import by_known_columns
+from tallymark.core.replica import by_known_columns, with_nulls
 from tallymark.core.spans import Partition
 from tallymark.core.tables import Changes, Refusal, TableSpec, has_origin, origin, refusal, without
 from tallymark.errors import DataRefused
@@ -81,8 +81,10 @@ def pieces(table: Table, change: Changes) -> Iterator[Piece]:
     """Yield the deletes, then the puts."""
     if change.deletes.num_rows:
         yield Piece(table, change.spec, change.deletes, deletes=True)
-    if change.puts.num_rows:
-        yield from (Piece(table, *part, deletes=False) for part in by_known_columns(change.spec, change.puts))
+    for spec, rows in by_known_columns(change.spec, change.puts) if change.puts.num_rows else ():
+        # A new row gets NULL, which every type has; a column that refuses NULL gets the placeholder.
+        nullable = [name for name in spec.kept if table.c[name].nullable]
+        yield Piece(table, spec, with_nulls(rows, nullable), deletes=False)
 
 
 def refused_rows(dialect: Dialect, connection: Connection, found: Sequence[Piece], at_most: int) -> list[Refusal]:
