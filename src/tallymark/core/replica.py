@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from tallymark.core.tables import HIDDEN, TableSpec
 from tallymark.errors import BadInput
 
-REPLICA = "replica"
 SOURCE_VERSION = "source_version"
 """The column with the position of the last event of a row, as text that sorts like the log."""
 DELETE = "value.op = 'd'"

@@ -43,8 +43,8 @@ PLACE = re.compile(r"\{(\w*)\}")
 """A part of a table's name that comes from the topic: ``{topic}``, or a group of ``topics=``."""
 NAMELESS = "filter such records out, or set delete='tombstone' if they are tombstones"
 ROWLESS = (
-    "the event names no row, as that of a TRUNCATE: empty the table and discard the letter, or have the connector "
-    "leave such events out (skipped.operations=t)"
+    "the event names no row: if it is a TRUNCATE, empty the table and discard the letter, or have the connector leave "
+    "such events out (skipped.operations=t); if it is a deletion without the old row, decode the records' keys (key=)"
 )
 """What can be done about rows without a key."""
 
