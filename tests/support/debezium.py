@@ -263,7 +263,6 @@ def as_avro(event: Mapping[str, Any]) -> bytes:
 def _avro_row(row: Row | None) -> Row | None:
     if row is None:
         return None
-    # A column of which PostgreSQL did not write the value has the default of its type.
     return {column.name: column.in_avro(row[column.name]) for column in COLUMNS}
 
 
