@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from random import Random
 from typing import Any, get_args
 
@@ -18,7 +20,9 @@ from tallymark.formats.decoders import Decoders
 from tallymark.stores.contract import Store
 from tallymark.stores.opening import open_store
 from tallymark.stores.sql import mysql
+from tests.integration.test_contract_deletions import WAITING
 from tests.support import databases
+from tests.support.background import wait_for
 from tests.support.debezium import DDL, NAMES, Event, Kind, Source, as_json
 from tests.support.replicas import ordered, plain, replicated
 
@@ -120,6 +124,34 @@ def test_a_value_stays_in_a_column_that_refuses_null(store_url: str) -> None:
         event = {"op": "u", "after": {"id": id, "body": body}, "source": {"lsn": at}}
         write(opened, "notes", changes(decoder([json.dumps(event).encode()]).values))
     assert databases.query(store_url, "SELECT id, body FROM notes ORDER BY id") == [(1, "long"), (2, UNAVAILABLE)]
+    opened.close()
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_late_event_waits_for_a_deletion_that_is_being_committed(database: Callable[[str], str], kind: str) -> None:
+    """As a backfill of a service waits, which does not own its partition."""
+    url, source = database(kind), Source("mysql", Random(1))
+    opened = open_store(url)
+    opened.create_ledger()
+
+    @contextmanager
+    def writing(event: Event) -> Iterator[None]:
+        with opened.begin(lambda: None) as db:
+            db.group = "orders-to-shop"
+            db.write("orders", rows([event]), key="id", write="replica")
+            yield
+
+    def late(event: Event) -> None:
+        with writing(event):
+            pass
+
+    late(one(source, "c", 10, name="a"))
+    with ThreadPoolExecutor() as pool:
+        with writing(one(source, "d", 30)):
+            waiting = pool.submit(late, one(source, "u", 20, name="late"))
+            wait_for(lambda: databases.query(url, WAITING[url.split(":")[0].split("+")[0]]) != [(0,)])
+        waiting.result(20)
+    assert replicated(url) == []
     opened.close()
 
 

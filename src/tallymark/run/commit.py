@@ -147,6 +147,7 @@ class Committer:
             try:
                 with self._rows.begin(at_end, on_step) as db:
                     db.delivery = delivery
+                    db.group = self.group if delivery == "exactly-once" else None
                     yield db
             except (Unreachable, CommitRefused) as error:
                 if delivery != "exactly-once" or entry is None or not self._has_landed(entry, claims, error, on_step):

@@ -32,6 +32,8 @@ class Transaction(ABC):
     """Whether the store has deferred constraints, so that ``check`` may refuse what a later statement would correct."""
     delivery = "exactly-once"
     """How the run delivers what this transaction writes."""
+    group: str | None = None
+    """The group whose batch this is, if its positions commit in this transaction."""
     _over = False
 
     @abstractmethod

@@ -37,7 +37,7 @@ from sqlalchemy import table as sql_table
 from sqlalchemy.schema import CreateTable
 
 from tallymark.core.claims import Entry
-from tallymark.core.tables import Changes, TableSpec
+from tallymark.core.tables import Changes, TableSpec, WrittenTable
 from tallymark.errors import AccessDenied, TableMismatch
 from tallymark.stores.sql.columns import plain
 from tallymark.stores.sql.errors import translated
@@ -177,9 +177,16 @@ def lock(connection: Connection, entry: Entry, changes: Sequence[Changes]) -> No
     """
     concerned = {change.spec.name: change for change in changes if change.spec.remembers and len(change)}
     for name, change in sorted(concerned.items()):
-        record_tables(connection, entry.group, [each for each in entry.tables if each.name == name], entry.now)
-        row = select(tables.c.table_name).where(tables.c.group_name == entry.group, tables.c.table_name == name)
-        connection.execute(row.with_for_update(read=not change.deletes.num_rows))
+        lock_table(connection, entry.group, [each for each in entry.tables if each.name == name], entry.now, change)
+
+
+def lock_table(
+    connection: Connection, group: str, written: Sequence[WrittenTable], now: datetime, change: Changes
+) -> None:
+    """Lock a table that remembers deletions: for a batch without deletions, together with others of that kind."""
+    record_tables(connection, group, written, now)
+    row = select(tables.c.table_name).where(tables.c.group_name == group, tables.c.table_name == change.spec.name)
+    connection.execute(row.with_for_update(read=not change.deletes.num_rows))
 
 
 def prune_deletions(connection: Connection, names: Collection[str], before: datetime, *, execute: bool) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from datetime import UTC, datetime
 from functools import lru_cache, partial
 from operator import itemgetter
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -31,6 +32,7 @@ from tallymark.stores.handler_rows import (
     with_wide_sums,
 )
 from tallymark.stores.sql import write as bulk
+from tallymark.stores.sql.deletions import lock_table
 from tallymark.stores.sql.dialect import Dialect
 from tallymark.stores.sql.errors import translated
 from tallymark.stores.sql.fitting import Fitted, fit
@@ -152,6 +154,8 @@ class SqlTransaction(Transaction):
                 schema = with_wide_sums(spec, given, fitted.schema)
                 change = changes(spec, cast(table, given.rows, schema), deleted)
                 check_mergeable(change)
+                if spec.remembers and self.group is not None:
+                    lock_table(self._open, self.group, [WrittenTable(table, spec.write)], datetime.now(UTC), change)
                 bulk.write(self._dialect, self._open, fitted.table, change)
                 self.written[table] = self.written.get(table, 0) + len(change)
                 self.tables.add(WrittenTable(table, spec.write))
