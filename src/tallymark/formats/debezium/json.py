@@ -41,7 +41,7 @@ class DebeziumJson:
         self._row = pa.struct(list(ddl.parse(source.inner.schema)))
         self.type: pa.DataType = _event(self._row)
         self._default = Encoding(self.per_second, self.is_base64)
-        # Of each schema that events have, there are few.
+        # Events of a topic have few different schemas.
         self._known = lru_cache(64)(self._columns)
         self._others = {field.name: fields.converter(field.type) for field in self.type if field.name not in ROWS}
 
