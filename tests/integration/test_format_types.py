@@ -171,6 +171,7 @@ def as_text(content: bytes | None) -> str | bytes | None:
 
 def check(url: str, kind: str, expected: Mapping[str, Any]) -> None:
     names = list(expected)
+    found: Mapping[str, Any]
     if kind == databases.REDIS:
         (content,) = dump(url, "every").values()
         found = {name: as_text(content.get(name.encode())) for name in names}

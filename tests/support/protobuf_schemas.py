@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import struct
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from importlib import import_module
 from random import Random
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from google.protobuf import descriptor_pb2, descriptor_pool, json_format, message_factory
 
@@ -232,7 +233,7 @@ def in_column(message: Any) -> Any:
     name = message.DESCRIPTOR.full_name
     if name == "google.protobuf.Timestamp":
         micros = message.seconds * 1_000_000 + message.nanos // 1000
-        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
+        return datetime(1970, 1, 1, tzinfo=ZoneInfo("UTC")) + timedelta(microseconds=micros)
     if name == "google.protobuf.FieldMask":
         return ",".join(message.paths)
     if name.endswith("Value") and name.startswith("google.protobuf.") and name[16:] not in ("Value", "ListValue"):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -47,9 +47,8 @@ def one_by_one(steps: Program, bodies: Sequence[bytes]) -> tuple[list[Any], dict
 
 
 def at_once(steps: Program, bodies: Sequence[bytes]) -> tuple[list[Any], list[bool]]:
-    sizes = np.array([len(body) for body in bodies], np.int64)
-    ends = np.cumsum(sizes)
-    starts = ends - sizes
+    ends = np.cumsum([len(body) for body in bodies], dtype=np.int64)
+    starts = np.array([0, *ends[:-1]], np.int64)
     content = padded(np.frombuffer(b"".join(bodies), np.uint8))
     found, refused = BulkDecoder(steps)(content, starts + BEFORE, ends + BEFORE)
     found.validate(full=True)
@@ -91,8 +90,6 @@ def same(found: Any, official: Any) -> bool:
         return len(found) == len(official) and all(map(same, found, official))
     if isinstance(official, tuple):
         return bool(found[0] == official[0]) and same(found[1], official[1])
-    if isinstance(official, datetime):
-        return bool(found == official)
     return repr(found) == repr(official)
 
 
@@ -108,7 +105,7 @@ def test_random_messages_are_decoded_as_the_official_runtime_does(seed: int) -> 
         fill(chance, message)
         bodies.append(message.SerializeToString())
     # Two messages one after the other are one, in which they are merged.
-    bodies += [first + second for first, second in itertools.pairwise(bodies)]
+    bodies += [first + second for first, second in pairwise(bodies)]
     found, errors, refused = check_equal(steps, bodies)
     assert not errors
     assert not any(refused[:10])
@@ -183,8 +180,8 @@ def test_what_was_not_written_is_a_default_or_null() -> None:
 
 def test_the_defaults_of_proto2() -> None:
     steps = program(
-        "enum E { A = 1; B = -2; } message M { optional int32 a = 1 [default = -7]; "
-        "optional string b = 2 [default = 'x'];"
+        "enum E { A = 1; B = -2; } "
+        "message M { optional int32 a = 1 [default = -7]; optional string b = 2 [default = 'x'];"
         "optional E c = 3 [default = B]; optional double d = 4 [default = inf]; optional int32 e = 5; required E f = 6;"
         "optional uint64 g = 7 [default = 18446744073709551615]; oneof o { int32 h = 8 [default = 5]; } }",
         syntax="proto2",
@@ -264,9 +261,8 @@ def test_what_is_incompatible(writer: str, reader: str, why: str) -> None:
 
 
 def test_of_a_oneof_the_last_member_counts() -> None:
-    inside = "message In { int32 x = 1; repeated int32 y = 2; }"
-    text = f"{inside} message M {{ oneof o {{ int32 a = 1; In b = 2; string c = 3; }} }}"
-    reader = f"{inside} message M {{ oneof o {{ int32 a = 1; In b = 2; }} }}"
+    both = "message In {{ int32 x = 1; repeated int32 y = 2; }} message M {{ oneof o {{ int32 a = 1; In b = 2; {} }} }}"
+    text, reader = both.format("string c = 3;"), both.format("")
     inner = tagged(2, tagged(1, 5) + tagged(2, 6))
     steps = program(text)
     assert only(steps, tagged(1, 1) + inner) == {"a": None, "b": {"x": 5, "y": [6]}, "c": None}
@@ -357,6 +353,13 @@ def test_arrays_are_read_packed_and_not() -> None:
     assert only(steps, single) == {"a": [300], "b": [3], "c": [0.0]}
 
 
+@pytest.mark.filterwarnings("error")
+def test_all_nans_are_decoded_without_a_warning() -> None:
+    steps = program("message M { float a = 1; float b = 2; }", "message M { double a = 1; float b = 2; }")
+    signal = b"\x01\x00\xa0\x7f"
+    assert repr(only(steps, b"\x0d" + signal + b"\x15" + signal)) == "{'a': nan, 'b': nan}"
+
+
 def test_timestamps_are_floored_to_microseconds() -> None:
     steps = program("message M { google.protobuf.Timestamp at = 1; }")
     before = tagged(1, tagged(1, 2**64 - 1) + tagged(2, 999_999_999))
@@ -379,8 +382,7 @@ def test_json_is_written_with_the_shortest_numbers() -> None:
         + tagged(3, tagged(1, b"x.y") + tagged(1, b"z")),
     )
     assert found == {"s": '{"a\\n":"é\\"","b":[null,null],"c":true}', "l": "[]", "m": "x.y,z"}
-    assert number_text(-0.0) == "0"
-    numbers = {0.0: "0", 1.0: "1", -2.5: "-2.5", 1e20: "1" + "0" * 20, 1e21: "1e+21", 1e-6: "0.000001"}
+    numbers = {-0.0: "0", 1.0: "1", -2.5: "-2.5", 1e20: "1" + "0" * 20, 1e21: "1e+21", 1e-6: "0.000001"}
     numbers |= {1e-7: "1e-7", 1.5e-9: "1.5e-9", 5e-324: "5e-324", 2.0**-44: "5.684341886080802e-14", 123.25: "123.25"}
     assert {number: number_text(number) for number in numbers} == numbers
 
@@ -408,8 +410,8 @@ def test_editions_may_declare_presence_and_delimited_messages() -> None:
 def test_messages_may_be_nested_64_levels_deep() -> None:
     def nested(depth: int) -> str:
         parts = [f"message M{at} {{ M{at + 1} m = 1; }}" for at in range(1, depth)]
-        ends = f"message M {{ M1 m = 1; }} message M{depth} {{ repeated M0 x = 1; }} message M0 {{ int32 x = 1; }}"
-        return f"{ends} {' '.join(parts)}"
+        last = f"message M{depth} {{ repeated M0 x = 1; }} message M0 {{ int32 x = 1; }}"
+        return f"message M {{ M1 m = 1; }} {' '.join(parts)} {last}"
 
     steps = program(nested(62))
     body = tagged(1, 5)

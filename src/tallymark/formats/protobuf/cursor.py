@@ -82,14 +82,14 @@ class Cursor(Positions):
 
     def skip(self, wires: npt.NDArray[np.int64]) -> None:
         """Move past values of these wire types. Groups are refused."""
+        if not len(wires) or (wires == wires[0]).all():
+            self._skip(int(wires[0]) if len(wires) else VARINT)
+            return
         for wire in np.unique(wires).tolist():
-            if (wires == wire).all():
-                self._skip(wire)
-            else:
-                rows = np.flatnonzero(wires == wire)
-                part = self.part(rows)
-                part._skip(wire)
-                self.put(rows, part)
+            rows = np.flatnonzero(wires == wire)
+            part = self.part(rows)
+            part._skip(wire)
+            self.put(rows, part)
 
     def _skip(self, wire: int) -> None:
         if wire == VARINT:

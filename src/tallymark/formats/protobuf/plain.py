@@ -58,7 +58,11 @@ class Plain:
         if self._step["read"] == "double":
             return array(raw.view(np.float64), self._kind, seen)
         found: npt.NDArray[Any] = (raw & LOW).astype(np.uint32).view(np.float32)
-        return array(found.astype(np.float64) if self._step["as"] == "double" else found, self._kind, seen)
+        if self._step["as"] == "double":
+            # Some NaNs are signals, of which NumPy would warn.
+            with np.errstate(invalid="ignore"):
+                found = found.astype(np.float64)
+        return array(found, self._kind, seen)
 
     def _converted(self, found: Numbers, seen: Mask | None) -> pa.Array:
         kind = self._step["as"]

@@ -35,15 +35,11 @@ class Walk:
 
     def __init__(self, step: Step) -> None:
         self._fields = [_Field(at, part) for at, part in enumerate(step["fields"]) if part["to"] >= 0]
-        self._stops: list[_Field | None] = []
-        """The fields in the order of their numbers; None where fields are to be skipped."""
-        for part in step["fields"]:
-            if part["to"] >= 0:
-                self._stops.append(self._fields[sum(stop is not None for stop in self._stops)])
-            elif not self._stops or self._stops[-1] is not None:
-                self._stops.append(None)
-        if not self._stops or self._stops[-1] is not None:
-            self._stops.append(None)
+        fields = iter(self._fields)
+        self._stops: list[_Field | _Skipped] = [
+            next(fields) if part["to"] >= 0 else _Skipped(part["number"]) for part in step["fields"]
+        ]
+        """The fields in the order of their numbers."""
         tags = [tag for field in self._fields for tag in field.tags]
         self._known = np.zeros(max(tags, default=0) + 2, bool)
         self._known[[0, *tags]] = True
@@ -62,7 +58,11 @@ class Walk:
                 cursor.refuse_rows(rows)
                 break
             for stop in self._stops:
-                tags = self._skip(cursor, tags) if stop is None else self._take(stop, cursor, tags, found[stop.to])
+                if isinstance(stop, _Field):
+                    tags = self._take(stop, cursor, tags, found[stop.to])
+                else:
+                    self._skip(cursor, tags, np.flatnonzero(tags >> 3 == stop.number), stop.number)
+            self._skip(cursor, tags, self._unknown(tags, np.arange(len(tags))))
             walks += 1
         self._refuse_several_members(cursor, found)
         return found
@@ -91,9 +91,8 @@ class Walk:
                 rows = rows[tags[rows] == tag]
         return tags
 
-    def _skip(self, cursor: Cursor, tags: Longs) -> Longs:
-        """Skip fields that the reader does not have, until the next one is known in all messages."""
-        rows = self._unknown(tags, np.arange(len(tags)))
+    def _skip(self, cursor: Cursor, tags: Longs, rows: Rows, number: int | None = None) -> None:
+        """Skip what these messages have next, until it is a field of the reader, or has another number than this."""
         rounds = 0
         while len(rows):
             rounds += 1
@@ -110,8 +109,7 @@ class Walk:
             part.skip(tags[rows] & 7)
             tags[rows] = part.tags()
             cursor.put(rows, part)
-            rows = self._unknown(tags, rows)
-        return tags
+            rows = self._unknown(tags, rows) if number is None else rows[tags[rows] >> 3 == number]
 
     def _unknown(self, tags: Longs, rows: Rows) -> Rows:
         """Those of the messages whose next field is unknown."""
@@ -125,6 +123,13 @@ class Walk:
                 for other in others:
                     if other > field.to and found[other]:
                         cursor.refuse(own & seen_in(found[other], len(cursor)))
+
+
+@dataclass(frozen=True)
+class _Skipped:
+    """A field that the reader does not have."""
+
+    number: int
 
 
 class _Field:
