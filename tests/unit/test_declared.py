@@ -16,7 +16,7 @@ from tallymark.cli.toml.model import PipelineFile, Table
 from tallymark.core.budget import Budget
 from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
-from tallymark.formats.value import Bytes
+from tallymark.formats.value import Bytes, Protobuf, Registry
 from tallymark.run.setup import Settings
 from tallymark.spark.pipeline import Pipeline
 
@@ -66,6 +66,22 @@ def test_a_short_file_has_the_defaults_of_a_pipeline(load: Load) -> None:
     assert (pipeline.limits, pipeline.setup.membership, pipeline.setup.budget) == (Limits(), Group(), Budget())
     (spec,) = pipeline.specs
     assert (spec.name, spec.write, spec.key) == ("orders", "append", ())
+
+
+@pytest.mark.parametrize(
+    ("format", "found"),
+    [
+        ('"http://registry:8081"', Protobuf("http://registry:8081")),
+        (
+            '{ registry = { url = "http://registry:8081" }, message = "shop.Order", ids = "headers" }',
+            Protobuf(Registry("http://registry:8081"), message="shop.Order", ids="headers"),
+        ),
+    ],
+)
+def test_values_and_keys_may_be_protobuf(load: Load, format: str, found: Protobuf) -> None:
+    protobuf = f"{{ protobuf = {format} }}"
+    source = load(MINIMAL.replace('{ json = "id BIGINT" }', f"{protobuf}\nkey = {protobuf}")).setup.source
+    assert (source.value, source.key) == (found, found)
 
 
 def test_a_file_can_merge_rows(load: Load) -> None:
@@ -193,6 +209,10 @@ def test_a_pipeline_can_read_alone(load: Load) -> None:
         ('"orders-to-shop"', '""', "shop.toml line 1: group= must be a name"),
         ("[tables.orders]", '[tables.orders]\nwrite = "upsert"', "line 7: table orders: upsert needs key="),
         ('{ json = "id BIGINT" }', "{}", "shop.toml line 6: source.format must have one format"),
+        ('{ json = "id BIGINT" }', '{ protobuf = { message = "shop.Order" } }',
+         "shop.toml line 6: Protobuf() needs registry= or schema="),
+        ('{ json = "id BIGINT" }', '{ protobuf = { registry = "http://r", mesage = "shop.Order" } }',
+         "source.format.protobuf.mesage is not known; did you mean message?"),
         ('{ json = "id BIGINT" }', '"avro"', 'shop.toml line 6: source.format must be bytes, not "avro"'),
         ("[source]", '[source.settings]\ngroup.id = "x"\n[source]', "Kafka(settings=...): group.id can't be set"),
         ("[tables.orders]", "[tables.orders]\nwrite =", "shop.toml line 8: this is not TOML: "),
