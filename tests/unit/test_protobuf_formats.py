@@ -262,9 +262,12 @@ def test_imports_are_not_written_elsewhere(name: str) -> None:
         compiler.compiled(EVENT, ((name, ITEM),))
 
 
-def test_an_import_does_not_replace_the_compiler() -> None:
-    text = EVENT.replace("more", "again")
-    assert compiler.compiled(text, (("grpc_tools/protoc.py", "raise SystemExit(3)"), ("schema.proto", ITEM)))
+def test_a_folder_does_not_replace_the_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "grpc_tools").mkdir()
+    for name in ("__init__.py", "protoc.py"):
+        (tmp_path / "grpc_tools" / name).write_text("raise SystemExit(3)")
+    monkeypatch.chdir(tmp_path)
+    assert compiler.compiled(EVENT.replace("more", "again"), (("schema.proto", ITEM),))
 
 
 def test_a_compiler_that_is_too_slow_does_not_make_records_dead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,7 @@ def _run(folder: Path, root: Path, name: str) -> bytes:
     if find_spec("grpc_tools") is None:
         raise BadInput("compiling .proto needs grpcio-tools, which is not installed: pip install 'tallymark[protobuf]'")
     result = folder / "_set.desc"
-    # Without -P, a folder of the schema could hide the compiler.
+    # Without -P, a folder in the working directory could hide the compiler.
     command = [sys.executable, "-P", "-m", "grpc_tools.protoc", f"-I{root}"]
     command += ["--include_imports", f"--descriptor_set_out={result}", str(root / name)]
     try:
