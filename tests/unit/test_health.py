@@ -274,3 +274,21 @@ def test_patience_follows_the_usual_batch() -> None:
 )
 def test_durations_are_short(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seen", "owner", "later", "state"),
+    [
+        (20, None, 15, "stopped"),
+        (20, "killed", 15, "running"),
+        (20, None, 25, "running"),
+        (5, None, 3, "running"),
+    ],
+)
+def test_a_killed_run_that_another_one_has_succeeded_is_over(
+    seen: int, owner: str | None, later: int, state: str
+) -> None:
+    """Before its heartbeat is so old that no run could be behind it."""
+    killed = run("killed", seen=timedelta(seconds=seen))
+    next_one = over("next", ago=timedelta(seconds=1), began=timedelta(seconds=later))
+    assert said(facts([next_one, killed], [at(10, owner=owner)])).startswith(f"{state}: ")

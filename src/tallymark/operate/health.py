@@ -14,7 +14,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from tallymark.core.claims import EMPTYING, Note
-from tallymark.core.journal import ALIVE, BatchLine, NoteLine, Run
+from tallymark.core.journal import ALIVE, BEAT_SECONDS, BatchLine, NoteLine, Run
 from tallymark.core.spans import STREAMING, GroupState, Owner, Partition, Position
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ WINDOW = timedelta(minutes=5)
 """Maximum time over which rates are measured."""
 HISTORY = 1000
 """Maximum number of commits read from the history."""
+MISSED = timedelta(seconds=1.2 * BEAT_SECONDS)
+"""How long after its last heartbeat a run has missed the next one."""
 QUIET = timedelta(seconds=60)
 BATCHES = 5
 """A partition with unread records may go without a commit for ``QUIET`` or ``BATCHES`` median batches, if longer."""
@@ -52,7 +54,13 @@ class Facts:
 
     @property
     def alive(self) -> list[Run]:
-        return [run for run in self.runs if run.alive(self.now)]
+        return [run for run in self.runs if run.alive(self.now) and not self._is_succeeded(run)]
+
+    def _is_succeeded(self, run: Run) -> bool:
+        """Whether a run owns nothing, has missed a heartbeat, and another run has started since: it was killed."""
+        owns = any(position.owner is not None and position.owner.run == run.name for position in self.positions)
+        started = any(other.started > run.seen for other in self.runs)
+        return started and not owns and self.now - run.seen > MISSED
 
     @property
     def last_commit(self) -> datetime | None:
