@@ -46,7 +46,7 @@ class ReadAhead:
         """
         with self._lock:
             expected, futures = self._ahead
-            if expected == spans and not without:
+            if list(expected) == list(spans) and not without:
                 self._ahead = (), deque()
             else:
                 if then is not None:
