@@ -51,18 +51,20 @@ class Ahead:
         self._ask = ask
         self._thread = Background("tallymark-fetch")
         self._pending: Future[Taken] | None = None
+        self._undecoded: Mapping[Partition, Fetched] = {}
+        """What was fetched and not delivered: a registry that does not answer must not lose records."""
         self.current: dict[Partition, int] = {}
         """The next offset of each partition to be delivered."""
 
     def start(self, most: int, wait: float) -> None:
         """Start to fetch up to ``most`` records, unless a fetch is in progress."""
         if self._pending is None:
-            self._pending = self._thread.submit(lambda: self._taken(self._fetcher.fetch(most, wait)))
+            self._pending = self._thread.submit(lambda: self._taken(most, wait))
 
     def take(self, most: int, wait: float) -> Taken:
         """Return the next records and the offsets reached: those fetched ahead, or else from a fetch now."""
         pending, self._pending = self._pending, None
-        taken = pending.result() if pending else self._taken(self._fetcher.fetch(most, wait))
+        taken = pending.result() if pending else self._taken(most, wait)
         self.current |= {partition: part.stop for partition, part in taken.fetched.items()}
         return taken
 
@@ -85,22 +87,27 @@ class Ahead:
         self._thread.close()
 
     def _drop(self, partitions: Iterable[Partition]) -> None:
-        """Wait for the fetch in progress, and discard what it fetched from these partitions."""
-        if self._pending is None:
-            return
-        wait_for, gone = self._pending, set(partitions)
-        # The next take() raises the error.
-        with suppress(TallymarkError):
-            taken = wait_for.result()
-            kept = {partition: part for partition, part in taken.fetched.items() if partition not in gone}
-            if len(kept) < len(taken.fetched):
-                self._pending = Future()
-                self._pending.set_result(self._taken(kept))
+        """Wait for the fetch in progress, and discard what was fetched from these partitions."""
+        fetched, gone = self._undecoded, set(partitions)
+        if self._pending is not None:
+            # The next take() raises the error.
+            with suppress(TallymarkError):
+                fetched = self._pending.result().fetched
+            fetched = fetched or self._undecoded
+        if gone & fetched.keys():
+            self._undecoded = {partition: part for partition, part in fetched.items() if partition not in gone}
+            # The next take() decodes the rest again.
+            self._pending = None
 
-    def _taken(self, fetched: Mapping[Partition, Fetched]) -> Taken:
+    def _taken(self, most: int, wait: float) -> Taken:
+        """Fetch and decode. What could not be decoded because of an error is decoded by the next call."""
+        self._undecoded = self._undecoded or self._fetcher.fetch(most, wait)
+        fetched = self._undecoded
         same_topics = None
         # A failed request must not lose the fetched records.
         with suppress(TallymarkError, KafkaException):
             same_topics = self._ask() if fetched else None
         messages = list(chain.from_iterable(part.messages for part in fetched.values()))
-        return Taken(fetched, same_topics, *decoded(self._decoders, messages))
+        taken = Taken(fetched, same_topics, *decoded(self._decoders, messages))
+        self._undecoded = {}
+        return taken
