@@ -273,3 +273,23 @@ def test_each_topic_has_a_replica(
     assert pipeline.run("caught-up") == tm.Tally(applied=8)
     assert query(url, "SELECT id, name FROM orders") == [(1, "v1")]
     assert query(url, "SELECT a, b FROM parts") == [(1, "v1")]
+
+
+@pytest.mark.parametrize(
+    ("table", "topics_of"), [("{prefix}-a", "{prefix}-a"), ("{topic}", "^{prefix}-(?P<x>a)")], ids=["name", "pattern"]
+)
+def test_two_functions_do_not_fill_one_table(
+    topics: Topics, brokers: str, group: str, prefix: str, database: Database, table: str, topics_of: str
+) -> None:
+    create(topics, f"{prefix}-a", orders(3))
+    # PostgreSQL tells apart names that differ in case, so that only this is wrong.
+    url, source = database("postgresql"), tm.Kafka(brokers, f"^{prefix}-", value=JSON)
+    pipeline = tm.Pipeline(group=group, source=source, store=url, membership=tm.Standalone())
+    pipeline.table("{topic}", topics=f"^{prefix}-")(everything)
+    # Another table for Python, and the same one for the database.
+    pipeline.table(
+        table.replace("{prefix}", prefix).replace("{topic}", f"{prefix}-{{x}}"),
+        topics=topics_of.replace("{prefix}", prefix),
+    )(everything)
+    with pytest.raises(BadInput, match=f"more than one function fills table {prefix}-a"):
+        pipeline.run("caught-up")

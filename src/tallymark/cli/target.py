@@ -174,9 +174,9 @@ class Target:
         if self.file is None:
             return None
         source = self._setup(any_group=True).source
-        value = source.value.inner if isinstance(source.value, Debezium) else source.value
-        formats = (value, source.key)
-        named = [one.server for one in formats if isinstance(one, (Avro, Protobuf)) and one.server]
+        formats = (*source.formats.values(), source.value, source.key)
+        inner = [one.inner if isinstance(one, Debezium) else one for one in formats]
+        named = [one.server for one in inner if isinstance(one, (Avro, Protobuf)) and one.server]
         return Schemas.of(named[0]) if named else None
 
     @contextmanager

@@ -156,8 +156,9 @@ class Loop(BatchLoop[Task]):
         """Check and create the tables of topics that are read for the first time."""
         new = [spec for spec in tables if spec not in self._checked]
         if new:
-            schemas = self._reader.schemas()
-            self._retrying(lambda: self._store.check_tables(new, schemas))
+            tables, schemas = self._reader.tables, self._reader.schemas()
+            # With the tables that are known, because names may be too much alike.
+            self._retrying(lambda: self._store.check_tables(tables, schemas))
             self._retrying(lambda: self._store.create_tables(new, schemas))
             self._checked.update(new)
 

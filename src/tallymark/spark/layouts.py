@@ -6,6 +6,7 @@ Topics with the same formats and the same tables share a layout. A topic gets it
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -80,6 +81,12 @@ class Layouts:
     def schemas(self) -> dict[str, pa.Schema]:
         """The columns of every table. A table that gets several topics has the same columns for each of them."""
         found: dict[str, pa.Schema] = {}
+        names = Counter(spec.name for spec in self.tables)
+        if twice := sorted(name for name, count in names.items() if count > 1):
+            raise BadInput(
+                f"more than one function fills table {', '.join(twice)}, and its rows would be there more than once; "
+                "give their tables other names, or use one function with a pattern of topics="
+            )
         for layout in self.known:
             for name, schema in layout.shaper.schemas.items():
                 if not found.setdefault(name, schema).equals(schema):
