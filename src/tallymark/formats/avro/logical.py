@@ -11,9 +11,10 @@ from typing import Any
 from uuid import UUID
 
 from tallymark.formats.avro.conversions import LEAST, PER_SECOND
-from tallymark.formats.avro.leaves import BITS, Misfit, Output, Write, append_long, append_text, fixed, name_of, whole
+from tallymark.formats.avro.leaves import BITS, Output, Write, append_long, append_text, fixed, name_of, whole
 from tallymark.formats.avro.scalars import UUID as UUID_TEXT
 from tallymark.formats.avro.schema import Schema
+from tallymark.formats.misfit import Misfit
 
 EPOCH, LOCAL_EPOCH, FIRST_ORDINAL = datetime(1970, 1, 1, tzinfo=UTC), datetime(1970, 1, 1), 719163
 MICROSECOND = timedelta(microseconds=1)
