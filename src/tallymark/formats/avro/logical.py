@@ -62,7 +62,7 @@ def _ticks(schema: Schema) -> Callable[[Any], Converted]:
     """Return the conversion of a time of day or a timestamp. It cuts off digits beyond the unit."""
     assert schema.logical is not None
     kind, unit = schema.logical.rsplit("-", 1)
-    micros_of = {"time": _micros_of_day, "timestamp": _micros, "local-timestamp": _local_micros}[kind]
+    micros_of = {"time": _micros_of_day, "timestamp": micros_since_epoch, "local-timestamp": _local_micros}[kind]
     per_second = PER_SECOND[unit]
 
     def convert(value: Any) -> Converted:
@@ -87,7 +87,8 @@ def _micros_of_day(value: Any) -> Converted:
     return ((hour * 60 + minute) * 60 + second) * 1_000_000 + micros, ""
 
 
-def _micros(value: Any) -> Converted:
+def micros_since_epoch(value: Any) -> Converted:
+    """Convert a time with a zone."""
     if not isinstance(value, datetime):
         return None, ""
     if value.utcoffset() is None:
