@@ -11,7 +11,7 @@ from tallymark.formats.avro.from_json import JsonEncoder
 from tallymark.formats.framing import HEADERS
 from tallymark.formats.registry import Registered, Schemas
 from tallymark.formats.value import Part
-from tallymark.produce.avro import id_header, id_prefix, with_header
+from tallymark.produce.formats import id_header, id_prefix, with_header
 
 Pairs = Sequence[tuple[str, bytes | None]]
 

@@ -19,8 +19,8 @@ from tallymark.errors import BadInput, BufferFull, NotDelivered, StillWaiting, T
 from tallymark.formats.value import Avro
 from tallymark.kafka.brokers import connect
 from tallymark.kafka.cluster import Cluster, Sasl
-from tallymark.produce.avro import AvroRecords
 from tallymark.produce.delivery import WAIT_SECONDS, Delivery, Interceptors, Metadata, OnDelivery, Reports, Statistics
+from tallymark.produce.formats import AvroRecords
 from tallymark.produce.pump import FORKED, Pump, still_open
 from tallymark.produce.settings import (
     NO_LOSS,

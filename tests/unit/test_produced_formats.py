@@ -10,7 +10,7 @@ import pytest
 import tallymark as tm
 from tallymark.errors import BadInput, UnknownSchema, Unreachable
 from tallymark.formats.avro.encoder import AvroEncoder
-from tallymark.produce.avro import AvroRecords
+from tallymark.produce.formats import AvroRecords
 from tallymark.produce.settings import Headers, Outgoing
 from tallymark.produce.template import Lazy, Template
 from tests.support.registry import Reply, SchemaRegistry
