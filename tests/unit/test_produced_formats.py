@@ -1,16 +1,25 @@
-"""A producer writes keys and values as Avro, with schemas of a registry."""
+"""A producer writes keys and values as Avro, Protobuf or JSON, with schemas of a registry."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import tallymark as tm
-from tallymark.errors import BadInput, UnknownSchema, Unreachable
+from tallymark.core import raw
+from tallymark.errors import AccessDenied, BadInput, UnknownSchema, Unreachable
 from tallymark.formats.avro.encoder import AvroEncoder
-from tallymark.produce.formats import AvroRecords
+from tallymark.formats.decoders import Decoders
+from tallymark.formats.protobuf import indexes
+from tallymark.formats.protobuf.compiler import compiled
+from tallymark.formats.value import Formatted
+from tallymark.produce.formats import FormattedRecords
 from tallymark.produce.settings import Headers, Outgoing
 from tallymark.produce.template import Lazy, Template
 from tests.support.registry import Reply, SchemaRegistry
@@ -27,13 +36,13 @@ def server() -> Iterator[SchemaRegistry]:
         yield registry
 
 
-def records(*, key: Any = None, value: Any = None) -> AvroRecords:
-    made = AvroRecords.of(key, value, patience=0)
+def records(*, key: Any = None, value: Any = None) -> FormattedRecords:
+    made = FormattedRecords.of(key, value, patience=0)
     assert made is not None
     return made
 
 
-def sent(format: tm.Avro, value: Any = None, headers: Headers | None = None) -> tuple[bytes, Headers | None]:
+def sent(format: Formatted, value: Any = None, headers: Headers | None = None) -> tuple[bytes, Headers | None]:
     """Return the value and the headers of a record."""
     _, content, headers = records(value=format)("orders", None, {"id": 42} if value is None else value, headers)
     return content, headers
@@ -158,9 +167,187 @@ def test_a_template_tells_the_record_at_fault_from_a_missing_schema(server: Sche
 
 
 def test_what_is_no_format_is_refused() -> None:
-    with pytest.raises(
-        BadInput, match=r"Producer\(value=Json\(.*\)\) is not known; pass a function .*, or Avro\(...\)"
-    ):
-        tm.Producer(NOWHERE, value=tm.Json("id BIGINT"))  # type: ignore[arg-type]
-    with pytest.raises(BadInput, match=r"Producer\(key='k'\) is not known; pass Avro\(...\), or the keys themselves"):
+    with pytest.raises(BadInput, match=r"Producer\(value=Bytes\(\)\) is not known; pass a function .*, or Avro\(...\)"):
+        tm.Producer(NOWHERE, value=tm.Bytes())  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"Producer\(key='k'\) is not known; pass Avro.*, or the keys themselves"):
         tm.Producer(NOWHERE, key="k")  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"Producer\(value=Json\(..., framed=True\)\) needs registry="):
+        tm.Producer(NOWHERE, value=tm.Json("id BIGINT", framed=True))
+
+
+SHOP = """syntax = "proto3"; package shop;
+message Order { int64 id = 1; message Line { int32 n = 1; Line next = 2; } map<string, int32> counts = 3;
+  message Note { string text = 1; } }
+message Payment { string id = 1; }
+"""
+
+
+@pytest.mark.parametrize(
+    ("message", "value", "after_id"),
+    [
+        (None, {"id": 42}, b"\0" + b"\x08\x2a"),
+        ("shop.Payment", {"id": "x"}, b"\x02\x02" + b"\x0a\x01x"),
+        ("Line", {"n": 1}, b"\x04\0\0" + b"\x08\x01"),
+        # The entry of the map is a message, too.
+        ("Note", {"text": "x"}, b"\x04\0\x04" + b"\x0a\x01x"),
+    ],
+)
+def test_protobuf_names_its_message_by_indexes(
+    server: SchemaRegistry, message: str | None, value: Any, after_id: bytes
+) -> None:
+    server.add("orders-value", SHOP, "PROTOBUF")
+    content, _ = sent(tm.Protobuf(server.url, message=message), value)
+    assert content == b"\0\0\0\0\1" + after_id
+    if message != "Line":
+        (read,) = Decoders.of(tm.Protobuf(server.url, message=message), None, ["orders"]).value([content]).values
+        assert read.as_py().items() >= value.items()
+
+
+def test_a_message_may_have_many_before_it(server: SchemaRegistry) -> None:
+    many = "".join(f"message M{at} {{ int32 n = 1; }} " for at in range(200))
+    server.add("orders-value", f'syntax = "proto3"; {many}', "PROTOBUF")
+    content, _ = sent(tm.Protobuf(server.url, message="M150"), {"n": 1})
+    assert content == b"\0\0\0\0\1" + b"\x02\xac\x02" + b"\x08\x01"
+    assert indexes.parse(content[5:]) == ((150,), 3)
+
+
+def test_the_id_and_the_indexes_may_be_in_a_header(server: SchemaRegistry) -> None:
+    server.add("orders-key", SHOP, "PROTOBUF")
+    server.behaviour.guids = False
+    format = tm.Protobuf(server.url, message="Payment", ids="headers")
+    header = b"\0\0\0\0\1\x02\x02"
+    found = records(key=format)("orders", {"id": "x"}, b"v", None)
+    assert found == (b"\x0a\x01x", b"v", [("__key_schema_id", header)])
+    given = pa.array([[{"key": "__key_schema_id", "value": header}]], raw.HEADERS)
+    decoder = Decoders.of(tm.Bytes(), format, ["orders"])._parts["key"]
+    assert decoder([b"\x0a\x01x"], given).values.to_pylist() == [{"id": "x"}]
+
+
+def test_a_proto_file_is_looked_up_or_registered(server: SchemaRegistry, tmp_path: Path) -> None:
+    file = tmp_path / "shop.proto"
+    file.write_text(SHOP)
+    format = tm.Protobuf(server.url, schema=str(file), message="Order")
+    with pytest.raises(UnknownSchema, match=r"set register=True of Protobuf\(\)"):
+        sent(format)
+    assert sent(replace(format, register=True))[0] == b"\0\0\0\0\1\0\x08\x2a"
+    server.add("orders-value", 'syntax = "proto3"; message Later { int64 id = 1; }', "PROTOBUF")
+    assert sent(format)[0] == b"\0\0\0\0\1\0\x08\x2a", "not the latest"
+    with pytest.raises(UnknownSchema, match=r"it has the messages shop.Order, shop.Payment: name one with message="):
+        sent(replace(format, message=None, registry=None))
+
+
+def test_a_file_that_a_registry_can_not_have_is_refused(server: SchemaRegistry, tmp_path: Path) -> None:
+    (tmp_path / "item.proto").write_text('syntax = "proto3"; message Item { int64 id = 1; }')
+    file = tmp_path / "shop.proto"
+    file.write_text('syntax = "proto3"; import "item.proto"; message Order { Item item = 1; }')
+    format = tm.Protobuf(server.url, schema=str(file), register=True)
+    with pytest.raises(
+        UnknownSchema, match=r"imports item.proto, which a registry has under a subject of its own; wri"
+    ):
+        sent(format)
+    descriptors = tmp_path / "shop.desc"
+    descriptors.write_bytes(compiled(SHOP))
+    with pytest.raises(UnknownSchema, match=r"shop.desc'\) is no .proto file, which registries have; name one, or reg"):
+        sent(replace(format, schema=str(descriptors)))
+    assert not any("POST" in one for one in server.requests), "nothing is registered"
+    plain = tm.Protobuf(schema=str(descriptors), message="shop.Order")
+    assert sent(plain) == (b"\x08\x2a", None), "without a registry"
+    with pytest.raises(BadInput, match=r"topic orders: value can't be sent: .* shop.Order: id: 'x' does not fit"):
+        sent(plain, {"id": "x"})
+
+
+def test_json_is_written_behind_the_id_of_a_json_schema(server: SchemaRegistry) -> None:
+    server.add("other", '"string"')
+    server.add("orders-value", '{"type": "object"}', "JSON")
+    format = tm.Json("id BIGINT, at TIMESTAMP", framed=True, registry=server.url)
+    at = datetime(2026, 1, 31, tzinfo=UTC)
+    content, _ = sent(format, {"id": 42, "at": at})
+    assert content == b'\0\0\0\0\2{"id":42,"at":"2026-01-31T00:00:00+00:00"}'
+    assert Decoders.of(format, None, ["orders"]).value([content]).values.to_pylist() == [{"id": 42, "at": at}]
+    assert sent(format, '{"id": 1}')[0] == b'\0\0\0\0\2{"id": 1}', "text is JSON already"
+    with pytest.raises(UnknownSchema, match="has no schema for subject mine"):
+        sent(replace(format, subject="mine"))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ({"id": "x"}, "the value does not fit the schema of Json(): id: 'x' does not fit BIGINT"),
+        ({"id": float("nan")}, "can't be written as JSON: Out of range float values"),
+        ("x", "the value does not fit the schema of Json(): not JSON"),
+        ([1], "the value does not fit the schema of Json(): not a JSON object but an array"),
+        ({"name": "\ud83d"}, "the value has text with half of a surrogate pair"),
+        ({"id": {1}}, "set has no JSON form"),
+    ],
+)
+def test_json_that_no_reader_accepts_is_refused(value: Any, said: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        sent(tm.Json("id BIGINT, name STRING"), value)
+    assert said in str(refused.value)
+
+
+def test_json_without_a_registry_has_no_id() -> None:
+    assert sent(tm.Json("id BIGINT")) == (b'{"id":42}', None)
+    for options in ({"registry": "http://r"}, {"framed": True, "subject": "x"}):
+        with pytest.raises(BadInput, match=r"needs framed=True|needs registry="):
+            tm.Json("id BIGINT", **options)
+
+
+FORMATS: list[Callable[[str], Any]] = [
+    lambda url: tm.Avro(url),
+    lambda url: tm.Protobuf(url),
+    lambda url: tm.Json("id BIGINT", framed=True, registry=url),
+]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize(
+    ("reply", "kind", "said"),
+    [
+        (Reply(200, b"<html>log in</html>", "text/html"), BadInput, "with text/html instead of JSON: correct the addr"),
+        (Reply.error(401, 401, "Unauthorized"), AccessDenied, "refused this client: set a login"),
+        (Reply.error(403, 403, "Forbidden"), AccessDenied, "denied this client access to /subjects/orders-value"),
+        (Reply.error(404, 40401, "Subject not found"), UnknownSchema, "has no schema for subject orders-value"),
+        (Reply(404, b"<html></html>", "text/html"), UnknownSchema, "correct the address"),
+    ],
+)
+def test_what_a_registry_refuses_is_one_sentence(
+    server: SchemaRegistry, format: Callable[[str], Any], reply: Reply, kind: type[Exception], said: str
+) -> None:
+    server.behaviour.always = reply
+    with pytest.raises(kind) as refused:
+        sent(format(server.url))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("at", range(3))
+def test_a_subject_of_another_kind_is_refused_by_each(server: SchemaRegistry, at: int) -> None:
+    kinds, texts = ("AVRO", "PROTOBUF", "JSON"), (ORDER, SHOP, "{}")
+    server.add("orders-value", texts[at - 1], kinds[at - 1])
+    with pytest.raises(UnknownSchema, match=f"of subject orders-value is {kinds[at - 1]}, not {kinds[at]}"):
+        sent(FORMATS[at](server.url))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("message {", "subject orders-value can't be used: schema.proto:1:"),
+        ('syntax = "proto3";', "subject orders-value can't be used: it has no message with the indexes"),
+        (f'syntax = "proto3"; message {"x" * 5_000_000} {{ int32 id = 1; }}', "subject orders-value can't be used: "),
+    ],
+    ids=["syntax", "empty", "large"],
+)
+def test_a_schema_that_can_not_be_used(server: SchemaRegistry, text: str, said: str) -> None:
+    server.add("orders-value", text, "PROTOBUF")
+    with pytest.raises(UnknownSchema) as refused:
+        sent(tm.Protobuf(server.url))
+    assert said in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
+def test_a_schema_of_5_mb_is_used(server: SchemaRegistry) -> None:
+    server.add(
+        "orders-value", f'syntax = "proto3"; /* {"x" * 5_000_000} */ message Order {{ int64 id = 1; }}', "PROTOBUF"
+    )
+    assert sent(tm.Protobuf(server.url))[0] == b"\0\0\0\0\1\0\x08\x2a"

@@ -30,7 +30,8 @@ def decoded(schema: Schema, *bodies: bytes) -> list[Any]:
     message = schema.message()
     found = decode(projection(message, message), list(bodies))
     assert not found.errors
-    return found.values.to_pylist()
+    values: list[Any] = found.values.to_pylist()
+    return values
 
 
 def has_columns(schema: Schema) -> bool:

@@ -237,8 +237,10 @@ def test_what_a_registry_does_not_have_is_refused_at_the_start(
     [
         ({}, "Protobuf() needs registry= or schema="),
         ({"registry": "http://r", "ids": "both"}, "Protobuf(ids='both') is not known"),
-        ({"schema": __file__, "ids": "headers"}, "subject= and ids='headers' need registry="),
-        ({"schema": __file__, "subject": "x"}, "subject= and ids='headers' need registry="),
+        ({"schema": __file__, "ids": "headers"}, "subject=, ids='headers' and register= need registry="),
+        ({"schema": __file__, "subject": "x"}, "subject=, ids='headers' and register= need registry="),
+        ({"schema": __file__, "register": True}, "register= need registry="),
+        ({"registry": "http://r", "register": True}, "Protobuf(register=True) needs schema="),
         ({"schema": "/no/such/file.proto"}, "there is no such file"),
     ],
 )

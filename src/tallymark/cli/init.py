@@ -14,7 +14,7 @@ from tallymark.cli.toml.starter import Answers, Subject, starter
 from tallymark.errors import BadInput, TallymarkError
 from tallymark.formats.avro.columns import arrow_type
 from tallymark.formats.protobuf.columns import arrow_type as protobuf_type
-from tallymark.formats.protobuf.registered import subject_message
+from tallymark.formats.protobuf.messages import subject_message
 from tallymark.formats.registered import subject_schema
 from tallymark.formats.registry import Schemas
 from tallymark.formats.value import Part, Registry
