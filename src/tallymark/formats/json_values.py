@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from tallymark.formats.fields import DECIMAL, LONGEST, MISFITS, Real, Unfit, Whole, converter
+from tallymark.formats.fields import DECIMAL, LONGEST, MISFITS, Pairs, Real, Unfit, Whole, converter
 from tallymark.formats.misfit import Misfit
 
 Convert = Callable[[Any], Any]
@@ -21,6 +21,21 @@ Out = TypeVar("Out")
 NOT_FINITE = ("nan", "inf", "-inf")
 _REALS = {"float": converter(pa.float32()), "double": converter(pa.float64())}
 _MOMENT = converter(pa.timestamp("us", tz="UTC"))
+
+
+class JsonParts:
+    """The parts of parsed JSON, for encoders that compile a schema; None if a value has no such parts."""
+
+    an_object, a_list = "an object", "an array"
+
+    def fields_of(self, value: Any) -> dict[str, Any] | None:
+        return dict(value) if isinstance(value, Pairs) else None
+
+    def entries_of(self, value: Any) -> Collection[tuple[Any, Any]] | None:
+        return dict(value).items() if isinstance(value, Pairs) else None
+
+    def items_of(self, value: Any) -> Sequence[Any] | None:
+        return value if isinstance(value, list) else None
 
 
 def converted(convert: Convert, write: Callable[[Any, Out], None], name: str) -> Callable[[Any, Out], None]:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from tallymark.formats.avro.leaves import Output, Write, append_long, leaf, name
 from tallymark.formats.avro.logical import logical_leaf
 from tallymark.formats.avro.schema import Schema
 from tallymark.formats.fields import Pairs, Unfit, converter, shown
-from tallymark.formats.json_values import Convert, converted, decimal, moment, real, same, text
+from tallymark.formats.json_values import Convert, JsonParts, converted, decimal, moment, real, same, text
 from tallymark.formats.misfit import Misfit
 
 
@@ -40,10 +40,8 @@ class JsonEncoder:
         return bytes(out)
 
 
-class JsonValues(Compiler):
+class JsonValues(JsonParts, Compiler):
     """Encodes what ``fields.parse`` returns."""
-
-    an_object, a_list = "an object", "an array"
 
     def leaf(self, schema: Schema) -> Write:
         encode = (logical_leaf if schema.logical else leaf)(schema)
@@ -74,15 +72,6 @@ class JsonValues(Compiler):
             return None
 
         return write
-
-    def fields_of(self, value: Any) -> dict[str, Any] | None:
-        return dict(value) if isinstance(value, Pairs) else None
-
-    def entries_of(self, value: Any) -> Collection[tuple[Any, Any]] | None:
-        return dict(value).items() if isinstance(value, Pairs) else None
-
-    def items_of(self, value: Any) -> Sequence[Any] | None:
-        return value if isinstance(value, list) else None
 
 
 def _convert(schema: Schema) -> Convert:

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from tallymark.errors import BadInput
-from tallymark.formats.fields import Pairs, Whole, converter, shown
-from tallymark.formats.json_values import Convert, converted, decimal, moment, real, same, text
+from tallymark.formats.fields import Whole, converter, shown
+from tallymark.formats.json_values import Convert, JsonParts, converted, decimal, moment, real, same, text
 from tallymark.formats.misfit import Misfit
 from tallymark.formats.protobuf.columns import FIELD_MASK, PLAIN, TIMESTAMP
 from tallymark.formats.protobuf.encoder import Values
@@ -35,10 +35,9 @@ class JsonEncoder:
         return bytes(out)
 
 
-class JsonValues(Values):
+class JsonValues(JsonParts, Values):
     """Encodes what ``fields.parse`` returns."""
 
-    an_object, a_list = "an object", "an array"
     plain: Mapping[str, Write] = {
         TIMESTAMP: converted(moment, write_timestamp, TIMESTAMP),
         FIELD_MASK: converted(text, write_paths, FIELD_MASK),
@@ -50,15 +49,6 @@ class JsonValues(Values):
     def tree_of(self, value: Any) -> Any:
         # Decoders return the JSON text of a Struct.
         return tree_of(value) if type(value) is str else value
-
-    def fields_of(self, value: Any) -> dict[str, Any] | None:
-        return dict(value) if isinstance(value, Pairs) else None
-
-    def entries_of(self, value: Any) -> Collection[tuple[Any, Any]] | None:
-        return dict(value).items() if isinstance(value, Pairs) else None
-
-    def items_of(self, value: Any) -> Sequence[Any] | None:
-        return value if isinstance(value, list) else None
 
 
 def _convert(kind: str) -> Convert:
