@@ -326,7 +326,16 @@ def test_json_of_well_known_types_that_does_not_fit(line: str) -> None:
 
 def test_defaults_are_not_written_without_presence() -> None:
     encode = ProtobufEncoder(PLAIN.message())
-    nothing = {"n": 0, "big": Decimal(0), "real": 0.0, "flag": False, "text": "", "raw": b"", "kind": "NONE", "many": []}
+    nothing = {
+        "n": 0,
+        "big": Decimal(0),
+        "real": 0.0,
+        "flag": False,
+        "text": "",
+        "raw": b"",
+        "kind": "NONE",
+        "many": [],
+    }
     assert encode(nothing) == b""
     assert encode({"maybe": 0}) == b"\x10\0"
     assert encode({"real": -0.0}) == b"\x25\0\0\0\x80"
