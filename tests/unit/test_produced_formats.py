@@ -227,13 +227,15 @@ def test_a_proto_file_is_looked_up_or_registered(server: SchemaRegistry, tmp_pat
     file = tmp_path / "shop.proto"
     file.write_text(SHOP)
     format = tm.Protobuf(server.url, schema=str(file), message="Order")
+    for message, said in ((None, "it has the messages shop.Order, shop.Payment: name one"), ("X", "no messages X")):
+        with pytest.raises(UnknownSchema, match=said):
+            sent(replace(format, message=message, register=True))
+    assert not server.requests, "nothing is registered"
     with pytest.raises(UnknownSchema, match=r"set register=True of Protobuf\(\)"):
         sent(format)
     assert sent(replace(format, register=True))[0] == b"\0\0\0\0\1\0\x08\x2a"
     server.add("orders-value", 'syntax = "proto3"; message Later { int64 id = 1; }', "PROTOBUF")
     assert sent(format)[0] == b"\0\0\0\0\1\0\x08\x2a", "not the latest"
-    with pytest.raises(UnknownSchema, match=r"it has the messages shop.Order, shop.Payment: name one with message="):
-        sent(replace(format, message=None, registry=None))
 
 
 def test_a_file_that_a_registry_can_not_have_is_refused(server: SchemaRegistry, tmp_path: Path) -> None:
@@ -248,7 +250,7 @@ def test_a_file_that_a_registry_can_not_have_is_refused(server: SchemaRegistry, 
     descriptors = tmp_path / "shop.desc"
     descriptors.write_bytes(compiled(SHOP))
     with pytest.raises(UnknownSchema, match=r"shop.desc'\) is no .proto file, which registries have; name one, or reg"):
-        sent(replace(format, schema=str(descriptors)))
+        sent(replace(format, schema=str(descriptors), message="Order"))
     assert not any("POST" in one for one in server.requests), "nothing is registered"
     plain = tm.Protobuf(schema=str(descriptors), message="shop.Order")
     assert sent(plain) == (b"\x08\x2a", None), "without a registry"

@@ -145,6 +145,9 @@ def _registered(schemas: Schemas, format: Formatted, subject: str) -> Registered
         if latest.kind != kind:
             raise BadInput(f"{schemas.name}: the latest schema of subject {subject} is {latest.kind}, not {kind}")
         return latest
+    if isinstance(format, Protobuf):
+        # Before it is registered: a file with several messages needs the name of one.
+        declared_message(format.schema, format.message, column=False)
     text = format.schema if isinstance(format, Avro) else declared_text(format.schema)
     if format.register:
         return schemas.register(subject, kind, text)
