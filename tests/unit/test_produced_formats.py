@@ -336,7 +336,7 @@ def test_a_subject_of_another_kind_is_refused_by_each(server: SchemaRegistry, at
     [
         ("message {", "subject orders-value can't be used: schema.proto:1:"),
         ('syntax = "proto3";', "subject orders-value can't be used: it has no message with the indexes"),
-        (f'syntax = "proto3"; message {"x" * 5_000_000} {{ int32 id = 1; }}', "subject orders-value can't be used: "),
+        (f'syntax = "proto3"; message M {{ {"x" * 5_000_000} id = 1; }}', "subject orders-value can't be used: "),
     ],
     ids=["syntax", "empty", "large"],
 )

@@ -198,6 +198,7 @@ def test_lines_of_json_are_written_as_they_are_behind_the_id_of_a_json_schema(se
         ("JSON", "{}", b"null"),
         ("JSON", "{}", b'{"n":12345678901234567890.5}'),
         ("JSON", "{}", b'{"n":1e400}'),
+        ("JSON", "{}", b'{"n":NaN}'),
         ("JSON", "{}", b'{"n":1e99999999999999999999}'),
         ("JSON", "{}", b"{"),
     ],
