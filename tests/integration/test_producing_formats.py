@@ -133,7 +133,7 @@ def test_what_consume_prints_can_be_produced_again(
     assert "line 2: shop.Payment has no field kind; 1 records before it were acknowledged" in chosen.stderr
 
 
-@pytest.mark.faults_where(kind="protobuf")
+@pytest.mark.faults
 @pytest.mark.parametrize("kind", ["protobuf", "json"])
 def test_init_writes_a_pipeline_that_runs(
     spark: SparkSession,

@@ -64,7 +64,8 @@ def init(
     if types:
         say(f"{registry} has schemas for the {' and the '.join(f'{part}s' for part in types)} of {topic}")
     if framed:
-        say(f"{registry} has a JSON Schema for the values of {topic}; the columns are those of the records")
+        columns = "those of its records" if values else "an example"
+        say(f"{registry} has a JSON Schema for the values of {topic}; the columns are {columns}")
     if failed:
         say(f"the schema is an example, since no record was read: {failed}", "yellow")
     elif values:
