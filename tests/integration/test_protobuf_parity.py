@@ -87,7 +87,7 @@ def test_message_indexes(spark: SparkSession) -> None:
         id, _ = registry.add("orders-value", text, "PROTOBUF")
         schemas = Schemas.of(Registry(registry.url))
         decoder = RegisteredProtobuf(
-            schemas, Schema.of("message M { int32 a = 1; }").message(), "value", in_headers=False
+            schemas, [Schema.of("message M { int32 a = 1; }").message()], "value", in_headers=False
         )
         indexes = [b"\0", b"\x02\0", b"\x04\x02\0", b"\x02\x02", b"\x04\x02\x02", b"\x02\x80\0", b"\x02", b"\x01", b""]
         bodies = [prefix(id) + after + tagged(1, 5) for after in indexes] + [prefix(id), prefix(id + 1) + b"\0"]

@@ -40,6 +40,11 @@ class AvroRecords:
         """Return None if neither keys nor values are Avro."""
         if key is not None and not isinstance(key, Avro):
             raise BadInput(f"Producer(key={key!r}) is not known; pass Avro(...), or the keys themselves to send()")
+        for name, given in (("key", key), ("value", value)):
+            if isinstance(given, Avro) and given.subjects:
+                raise BadInput(
+                    f"Producer({name}=Avro(subject=[...])): the schema to write with is that of one subject; name it"
+                )
         formats: dict[Part, Avro] = {}
         if isinstance(key, Avro):
             formats["key"] = key
