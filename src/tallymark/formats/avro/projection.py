@@ -1,6 +1,7 @@
 """Resolves the schema that wrote records against the schema of their reader, as the Avro specification demands.
 
-There is one deviation: a field that was not written and has no default is NULL.
+There are two deviations: a field that was not written and has no default is NULL, and the types of whole values are
+told apart by full names.
 """
 
 from __future__ import annotations
