@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
 import tallymark as tm
@@ -174,40 +174,59 @@ def test_a_record_without_a_row_is_dead_if_the_pipeline_says_so(
 ) -> None:
     topic, url = topics.create(1), database("postgresql")
     send_by_header(topics, topic)
-    topics.send(topic, [b"no JSON", {"id": 7}], partitions=1, headers=[("type", b"placed")])
+    topics.send(topic, [b"no JSON"], partitions=1, headers=[("type", b"placed")])
     counting = pipeline_of(brokers, topic, f"{group}-all", url, tm.Json("id BIGINT"))
     counting.table("counted")(by_header("placed"))
-    assert counting.run("caught-up") == tm.Tally(applied=2 * COUNT + 4, dead=1)
+    assert counting.run("caught-up") == tm.Tally(applied=2 * COUNT + 3, dead=1)
     pipeline = pipeline_of(brokers, topic, group, url, tm.Json("id BIGINT"), unmatched="dead")
-    # One fails on a record, which is refused once.
-    pipeline.table("placed")(lambda records: by_header("placed")(records).selectExpr("id", "1 / (id - 7) AS x"))
+    pipeline.table("placed")(by_header("placed"))
     pipeline.table("cancelled", provenance=True)(by_header("cancelled"))
-    assert pipeline.run("caught-up") == tm.Tally(applied=2 * COUNT - 1, dead=6)
-    assert ids(url, "placed") == [n for n in range(COUNT) if n != 7]
-    assert ids(url, "cancelled") == list(range(COUNT))
-    mine = "FROM tallymark_dead_letters WHERE group_name = '" + group + "'"
-    assert query(url, f"SELECT count(*) {mine} AND error = '{NO_ROW}' AND table_name IS NULL") == [(3,)]
-    assert query(url, f"SELECT DISTINCT record_offset {mine} AND error = '{NO_ROW}' ORDER BY 1") == [
-        (2 * COUNT + n,) for n in range(3)
-    ]
+    assert pipeline.run("caught-up") == tm.Tally(applied=2 * COUNT, dead=4)
+    assert ids(url, "placed") == ids(url, "cancelled") == list(range(COUNT))
+    mine = f"FROM tallymark_dead_letters WHERE group_name = '{group}' AND error = '{NO_ROW}' AND table_name IS NULL"
+    assert query(url, f"SELECT record_offset {mine} ORDER BY 1") == [(2 * COUNT + n,) for n in range(3)]
     assert not query(url, UNBALANCED)
-    # Still dead, with all that is kept of the record.
-    assert pipeline.replay(overwrite=True) == tm.Tally(dead=6)
-    pipeline.table("rest")(lambda records: records.selectExpr("value.id", "size(headers) AS n"))
-    assert pipeline.replay() == tm.Tally(applied=4, dead=2)
-    assert ids(url, "rest") == [7, 100, 101, 102]
+    assert pipeline.replay() == tm.Tally(dead=4)
+    pipeline.table("others")(lambda records: records.selectExpr("value.id", "size(headers) AS n"))
+    assert pipeline.replay() == tm.Tally(applied=3, dead=1)
+    assert ids(url, "others") == [100, 101, 102]
 
 
-def test_functions_over_several_records_can_not_tell_which_have_no_row(
-    topics: Topics, brokers: str, group: str, database: Database
+def test_a_record_that_a_function_fails_on_is_dead_once(
+    topics: Topics, brokers: str, group: str, database: Database, path: str
 ) -> None:
-    topic = topics.create(1)
-    pipeline = pipeline_of(brokers, topic, group, database("sqlite"), tm.Json("id BIGINT"), unmatched="dead")
-    pipeline.table("totals")(lambda records: records.groupBy("value.id").count())
-    with pytest.raises(
-        BadInput, match="unmatched='dead' needs functions that compute the rows of each record by itself"
-    ):
+    topic, url = topics.create(1), database("postgresql")
+    topics.send(topic, [{"id": n} for n in range(4)], partitions=1)
+    pipeline = pipeline_of(brokers, topic, group, url, tm.Json("id BIGINT"), unmatched="dead")
+    pipeline.table("computed")(
+        lambda records: records.where("value.id < 3").selectExpr("value.id", "1 / value.id AS x")
+    )
+    assert pipeline.run("caught-up") == tm.Tally(applied=2, dead=2)
+    assert ids(url, "computed") == [1, 2]
+    found = query(url, "SELECT record_offset, table_name FROM tallymark_dead_letters ORDER BY 1")
+    assert found == [(0, "computed"), (3, None)]
+
+
+@pytest.mark.parametrize(
+    ("road", "function", "said"),
+    [
+        ("auto", lambda records: records.groupBy("value.id").count(), "functions that compute the rows of each record"),
+        ("executors", lambda records: records.select("value.id"), "road='executors': unmatched='dead' compares"),
+    ],
+)
+def test_what_can_not_tell_which_records_have_no_row_is_refused(
+    topics: Topics, brokers: str, group: str, database: Database, road: Any, function: Any, said: str
+) -> None:
+    topic, url = topics.create(1), database("postgresql")
+    pipeline = pipeline_of(brokers, topic, group, url, tm.Json("id BIGINT"), unmatched="dead", road=road)
+    pipeline.table("some")(function)
+    with pytest.raises(BadInput, match=said):
         pipeline.run("caught-up")
+
+
+def test_what_unmatched_may_be(brokers: str, group: str) -> None:
+    with pytest.raises(BadInput, match="unmatched='skip' is not known; write applied or dead"):
+        pipeline_of(brokers, "t", group, "sqlite:///x.db", tm.Bytes(), unmatched="skip")
 
 
 FILE = """
@@ -272,8 +291,9 @@ def test_a_consumer_gets_the_type_of_each_record(
     consumer = tm.Consumer(group=group, source=source, store=url, membership=tm.Standalone())
     found: list[Any] = []
     for batch in consumer.batches(until="caught-up"):
-        with batch.transaction():
+        with batch.transaction() as db:
             found += [record.value for record in batch.records]
+            db.write("placed", pa.Table.from_struct_array(batch.records.values_to_arrow()["Placed"].drop_null()))
     assert found == [{"Placed": {"id": 1}, "Cancelled": None}, {"Placed": None, "Cancelled": {"why": "late"}}]
-    assert json.dumps(found)
+    assert query(url, "SELECT * FROM placed") == [(1,)]
     assert len(letters(url)) == 1
