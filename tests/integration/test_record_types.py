@@ -272,6 +272,10 @@ def test_a_file_has_a_table_for_each_condition(
     found |= {"cancelled": "id", "is_cancelled": "value.type = 'cancelled'"}
     json_ = 'json = "id BIGINT, type STRING"'
     file.write_text(FILE.format(group=group, store=url, brokers=brokers, topic=topic, format=json_, **found))
+    other = tmp_path / "other.toml"
+    other.write_text(file.read_text().replace('unmatched = "dead"', ""))
+    checked = in_process("check", other)
+    assert "records that give no row to any table: 1; they count as applied, unless unm" in checked.stdout, checked
     ran = in_process("run", file, "--until", "caught-up")
     assert ran.returncode == 0, ran
     assert (ids(url, "placed"), ids(url, "cancelled")) == ([1], [2])

@@ -232,11 +232,12 @@ def test_messages_that_are_no_fields_are_refused(registry: SchemaRegistry) -> No
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
-        (tm.Avro, {"subject": ["a"]}, "Avro(subject=...) is a list, which needs at least two names"),
-        (tm.Avro, {"subject": ["a", ""]}, "Avro(subject=...) is a list, which needs at least two names"),
+        (tm.Avro, {"subject": ["a"]}, "Avro(subject=...) must be a name, or a list of at least two names"),
+        (tm.Avro, {"subject": ["a", ""]}, "Avro(subject=...) must be a name, or a list of at least two names"),
+        (tm.Avro, {"subject": 5}, "Avro(subject=...) must be a name, or a list of at least two names"),
         (tm.Avro, {"subject": ["a", "a"]}, "Avro(subject=...) lists a name twice"),
         (tm.Avro, {"subject": ["a", "b"], "schema": '"int"'}, "schema= and a list of subjects are both given"),
-        (tm.Protobuf, {"message": ["a"]}, "Protobuf(message=...) is a list, which needs at least two names"),
+        (tm.Protobuf, {"message": ["a"]}, "Protobuf(message=...) must be a name, or a list of at least two names"),
         (tm.Protobuf, {"message": ["a", "a"]}, "Protobuf(message=...) lists a name twice"),
         (tm.Protobuf, {"subject": ["a", "b"]}, "a list of subjects needs a list of messages"),
         (tm.Protobuf, {"subject": ["a", "b"], "message": "a"}, "a list of subjects needs a list of messages"),

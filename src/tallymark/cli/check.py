@@ -73,7 +73,8 @@ def _show(trial: Trial) -> None:
         table_name = f" by table {letter.table}" if letter.table else ""
         say(f"dead{table_name}: {letter.partition} offset {letter.offset}: {printable(letter.error)}", "yellow")
     if trial.unmatched:
-        say(f"{trial.unmatched} records give no row to any table, and count as applied (see unmatched)", "yellow")
+        fate = "count as applied, unless unmatched='dead' is set"
+        say(f"records that give no row to any table: {trial.unmatched}; they {fate}", "yellow")
     if trial.tables:
         dead = len(trial.letters)
         say(f"\n{trial.group} fits; sample of {trial.records} records, {dead} of them dead; nothing was written")

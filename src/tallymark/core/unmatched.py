@@ -7,20 +7,21 @@ from typing import Literal
 
 import pyarrow as pa
 
+from tallymark.core import raw
 from tallymark.core.records import Reading
 from tallymark.core.tables import OFFSET, ORIGIN, PARTITION, TOPIC, Refusal, has_origin
 
 Unmatched = Literal["applied", "dead"]
 """What a record is that gives no row to any table."""
 NO_ROW = "no table has a row of this record: its functions left it out"
-PLACE = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())])
+COORDINATES = pa.schema([raw.SCHEMA.field(name) for name in ("topic", "partition", "offset")])
 AT = "at"
 
 
 def unmatched(records: pa.Table, rows: Iterable[pa.Table], refusals: Sequence[Refusal]) -> list[int]:
     """Return which of these records are neither in a row of a table nor refused."""
-    places = records.select(PLACE.names).append_column(AT, pa.arange(0, records.num_rows))
-    found = places.join(_matched(rows, refusals), PLACE.names, join_type="left anti")
+    numbered = records.select(COORDINATES.names).append_column(AT, pa.arange(0, records.num_rows))
+    found = numbered.join(_matched(rows, refusals), COORDINATES.names, join_type="left anti")
     return sorted(found[AT].to_pylist())
 
 
@@ -33,11 +34,11 @@ def count_unmatched(reading: Reading) -> int | None:
 
 
 def _matched(rows: Iterable[pa.Table], refusals: Sequence[Refusal]) -> pa.Table:
-    """The places of the records that have a row or are refused, each once."""
+    """The coordinates of the records that have a row or are refused, each once."""
     refused = [
         {TOPIC: refusal.partition.topic, PARTITION: refusal.partition.number, OFFSET: refusal.offset}
         for refusal in refusals
     ]
-    hidden = pa.schema([field.with_name(name) for field, name in zip(PLACE, ORIGIN, strict=True)])
+    hidden = pa.schema([field.with_name(name) for field, name in zip(COORDINATES, ORIGIN, strict=True)])
     tables = [pa.Table.from_pylist(refused, hidden), *(table.select(ORIGIN).cast(hidden) for table in rows)]
-    return pa.concat_tables(tables).rename_columns(PLACE.names).group_by(PLACE.names).aggregate([])
+    return pa.concat_tables(tables).rename_columns(COORDINATES.names).group_by(COORDINATES.names).aggregate([])

@@ -140,7 +140,7 @@ def types_schema(found: Mapping[str, Registered]) -> Schema:
     for subject, registered in found.items():
         schema = subject_schema(subject, registered)
         if schema.type != "record":
-            raise BadInput(f"subject {subject} is not a record but {schema.type}; a list of subjects needs records")
+            raise BadInput(f"subject {subject} is not a record but {schema.type}; a list needs records: leave it out")
         if (other := subjects.setdefault(schema.name, subject)) != subject:
             raise BadInput(f"subjects {other} and {subject} are both {schema.name}; list one of them")
         branches.append(schema)

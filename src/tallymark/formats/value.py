@@ -285,9 +285,9 @@ def _one_or_several(name: str, given: str | Sequence[str] | None) -> str | tuple
     """Return one name as it is, and a list of several names as a tuple."""
     if given is None or isinstance(given, str):
         return given
-    names = tuple(given)
+    names = tuple(given) if isinstance(given, (list, tuple)) else ()
     if len(names) < 2 or not all(isinstance(one, str) and one for one in names):
-        raise BadInput(f"{name} is a list, which needs at least two names; write a single name as text")
+        raise BadInput(f"{name} must be a name, or a list of at least two names")
     if len(set(names)) < len(names):
         raise BadInput(f"{name} lists a name twice; leave it out once")
     return names
