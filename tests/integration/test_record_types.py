@@ -85,6 +85,8 @@ def letters(url: str) -> set[tuple[str, object]]:
     return {(str(error), table) for error, table in found}
 
 
+@pytest.mark.faults_where(path="direct", kind="sqlite")
+@pytest.mark.faults_where(path="tasks", kind="postgresql")
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
 def test_each_subject_has_a_table_and_an_unknown_type_is_dead_until_it_is_listed(
     topics: Topics, brokers: str, group: str, registry: SchemaRegistry, database: Database, path: str, kind: str
@@ -119,6 +121,7 @@ def test_each_subject_has_a_table_and_an_unknown_type_is_dead_until_it_is_listed
     assert ids(url, "placed") == list(range(COUNT))
 
 
+@pytest.mark.faults_where(path="direct")
 def test_each_message_has_a_table(
     topics: Topics, brokers: str, group: str, registry: SchemaRegistry, database: Database, path: str
 ) -> None:
@@ -154,6 +157,7 @@ def send_by_header(topics: Topics, topic: str) -> None:
     topics.send(topic, [{"id": 102}], partitions=1, headers=[("type", None)])
 
 
+@pytest.mark.faults_where(path="direct")
 def test_a_header_selects_the_table_and_a_last_table_takes_the_rest(
     topics: Topics, brokers: str, group: str, database: Database, path: str
 ) -> None:
@@ -167,6 +171,24 @@ def test_a_header_selects_the_table_and_a_last_table_takes_the_rest(
     assert pipeline.run("caught-up") == tm.Tally(applied=2 * COUNT + 3)
     assert ids(url, "placed") == ids(url, "cancelled") == list(range(COUNT))
     assert ids(url, "rest") == [100, 101, 102]
+
+
+@pytest.mark.faults
+def test_executors_stage_the_rows_of_each_type(
+    topics: Topics, brokers: str, group: str, registry: SchemaRegistry, database: Database
+) -> None:
+    topic, url = topics.create(1), database("postgresql")
+    placed, cancelled = (registry.add(schema["name"], text(schema))[0] for schema in (PLACED, CANCELLED))
+    for n in range(COUNT):
+        values = [framed(placed, PLACED, {"id": n}), framed(cancelled, CANCELLED, {"why": "late"})]
+        topics.send(topic, [*values, framed(placed, REFUNDED, {"id": n})[:-1]], headers=[("type", b"x")])
+    avro = tm.Avro(registry.url, subject=["shop.Placed", "shop.Cancelled"])
+    pipeline = pipeline_of(brokers, topic, group, url, avro, road="executors")
+    pipeline.table("placed")(of_type("Placed"))
+    pipeline.table("by_header")(lambda records: records.where(BY_HEADER.format("x")).select("value.Cancelled.why"))
+    assert pipeline.run("caught-up") == tm.Tally(applied=2 * COUNT, dead=COUNT)
+    assert ids(url, "placed") == list(range(COUNT))
+    assert query(url, "SELECT count(*), count(why) FROM by_header") == [(2 * COUNT, COUNT)]
 
 
 def test_a_record_without_a_row_is_dead_if_the_pipeline_says_so(
@@ -192,6 +214,7 @@ def test_a_record_without_a_row_is_dead_if_the_pipeline_says_so(
     assert ids(url, "others") == [100, 101, 102]
 
 
+@pytest.mark.faults_where(path="tasks")
 def test_a_record_that_a_function_fails_on_is_dead_once(
     topics: Topics, brokers: str, group: str, database: Database, path: str
 ) -> None:
@@ -263,6 +286,7 @@ def test_a_file_has_a_table_for_each_subject(
     assert letters(url) == {(NO_ROW, None)}
 
 
+@pytest.mark.faults_where(path="tasks")
 def test_a_file_has_a_table_for_each_condition(
     topics: Topics, brokers: str, group: str, database: Database, tmp_path: Path, path: str
 ) -> None:
