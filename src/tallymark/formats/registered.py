@@ -105,6 +105,9 @@ def avro_decoder(source: Avro, schemas: Schemas | None, part: Part, topics: Sequ
         reader = reader_schema(source.schema, "Avro(schema=...)")
         if schemas is None:
             return PlainAvro(reader)
+    elif source.subjects:
+        assert schemas is not None
+        reader = types_schema({subject: schemas.latest(subject) for subject in source.subjects})
     else:
         subject = subject_name(source, part, topics)
         assert schemas is not None
@@ -128,6 +131,25 @@ def subject_schema(subject: str, found: Registered) -> Schema:
     if found.kind != "AVRO":
         raise BadInput(f"subject {subject} is not Avro but {found.kind}; use the format of its values")
     return reader_schema(found.text, f"subject {subject}", found.references)
+
+
+def types_schema(found: Mapping[str, Registered]) -> Schema:
+    """Return the union of the records of several subjects as a reader's."""
+    subjects: dict[str, str] = {}
+    branches = []
+    for subject, registered in found.items():
+        schema = subject_schema(subject, registered)
+        if schema.type != "record":
+            raise BadInput(f"subject {subject} is not a record but {schema.type}; a list needs records: leave it out")
+        if (other := subjects.setdefault(schema.name, subject)) != subject:
+            raise BadInput(f"subjects {other} and {subject} are both {schema.name}; list one of them")
+        branches.append(schema)
+    union = Schema("union", branches=tuple(branches))
+    try:
+        arrow_type(union)
+    except SchemaInvalid as error:
+        raise BadInput(f"subjects {', '.join(found)} can't be read together: {error}") from None
+    return union
 
 
 def reader_schema(text: str, name: str, references: Sequence[str] = ()) -> Schema:

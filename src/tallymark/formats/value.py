@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -92,16 +93,21 @@ class _OfRegistry:
     """A format whose schemas a registry has."""
 
     registry: str | Registry | None
-    subject: str | None
+    subject: str | Sequence[str] | None
 
     @property
     def server(self) -> Registry | None:
         """The registry, also if it was given as text."""
         return self.registry if isinstance(self.registry, Registry) else None
 
+    @property
+    def subjects(self) -> Sequence[str]:
+        """The subjects, if several are listed."""
+        return self.subject if isinstance(self.subject, tuple) else ()
+
     def subject_of(self, topic: str, part: Part = "value") -> str:
-        """Return the subject whose schemas the keys or values of a topic have."""
-        return self.subject or f"{topic}-{part}"
+        """Return the only subject whose schemas the keys or values of a topic have."""
+        return self.subject if self.subject and isinstance(self.subject, str) else f"{topic}-{part}"
 
 
 @dataclass(frozen=True)
@@ -137,9 +143,10 @@ class Avro(_OfRegistry):
     """Values are Avro, with the ids of their schemas: ``Avro("https://registry:8081")``.
 
     ``schema`` is the reader's schema, as JSON text or the path of a file; without it, the latest schema of ``subject``
-    is used, which is ``<topic>-value`` (for keys ``<topic>-key``) unless it is given. ``ids`` says where a record has
-    the id of the schema that it was written with: in the first five bytes of the value, or in a header. Without a
-    registry, every value is a plain Avro body of ``schema``.
+    is used, which is ``<topic>-value`` (for keys ``<topic>-key``) unless it is given. With a list of subjects, each of
+    which is a record, a value is a struct with a field for each record, such as ``value.Placed``. ``ids`` says where a
+    record has the id of the schema that it was written with: in the first five bytes of the value, or in a header.
+    Without a registry, every value is a plain Avro body of ``schema``.
 
     A producer writes with ``schema``, or without it with the latest one. ``register=True`` registers ``schema`` if
     the subject does not have it.
@@ -147,7 +154,7 @@ class Avro(_OfRegistry):
 
     registry: str | Registry | None = None
     schema: str | None = field(default=None, repr=False)
-    subject: str | None = None
+    subject: str | Sequence[str] | None = None
     ids: Literal["values", "headers"] = "values"
     register: bool = False
 
@@ -156,6 +163,7 @@ class Avro(_OfRegistry):
             object.__setattr__(self, "registry", Registry(self.registry))
         if self.schema is not None:
             object.__setattr__(self, "schema", _schema_text(self.schema))
+        object.__setattr__(self, "subject", _one_or_several("Avro(subject=...)", self.subject))
         if self.registry is None and self.schema is None:
             raise BadInput("Avro() needs registry= or schema=, such as Avro('https://registry:8081')")
         if self.ids not in ("values", "headers"):
@@ -164,6 +172,8 @@ class Avro(_OfRegistry):
             raise BadInput("Avro(): subject=, ids='headers' and register= need registry=, the address of the registry")
         if self.register and self.schema is None:
             raise BadInput("Avro(register=True) needs schema=, the schema to register")
+        if self.schema is not None and self.subjects:
+            raise BadInput("Avro(): schema= and a list of subjects are both given; keep one of them")
 
 
 @dataclass(frozen=True)
@@ -173,8 +183,10 @@ class Protobuf(_OfRegistry):
     ``message`` is the reader's message. ``schema`` is the path of a ``.proto`` file, or of a FileDescriptorSet
     (``protoc --descriptor_set_out --include_imports``); without it, the latest schema of ``subject`` is used, which is
     ``<topic>-value`` (for keys ``<topic>-key``) unless it is given. Without ``message`` it is the first one of the
-    subject, or the only one of the file. ``ids`` says where a record has the id of the schema that it was written with:
-    in the first bytes of the value, or in a header. Without a registry, every value is a plain message.
+    subject, or the only one of the file. With a list of messages, a value is a struct with a field for each message,
+    such as ``value.Placed``; ``subject`` may then list a subject for each. ``ids`` says where a record has the id of
+    the schema that it was written with: in the first bytes of the value, or in a header. Without a registry, every
+    value is a plain message.
 
     A producer writes with ``schema``, or without it with the latest one. ``register=True`` registers ``schema``, a
     ``.proto`` file without imports, if the subject does not have it.
@@ -182,8 +194,8 @@ class Protobuf(_OfRegistry):
 
     registry: str | Registry | None = None
     schema: str | None = None
-    message: str | None = None
-    subject: str | None = None
+    message: str | Sequence[str] | None = None
+    subject: str | Sequence[str] | None = None
     ids: Literal["values", "headers"] = "values"
     register: bool = False
 
@@ -200,11 +212,37 @@ class Protobuf(_OfRegistry):
             )
         if self.register and self.schema is None:
             raise BadInput("Protobuf(register=True) needs schema=, the schema to register")
+        self._check_several()
         if self.schema is not None and not Path(self.schema).is_file():
             raise BadInput(
                 f"Protobuf(schema={self.schema!r}): there is no such file; give the path of a .proto file, or of what "
                 "protoc --descriptor_set_out --include_imports writes"
             )
+
+    def _check_several(self) -> None:
+        for name in ("message", "subject"):
+            given = _one_or_several(f"Protobuf({name}=...)", getattr(self, name))
+            object.__setattr__(self, name, given)
+        if self.messages and self.registry is None:
+            raise BadInput(
+                "Protobuf(): several messages need registry=, because only the id of a schema tells which message a "
+                "value is"
+            )
+        if self.subjects and (self.schema is not None or len(self.messages) != len(self.subjects)):
+            raise BadInput(
+                "Protobuf(): a list of subjects needs a list of messages, one of each subject, and no schema=; correct "
+                "message="
+            )
+
+    @property
+    def messages(self) -> Sequence[str]:
+        """The messages, if several are listed."""
+        return self.message if isinstance(self.message, tuple) else ()
+
+    @property
+    def only_message(self) -> str | None:
+        """The message, if no list of them is given."""
+        return self.message if isinstance(self.message, str) else None
 
 
 @dataclass(frozen=True)
@@ -260,6 +298,18 @@ def _address(text: str) -> SplitResult:
     if parts.query or parts.fragment or not text.strip().isascii() or any(sign <= " " for sign in parts.geturl()):
         raise BadInput(f"Registry(): the address has a query, a fragment, or signs that URLs do not have; {usage}")
     return parts
+
+
+def _one_or_several(name: str, given: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    """Return one name as it is, and a list of several names as a tuple."""
+    if given is None or isinstance(given, str):
+        return given
+    names = tuple(given) if isinstance(given, (list, tuple)) else ()
+    if len(names) < 2 or not all(isinstance(one, str) and one for one in names):
+        raise BadInput(f"{name} must be a name, or a list of at least two names")
+    if len(set(names)) < len(names):
+        raise BadInput(f"{name} lists a name twice; leave it out once")
+    return names
 
 
 def _schema_text(given: str) -> str:

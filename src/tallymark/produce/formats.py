@@ -74,6 +74,11 @@ class FormattedRecords:
         if isinstance(value, Formatted):
             formats["value"] = value
         for part, format in formats.items():
+            if format.subjects or (isinstance(format, Protobuf) and format.messages):
+                raise BadInput(
+                    f"Producer({part}={type(format).__name__}(...)) has a list of types, and each record is written as "
+                    "one; name one subject, or one message"
+                )
             if isinstance(format, Json) and format.framed and format.registry is None:
                 raise BadInput(
                     f"Producer({part}=Json(..., framed=True)) needs registry=, which has the id of the schema, such as "
@@ -124,7 +129,7 @@ def _plain(format: Formatted) -> Write:
     assert format.schema is not None, "without a registry"
     if isinstance(format, Avro):
         return AvroEncoder(format.schema)
-    return ProtobufEncoder(declared_message(format.schema, format.message, column=False))
+    return ProtobufEncoder(declared_message(format.schema, format.only_message, column=False))
 
 
 def _writer(format: Formatted, subject: str, found: Registered) -> tuple[Write, bytes]:
@@ -133,7 +138,7 @@ def _writer(format: Formatted, subject: str, found: Registered) -> tuple[Write, 
         return JsonWriter(format), b""
     if isinstance(format, Avro):
         return AvroEncoder(found.text, found.references), b""
-    message, places = written_message(subject, found, format.message)
+    message, places = written_message(subject, found, format.only_message)
     return ProtobufEncoder(message), encoded(places)
 
 
@@ -147,7 +152,7 @@ def _registered(schemas: Schemas, format: Formatted, subject: str) -> Registered
         return latest
     if isinstance(format, Protobuf):
         # Before it is registered: a file with several messages needs the name of one.
-        declared_message(format.schema, format.message, column=False)
+        declared_message(format.schema, format.only_message, column=False)
     text = format.schema if isinstance(format, Avro) else declared_text(format.schema)
     if format.register:
         return schemas.register(subject, kind, text)

@@ -16,6 +16,7 @@ from tallymark.core.replica import check_options, replica
 from tallymark.core.retry import retrying
 from tallymark.core.spans import Owner, Tally
 from tallymark.core.tables import TableSpec, Write
+from tallymark.core.unmatched import Unmatched
 from tallymark.errors import BadInput, TallymarkError
 from tallymark.formats.debezium.changes import check_replica
 from tallymark.kafka.brokers import Brokers
@@ -72,6 +73,9 @@ class Pipeline:
     ``delivery`` other than exactly-once writes rows and positions one after the other; then ``ledger`` may name another
     store for the positions. ``road`` selects how rows get to the store: through the driver, staged by the executors, or
     automatically by the size of the batch (``limits.memory``).
+
+    ``unmatched="dead"`` makes a record a dead letter if it gives no row to any table. By default it counts as applied,
+    because a function may leave out records on purpose.
     """
 
     def __init__(
@@ -83,11 +87,15 @@ class Pipeline:
         limits: Limits | None = None,
         road: Road = "auto",
         spark: Mapping[str, str] | None = None,
+        unmatched: Unmatched = "applied",
         **settings: Unpack[Settings],
     ) -> None:
         self.setup = Setup(group, source, store, **settings)
         if road not in get_args(Road):
             raise BadInput(f"road={road!r} is not known; write {', '.join(get_args(Road))}")
+        if unmatched not in get_args(Unmatched):
+            raise BadInput(f"unmatched={unmatched!r} is not known; write {' or '.join(get_args(Unmatched))}")
+        self.unmatched = unmatched
         self.limits = limits or Limits()
         self.road = road
         self.spark = dict(spark or {})
@@ -272,7 +280,8 @@ class Pipeline:
                 # The executors are threads of the driver: smaller batches through the driver are faster.
                 stage = None
             path: Path | None = "executors" if forced else None
-            return SparkReader(spark, self.setup.source, tables, owner.run, self.limits.memory, stage, path)
+            memory = self.limits.memory
+            return SparkReader(spark, self.setup.source, tables, owner.run, memory, stage, path, self.unmatched)
 
 
 def _unchanged(rows: DataFrame) -> DataFrame:

@@ -27,6 +27,7 @@ from tallymark.core import raw
 from tallymark.core.records import DeadLetter, Reading
 from tallymark.core.spans import Partition, Span, split
 from tallymark.core.tables import TableSpec
+from tallymark.core.unmatched import NO_ROW, Unmatched, count_unmatched, unmatched
 from tallymark.errors import BadInput, BatchTooLarge
 from tallymark.formats.decoded import DecodedRecords
 from tallymark.formats.decoders import Decoders
@@ -74,7 +75,8 @@ class SparkReader:
     """Reads spans of a Kafka source with Spark and applies the tables' functions.
 
     ``memory`` is the maximum number of bytes of a batch in the driver. Larger batches go to ``stages``, or are refused.
-    ``path`` is the path of all batches, instead of the path that fits each.
+    ``path`` is the path of all batches, instead of the path that fits each. ``unmatched`` is what a record is that
+    gives no row to any table.
     """
 
     def __init__(
@@ -86,8 +88,10 @@ class SparkReader:
         memory: int = sys.maxsize,
         stages: Stages | None = None,
         path: Path | None = None,
+        unmatched: Unmatched = "applied",
     ) -> None:
         self._path = path
+        self._finds_unmatched = unmatched == "dead"
         self._spark = own_session(spark)
         self._source = source
         self._run = run
@@ -108,6 +112,11 @@ class SparkReader:
         return self._layouts.tables
 
     def schemas(self) -> Mapping[str, pa.Schema]:
+        if self._finds_unmatched and not all(layout.shaper.is_row_wise for layout in self._layouts.known):
+            raise BadInput(
+                "unmatched='dead' needs functions that compute the rows of each record by itself, and one aggregates, "
+                "joins, or uses a window; leave out unmatched=, or move its table to another pipeline"
+            )
         if self._stages is not None and (reason := self._unstageable):
             if self._path == "executors":
                 raise BadInput(f"road='executors': {reason}; leave out road=")
@@ -117,6 +126,8 @@ class SparkReader:
     @property
     def _unstageable(self) -> str | None:
         """The reason for which executors can't stage all tables, if there is one."""
+        if self._finds_unmatched:
+            return "unmatched='dead' compares the rows with the records, which executors can't"
         if not self._layouts.is_shared:
             return "executors stage the same tables for all topics"
         return next((reason for layout in self._layouts.known if (reason := layout.shaper.unstageable)), None)
@@ -249,7 +260,13 @@ class SparkReader:
     def _collect(self, spans: Sequence[Span], without: Records) -> Reading:
         self._scan.name_jobs(sum(map(len, spans)))
         (layout,) = self._layouts.of_spans(spans)
-        return layout.tasks.collect(spans, without)
+        reading = layout.tasks.collect(spans, without)
+        if not self._finds_unmatched or not count_unmatched(reading):
+            return reading
+        check_running(self._stop)
+        # Tasks do not keep records as they are in Kafka. Another thread may use the reader's own client.
+        with closing(Direct(self._source, self._brokers)) as direct:
+            return self._shaped(raw.without(raw.of_messages(direct.read(spans)), without), spans)
 
     def _parts(self, spans: Sequence[Span]) -> Sequence[Sequence[Span]]:
         """The spans in parts, each of one layout."""
@@ -278,8 +295,11 @@ class SparkReader:
         decoded = DecodedRecords.of(records, layout.decoders)
         alive = raw.leave_out(decoded.records, decoded.errors.keys())
         rows, refusals = layout.shaper.shape_arrow(alive, spans)
-        letters = raw.letters(records, decoded.errors)
-        return Reading(raw.seen(records, decoded.errors.keys()), rows, letters, refusals, decoded.size)
+        errors = dict(decoded.errors)
+        if self._finds_unmatched:
+            errors = dict.fromkeys(unmatched(records, rows.values(), refusals), NO_ROW) | errors
+        letters = raw.letters(records, errors)
+        return Reading(raw.seen(records, errors.keys()), rows, letters, refusals, decoded.size)
 
     def _by_layout(self, records: pa.Table, spans: Sequence[Span]) -> Iterator[tuple[Layout, pa.Table, list[Span]]]:
         """The records and the spans of each layout."""

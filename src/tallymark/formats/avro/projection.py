@@ -1,9 +1,12 @@
 """Resolves the schema that wrote records against the schema of their reader, as the Avro specification demands.
 
-There is one deviation: a field that was not written and has no default is NULL.
+There are two deviations: a field that was not written and has no default is NULL, and the types of whole values are
+told apart by full names.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tallymark.formats.avro import values
 from tallymark.formats.avro.columns import arrow_type, not_null
@@ -13,6 +16,7 @@ from tallymark.formats.avro.program import Program, Step
 from tallymark.formats.avro.schema import Field, Schema
 from tallymark.formats.avro.skipping import Skipping
 from tallymark.formats.misfit import Misfit
+from tallymark.formats.types import none_of
 
 __all__ = ["Incompatible", "Program", "projection"]
 
@@ -22,7 +26,7 @@ def projection(writer: Schema, reader: Schema) -> Program:
     column = arrow_type(reader)
     skipping = Skipping()
     try:
-        root = _Resolution(skipping).step(writer, reader)
+        root = _Resolution(skipping, reader).step(writer, reader)
     except RecursionError:
         raise Incompatible("its types are nested too deeply") from None
     return Program(root, skipping.skips, column, _is_nullable(reader))
@@ -33,8 +37,10 @@ def _is_nullable(schema: Schema) -> bool:
 
 
 class _Resolution:
-    def __init__(self, skipping: Skipping) -> None:
+    def __init__(self, skipping: Skipping, top: Schema) -> None:
+        """``top`` is the whole schema of the reader."""
         self._skipping = skipping
+        self._top = top
 
     def step(self, writer: Schema, reader: Schema) -> Step:
         if writer.type == "union":
@@ -71,8 +77,9 @@ class _Resolution:
         if writer.type == "null" and _is_nullable(reader):
             return {"read": "null"}
         others = not_null(reader)
+        candidates = _types(writer, others) if reader is self._top and len(others) > 1 else others
         errors = []
-        for branch in sorted(others, key=lambda branch: _distance(writer, branch)):
+        for branch in sorted(candidates, key=lambda branch: _distance(writer, branch)):
             try:
                 step = self.step(writer, branch)
             except Incompatible as error:
@@ -138,6 +145,18 @@ def _enum(writer: Schema, reader: Schema) -> Step:
     symbols = [symbol if symbol in known else reader.default for symbol in writer.symbols]
     step: Step = {"read": "enum", "symbols": symbols}
     return {**step, "written": list(writer.symbols)} if None in symbols else step
+
+
+def _types(writer: Schema, branches: Sequence[Schema]) -> Sequence[Schema]:
+    """The branches that a whole value may become: another type must not be read as a record of the same short name."""
+    if writer.type != "record":
+        return branches
+    records = [branch for branch in branches if branch.type == "record"]
+    found = [branch for branch in records if branch.name == writer.name]
+    found = found or [branch for branch in records if writer.name in branch.aliases]
+    if not found:
+        raise Incompatible(f"{writer.name} is {none_of([branch.label for branch in branches])}")
+    return found
 
 
 def _width(reader: Schema) -> int:

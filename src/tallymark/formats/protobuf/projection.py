@@ -5,9 +5,10 @@ Numbers are converted by their value, because the writer's types are known: a nu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from tallymark.formats.protobuf.columns import FIELD_MASK, JSON, SPECIAL, TIMESTAMP, WRAPPERS, Columns
+from tallymark.formats.protobuf.columns import FIELD_MASK, JSON, SPECIAL, TIMESTAMP, WRAPPERS, Columns, types_type
 from tallymark.formats.protobuf.numbers import LONG, RANGES, number_encoder, varint
 from tallymark.formats.protobuf.program import Program, Step
 from tallymark.formats.protobuf.schema import Field, Message
@@ -37,6 +38,15 @@ def projection(writer: Message, reader: Message) -> Program:
         return Program(_Projection(columns).message(writer, reader), column)
     except RecursionError:
         raise Incompatible("its messages are nested too deeply") from None
+
+
+def one_of(writer: Message, readers: Sequence[Message]) -> Program | None:
+    """Return the program that decodes into the column of several messages; None if the writer's is none of them."""
+    at = next((at for at, reader in enumerate(readers) if reader.name == writer.name), None)
+    if at is None:
+        return None
+    program = projection(writer, readers[at])
+    return Program({"read": "branch", "to": at, "width": len(readers), "step": program.root}, types_type(readers))
 
 
 class _Projection:

@@ -8,19 +8,22 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
+from tallymark.errors import BadInput
 from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.framing import HEADERS, Id, Identified, framed, in_headers
 from tallymark.formats.protobuf import indexes
 from tallymark.formats.protobuf.body import Dead
+from tallymark.formats.protobuf.columns import types_type
 from tallymark.formats.protobuf.compiler import compiled
 from tallymark.formats.protobuf.decoder import decode
 from tallymark.formats.protobuf.indexes import Indexes
 from tallymark.formats.protobuf.messages import declared_message, subject_message
 from tallymark.formats.protobuf.program import Program
-from tallymark.formats.protobuf.projection import Incompatible, projection
+from tallymark.formats.protobuf.projection import Incompatible, one_of, projection
 from tallymark.formats.protobuf.schema import Files, Message, SchemaInvalid, parse
 from tallymark.formats.registered import as_array, placed, subject_name
 from tallymark.formats.registry import Registered, Schemas
+from tallymark.formats.types import none_of
 from tallymark.formats.value import Part, Protobuf
 
 Group = tuple[Id, Indexes, np.ndarray, pa.Array, np.ndarray | None]
@@ -43,22 +46,24 @@ class PlainProtobuf:
 
 
 class RegisteredProtobuf:
-    """Decodes contents by the schemas and message indexes that they name, for one reader's message.
+    """Decodes contents by the schemas and message indexes that they name, for one reader's message or for several.
 
+    The value is the message, or of several messages a struct in which only that of the value is not NULL.
     Each schema is fetched from the registry once. One that the registry does not know is asked for again later.
     """
 
     learns, is_nullable = True, False
 
-    def __init__(self, schemas: Schemas, reader: Message, part: Part, *, in_headers: bool) -> None:
+    def __init__(self, schemas: Schemas, readers: Sequence[Message], part: Part, *, in_headers: bool) -> None:
         self.header = HEADERS[part] if in_headers else None
         self._schemas = schemas
-        self._reader = reader
+        self._readers = readers
         self._part = part
         self._files: dict[Id, Files | str] = {}
         self._programs: dict[tuple[Id, Indexes], Program] = {}
-        own = projection(reader, reader)
-        self.type, self.in_bulk = own.type, own.in_bulk
+        own = [projection(reader, reader) for reader in readers]
+        self.type = own[0].type if len(own) == 1 else types_type(readers)
+        self.in_bulk = all(program.in_bulk for program in own)
 
     @property
     def version(self) -> int:
@@ -109,13 +114,22 @@ class RegisteredProtobuf:
         if isinstance(files, str):
             return files
         try:
-            writer = files.at(places)
-            if writer.short_name != self._reader.short_name:
-                return f"the value is a {writer.name} of schema {name}, not a {self._reader.name}"
-            self._programs[name, places] = projection(writer, self._reader)
+            program = self._projected(files.at(places), name)
         except (SchemaInvalid, Incompatible) as error:
             return f"schema {name} can't be read: {error}"
-        return self._programs[name, places]
+        if isinstance(program, Program):
+            self._programs[name, places] = program
+        return program
+
+    def _projected(self, writer: Message, name: Id) -> Program | str:
+        if len(self._readers) > 1:
+            names = [reader.name for reader in self._readers]
+            program = one_of(writer, self._readers)
+            return program or f"the value is a {writer.name} of schema {name}, {none_of(names)}"
+        (reader,) = self._readers
+        if writer.short_name != reader.short_name:
+            return f"the value is a {writer.name} of schema {name}, not a {reader.name}"
+        return projection(writer, reader)
 
     def _file(self, name: Id) -> Files | str:
         """The files of a schema, or why they can't be read."""
@@ -138,13 +152,32 @@ def _files(name: Id, found: Registered) -> Files | str:
 
 def protobuf_decoder(source: Protobuf, schemas: Schemas | None, part: Part, topics: Sequence[str]) -> Decoder:
     """Create the decoder of a source's keys or values; asks the registry for the reader's schema if it is not given."""
+    messages: Sequence[str | None] = source.messages or [source.only_message]
     if source.schema is not None:
-        reader = declared_message(source.schema, source.message)
+        readers = [declared_message(source.schema, message) for message in messages]
         if schemas is None:
-            return PlainProtobuf(reader)
+            return PlainProtobuf(readers[0])
     else:
-        subject = subject_name(source, part, topics)
+        subjects = source.subjects or [subject_name(source, part, topics)] * len(messages)
         assert schemas is not None
-        reader = subject_message(subject, schemas.latest(subject), source.message)
+        latest = {subject: schemas.latest(subject) for subject in subjects}
+        readers = [
+            subject_message(subject, latest[subject], message)
+            for subject, message in zip(subjects, messages, strict=True)
+        ]
     assert schemas is not None
-    return RegisteredProtobuf(schemas, reader, part, in_headers=source.ids == "headers")
+    _check_several(readers)
+    return RegisteredProtobuf(schemas, readers, part, in_headers=source.ids == "headers")
+
+
+def _check_several(readers: Sequence[Message]) -> None:
+    """Refuse messages that would not each have a field."""
+    names = [reader.name for reader in readers]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(f"Protobuf(message=[...]) names {name} twice; leave it out once")
+    if len(readers) > 1:
+        try:
+            types_type(readers)
+        except SchemaInvalid as error:
+            raise BadInput(f"Protobuf(message=[...]) can't be used: {error}") from None
