@@ -143,6 +143,9 @@ def number(value: int, size: int = 3) -> str:
 CONNECT = "org.apache.kafka.connect.data."
 NOON_MILLIS = 1_769_860_800_000
 AT = datetime(2026, 1, 31, 12)
+ARRAY_OF = {"type": "array"}
+MILLIS = {"type": "int64", "name": "io.debezium.time.Timestamp"}
+TENTHS = {"type": "bytes", "name": f"{CONNECT}Decimal", "parameters": {"scale": "1"}}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +169,9 @@ AT = datetime(2026, 1, 31, 12)
         ("DECIMAL(10, 2)", {"scale": 3, "value": number(1235)}, None, Decimal("1.24")),
         ("DECIMAL(10, 2)", {"scale": -2, "value": number(3)}, None, Decimal("300.00")),
         ("ARRAY<DATE>", [0, None], None, [date(1970, 1, 1), None]),
+        ("ARRAY<TIMESTAMP_NTZ>", [NOON_MILLIS, None], ARRAY_OF | {"items": MILLIS}, [AT, None]),
+        ("ARRAY<DECIMAL(10, 2)>", [number(125)], ARRAY_OF | {"items": TENTHS}, [Decimal("12.50")]),
+        ("ARRAY<DECIMAL(10, 2)>", ["12.5"], ARRAY_OF | {"items": {"type": "string"}}, [Decimal("12.50")]),
         ("BINARY", base64.b64encode(UNAVAILABLE.encode()).decode(), None, UNAVAILABLE.encode()),
         ("BIGINT", 3_600_000_000, {"type": "int64", "name": "io.debezium.time.MicroTime"}, 3_600_000_000),
         ("STRING", {"a": 1}, None, '{"a":1}'),
