@@ -1,0 +1,179 @@
+"""Debezium's own connectors: replicas of real tables, through snapshots, large values, restarts and new columns."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pymysql
+import pytest
+
+import tallymark as tm
+from bench.peers.connect import Worker
+from tallymark.errors import SandboxError
+from tallymark.local.sandbox.server import HOST, Server
+from tests.support.connectors import FORMS, PARTITIONS, SERVERS, SIGNALS, Connectors, signal, wait_for_text, worker
+from tests.support.databases import query
+from tests.support.kafka import Topics
+from tests.support.source_tables import ADDED, SourceTable
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+WITH_SCHEMA = "json with a schema"
+
+
+@pytest.fixture(scope="module")
+def connect(brokers: str) -> Iterator[Worker]:
+    with worker(brokers) as started:
+        yield started
+
+
+@contextmanager
+def logged(kind: str, directory: Path) -> Iterator[tuple[Server, Any]]:
+    """A database with a log, and a connection to it."""
+    directory.chmod(0o755)
+    server = SERVERS[kind](directory / kind, temporary=True)
+    try:
+        server.start()
+    except SandboxError as error:
+        if kind != "mysql":
+            raise
+        pytest.skip(f"no MySQL on this machine: {error}")
+    try:
+        if kind == "postgresql":
+            yield server, psycopg.connect(server.url)
+        else:
+            yield (
+                server,
+                pymysql.connect(
+                    host=HOST,
+                    port=server.port,
+                    user="root",
+                    database="test",
+                    charset="utf8mb4",
+                    init_command="SET time_zone = '+00:00'",
+                    ssl_disabled=True,
+                ),
+            )
+    finally:
+        server.stop()
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize("kind", list(SERVERS))
+def test_a_replica_equals_a_table_that_a_connector_reads(
+    spark: SparkSession,
+    brokers: str,
+    topics: Topics,
+    group: str,
+    connect: Worker,
+    database: Callable[[str], str],
+    tmp_path_factory: pytest.TempPathFactory,
+    kind: str,
+) -> None:
+    with logged(kind, tmp_path_factory.mktemp("source", numbered=True)) as (server, connection):
+        source, connectors = SourceTable(kind, connection, Random(kind)), Connectors(connect, kind, server, group)
+        values = changed(source, connectors, kind, topics)
+        assert repeated(values[WITH_SCHEMA]), "the restart repeated nothing"
+        expected = source.rows()
+        assert len(expected) > 1_000
+        assert any(row["extra"] == ADDED for row in expected.values())
+
+        url = {form: database("postgresql") for form in (*FORMS, "service")}
+        for form in FORMS:
+            pipeline(brokers, connectors.topic(form), group, url[form], source.ddl).run("caught-up")
+        listener(brokers, connectors.topic(WITH_SCHEMA), group, url["service"], source.ddl).run("caught-up")
+        for form, store in url.items():
+            assert query(store, "SELECT error FROM tallymark_dead_letters") == [], form
+            assert_equal(source.replicated(query(store, source.reading)), expected, form)
+
+        source.run("TRUNCATE TABLE orders")
+        source.mark("truncated")
+        wait(connectors, topics, "truncated")
+        pipeline(brokers, connectors.topic(WITH_SCHEMA), group, url[WITH_SCHEMA], source.ddl).run("caught-up")
+        ((error,),) = query(url[WITH_SCHEMA], "SELECT error FROM tallymark_dead_letters")
+        assert "TRUNCATE" in str(error)
+        connectors.remove()
+
+
+def changed(source: SourceTable, connectors: Connectors, kind: str, topics: Topics) -> dict[str, list[bytes | None]]:
+    """Change the table while the connectors read it. Returns the values of each form's topic."""
+    for form in FORMS:
+        topics.create(PARTITIONS, name=connectors.topic(form))
+    source.run(SIGNALS)
+    source.change(400)
+    connectors.start()
+    source.change(200)
+    source.mark("streamed")
+    wait(connectors, topics, "streamed")
+    connectors.wait_until_stored()
+    source.change(200)
+    source.mark("killed")
+    wait(connectors, topics, "killed")
+    connectors.restart()
+    if kind == "postgresql":
+        source.run("ALTER TABLE orders REPLICA IDENTITY FULL")
+    source.change(200)
+    source.change_many()
+    source.run(f"ALTER TABLE orders ADD extra INT DEFAULT {ADDED}")
+    source.change(100)
+    source.run(signal(kind))
+    source.change(100)
+    source.mark("last")
+    values = wait(connectors, topics, "last")
+    connectors.check()
+    return values
+
+
+def wait(connectors: Connectors, topics: Topics, mark: str) -> dict[str, list[bytes | None]]:
+    return {form: wait_for_text(topics, connectors.topic(form), f"mark {mark}") for form in FORMS}
+
+
+def repeated(values: list[bytes | None]) -> bool:
+    """Whether events were written twice: those with one position, key and operation."""
+    events = [json.loads(value)["payload"] for value in values if value]
+    places = Counter(
+        (
+            event["op"],
+            (event["after"] or event["before"] or {"id": None})["id"],
+            *(event["source"].get(name) for name in ("lsn", "file", "pos", "row")),
+        )
+        for event in events
+    )
+    return max(places.values()) > 1
+
+
+def pipeline(brokers: str, topic: str, group: str, store: str, ddl: str) -> tm.Pipeline:
+    source = tm.Kafka(brokers, topic, value=tm.Debezium(tm.Json(ddl)), key=tm.Json("id BIGINT"))
+    made = tm.Pipeline(group=group, source=source, store=store, limits=tm.Limits(2_000), membership=tm.Standalone())
+    made.table("orders", write="replica")
+    return made
+
+
+def listener(brokers: str, topic: str, group: str, store: str, ddl: str) -> tm.App:
+    app = tm.App(brokers=brokers, store=store)
+
+    @app.listen(topic, group=f"{group}-service", value=tm.Debezium(tm.Json(ddl)), batch=True)
+    def handle(records: Any, db: Any) -> None:
+        db.write("orders", records.changes(), key="id", write="replica")
+
+    return app
+
+
+def assert_equal(found: dict[int, Any], expected: dict[int, Any], form: str) -> None:
+    assert sorted(found) == sorted(expected), form
+    different = {
+        (id, name): (str(found[id][name])[:200], str(value)[:200])
+        for id, row in expected.items()
+        for name, value in row.items()
+        if found[id][name] != value
+    }
+    assert not different, (form, Counter(name for _, name in different), dict(list(different.items())[:5]))
