@@ -20,7 +20,7 @@ from tallymark.local.sandbox.server import HOST, Server
 from tests.support.connectors import FORMS, PARTITIONS, SERVERS, SIGNALS, Connectors, signal, wait_for_text, worker
 from tests.support.databases import query
 from tests.support.kafka import Topics
-from tests.support.source_tables import ADDED, SourceTable
+from tests.support.source_tables import ADDED, HIGHEST, SourceTable
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 WITH_SCHEMA = "json with a schema"
+AGAIN = rf'"after":\{{"id":{HIGHEST},.*"snapshot":"incremental"'
+"""Is in the last event of an incremental snapshot."""
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +111,7 @@ def changed(source: SourceTable, connectors: Connectors, kind: str, topics: Topi
     for form in FORMS:
         topics.create(PARTITIONS, name=connectors.topic(form))
     source.run(SIGNALS)
-    source.change(400)
+    source.change(300)
     connectors.start()
     source.change(200)
     source.mark("streamed")
@@ -127,6 +129,8 @@ def changed(source: SourceTable, connectors: Connectors, kind: str, topics: Topi
     source.change(100)
     source.run(signal(kind))
     source.change(100)
+    for form in FORMS:
+        wait_for_text(topics, connectors.topic(form), AGAIN, partitions=1)
     source.mark("last")
     values = wait(connectors, topics, "last")
     connectors.check()

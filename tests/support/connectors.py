@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -115,15 +116,16 @@ def worker(brokers: str) -> Iterator[Worker]:
         started.discard()
 
 
-def wait_for_text(topics: Topics, topic: str, text: str) -> list[bytes | None]:
-    """The values of a topic, in the order of each partition, as soon as one has the text in every partition."""
+def wait_for_text(topics: Topics, topic: str, pattern: str, partitions: int = PARTITIONS) -> list[bytes | None]:
+    """The values of a topic, in the order of each partition, as soon as so many have one with this text."""
+    wanted = re.compile(pattern.encode())
 
     def found() -> list[bytes | None] | None:
         values = topics.committed(topic)
-        ready = {partition for (partition, _), value in values.items() if value and text.encode() in value}
-        return [values[at] for at in sorted(values)] if len(ready) == PARTITIONS else None
+        ready = {partition for (partition, _), value in values.items() if value and wanted.search(value)}
+        return [values[at] for at in sorted(values)] if len(ready) >= partitions else None
 
-    return wait_for(found, 120, f"{topic} has {text}")
+    return wait_for(found, 90, f"{topic} has {pattern}")
 
 
 def signal(kind: str) -> str:

@@ -19,6 +19,8 @@ ADDED = 7
 """The default of the column that is added later."""
 BULK, FIRST_BULK = 4_000, 1_000_000
 """The size of large transactions, and the first id of their rows."""
+HIGHEST = FIRST_BULK + BULK - 2
+"""The highest id that is left."""
 MARKS = 30
 
 Make = Callable[[Random], Any]
@@ -147,10 +149,10 @@ POSTGRESQL = [
     Column("bits", "bit(9)", "BINARY", lambda random: f"{random.randrange(512):09b}", little),
     Column("mood", "mood", "STRING", lambda random: random.choice(["sad", "ok"])),
     Column("texts", "text[]", "ARRAY<STRING>", listed(text, 3)),
-    Column("ints", "int[]", "ARRAY<INT>", listed(small, 2_000)),
-    Column("bigs", "bigint[]", "ARRAY<BIGINT>", listed(lambda random: random.randrange(2**62), 1_000)),
-    Column("days", "date[]", "ARRAY<DATE>", listed(day, 2_000), texts),
-    Column("uids", "uuid[]", "ARRAY<STRING>", listed(uuid, 500), texts),
+    Column("ints", "int[]", "ARRAY<INT>", listed(small, 1_000)),
+    Column("bigs", "bigint[]", "ARRAY<BIGINT>", listed(lambda random: random.randrange(2**62), 500)),
+    Column("days", "date[]", "ARRAY<DATE>", listed(day, 1_000), texts),
+    Column("uids", "uuid[]", "ARRAY<STRING>", listed(uuid, 200), texts),
     Column("times", "timestamp(3)[]", "ARRAY<TIMESTAMP_NTZ>", listed(milli, 3)),
     Column("sums", "numeric(10,2)[]", "ARRAY<DECIMAL(10, 2)>", listed(lambda random: cents(random) / 100, 3)),
     Column(
