@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -20,11 +22,9 @@ from tallymark.local.sandbox.server import HOST, Server
 from tests.support.connectors import FORMS, PARTITIONS, SERVERS, SIGNALS, Connectors, signal, wait_for_text, worker
 from tests.support.databases import query
 from tests.support.kafka import Topics
-from tests.support.source_tables import ADDED, HIGHEST, SourceTable
+from tests.support.source_tables import ADDED, BULK, HIGHEST, SourceTable
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from pyspark.sql import SparkSession
 
 WITH_SCHEMA = "json with a schema"
@@ -39,34 +39,39 @@ def connect(brokers: str) -> Iterator[Worker]:
 
 
 @contextmanager
-def logged(kind: str, directory: Path) -> Iterator[tuple[Server, Any]]:
+def logged(kind: str) -> Iterator[tuple[Server, Any]]:
     """A database with a log, and a connection to it."""
-    directory.chmod(0o755)
-    server = SERVERS[kind](directory / kind, temporary=True)
+    with tempfile.TemporaryDirectory(prefix="tallymark-source-") as directory:
+        # PostgreSQL may run as another user.
+        Path(directory).chmod(0o755)
+        server = SERVERS[kind](Path(directory) / kind, temporary=True)
+        try:
+            yield started(kind, server), connected(kind, server)
+        finally:
+            server.stop()
+
+
+def started(kind: str, server: Server) -> Server:
     try:
-        server.start()
+        return server.start()
     except SandboxError as error:
         if kind != "mysql":
             raise
         pytest.skip(f"no MySQL on this machine: {error}")
-    try:
-        if kind == "postgresql":
-            yield server, psycopg.connect(server.url)
-        else:
-            yield (
-                server,
-                pymysql.connect(
-                    host=HOST,
-                    port=server.port,
-                    user="root",
-                    database="test",
-                    charset="utf8mb4",
-                    init_command="SET time_zone = '+00:00'",
-                    ssl_disabled=True,
-                ),
-            )
-    finally:
-        server.stop()
+
+
+def connected(kind: str, server: Server) -> Any:
+    if kind == "postgresql":
+        return psycopg.connect(server.url)
+    return pymysql.connect(
+        host=HOST,
+        port=server.port,
+        user="root",
+        database="test",
+        charset="utf8mb4",
+        init_command="SET time_zone = '+00:00'",
+        ssl_disabled=True,
+    )
 
 
 @pytest.mark.faults
@@ -78,15 +83,14 @@ def test_a_replica_equals_a_table_that_a_connector_reads(
     group: str,
     connect: Worker,
     database: Callable[[str], str],
-    tmp_path_factory: pytest.TempPathFactory,
     kind: str,
 ) -> None:
-    with logged(kind, tmp_path_factory.mktemp("source", numbered=True)) as (server, connection):
+    with logged(kind) as (server, connection):
         source, connectors = SourceTable(kind, connection, Random(kind)), Connectors(connect, kind, server, group)
         values = changed(source, connectors, kind, topics)
         assert repeated(values[WITH_SCHEMA]), "the restart repeated nothing"
         expected = source.rows()
-        assert len(expected) > 1_000
+        assert len(expected) > BULK // 2
         assert any(row["extra"] == ADDED for row in expected.values())
 
         url = {form: database("postgresql") for form in (*FORMS, "service")}
@@ -111,19 +115,19 @@ def changed(source: SourceTable, connectors: Connectors, kind: str, topics: Topi
     for form in FORMS:
         topics.create(PARTITIONS, name=connectors.topic(form))
     source.run(SIGNALS)
-    source.change(300)
-    connectors.start()
     source.change(200)
+    connectors.start()
+    source.change(100)
     source.mark("streamed")
     wait(connectors, topics, "streamed")
     connectors.wait_until_stored()
-    source.change(200)
+    source.change(100)
     source.mark("killed")
     wait(connectors, topics, "killed")
     connectors.restart()
     if kind == "postgresql":
         source.run("ALTER TABLE orders REPLICA IDENTITY FULL")
-    source.change(200)
+    source.change(100)
     source.change_many()
     source.run(f"ALTER TABLE orders ADD extra INT DEFAULT {ADDED}")
     source.change(100)

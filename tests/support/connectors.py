@@ -20,7 +20,7 @@ from tests.support.kafka import Topics
 
 LOCK = Path(__file__).with_name("jars.lock")
 BINLOG = ("--log-bin=binlog", "--binlog-format=ROW", "--binlog-row-image=FULL", "--server-id=7")
-FLUSH_SECONDS = 4.0
+FLUSH_SECONDS = 3.0
 """How often the worker stores the positions of its connectors; what was written since then is repeated after a kill."""
 PARTITIONS = 3
 SIGNALS = "CREATE TABLE signals (id VARCHAR(42) PRIMARY KEY, type VARCHAR(32) NOT NULL, data VARCHAR(2048))"

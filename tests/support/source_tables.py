@@ -17,7 +17,7 @@ from uuid import UUID
 MICRO = timedelta(microseconds=1)
 ADDED = 7
 """The default of the column that is added later."""
-BULK, FIRST_BULK = 4_000, 1_000_000
+BULK, FIRST_BULK = 3_000, 1_000_000
 """The size of large transactions, and the first id of their rows."""
 HIGHEST = FIRST_BULK + BULK - 2
 """The highest id that is left."""
