@@ -81,7 +81,7 @@ def milli(random: Random) -> datetime:
 
 def text(random: Random) -> str:
     """Short, or so long and random that PostgreSQL stores it apart (TOAST)."""
-    size = random.choice([0, 5, 6_000])
+    size = random.choice([0, 5, 3_000])
     return "".join(random.choices(string.ascii_letters + "é'\"\\", k=size))
 
 
@@ -90,7 +90,7 @@ def document(random: Random) -> str:
 
 
 def content(random: Random) -> bytes:
-    return random.randbytes(random.choice([0, 3, 5_000]))
+    return random.randbytes(random.choice([0, 3, 3_000]))
 
 
 def number(random: Random) -> Decimal:
@@ -155,9 +155,9 @@ POSTGRESQL = [
     Column("bits", "bit(9)", "BINARY", lambda random: f"{random.randrange(512):09b}", without_zeros),
     Column("mood", "mood", "STRING", lambda random: random.choice(["sad", "ok"])),
     Column("texts", "text[]", "ARRAY<STRING>", listed(text, 3)),
-    Column("ints", "int[]", "ARRAY<INT>", listed(small, 1_000)),
+    Column("ints", "int[]", "ARRAY<INT>", listed(small, 700)),
     Column("bigs", "bigint[]", "ARRAY<BIGINT>", listed(lambda random: random.randrange(2**62), 500)),
-    Column("days", "date[]", "ARRAY<DATE>", listed(day, 1_000), texts),
+    Column("days", "date[]", "ARRAY<DATE>", listed(day, 700), texts),
     Column("uids", "uuid[]", "ARRAY<STRING>", listed(uuid, 200), texts),
     Column("times", "timestamp(3)[]", "ARRAY<TIMESTAMP_NTZ>", listed(milli, 3)),
     Column("sums", "numeric(10,2)[]", "ARRAY<DECIMAL(10, 2)>", listed(lambda random: cents(random) / 100, 3)),
