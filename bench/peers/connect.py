@@ -1,6 +1,6 @@
 """A Kafka Connect worker on loopback, with one plugin, that takes connectors by REST.
 
-It runs standalone: a sink's offsets are in its consumer group in either mode, and nothing else would be stored.
+It runs standalone: offsets of a sink are in its consumer group in either mode, and those of a source are in a file.
 """
 
 from __future__ import annotations

@@ -333,6 +333,20 @@ def test_unchanged_values_of_a_real_event_are_known(between: tuple[str, str]) ->
     assert set(spec.kept) == set(kinds) - {"id", "small", "sums", "times"}
 
 
+def test_a_real_event_in_avro_is_decoded() -> None:
+    """It was written by Apicurio's converter for Kafka Connect, which writes as Confluent's does."""
+    recorded = json.loads(RECORDED.read_text())["a row of a snapshot in Avro"]
+    content = base64.b64decode(recorded["content"])
+    decoder = Decoders.of(tm.Debezium(tm.Avro(schema=text(recorded["schema"])))).value
+    found = decoder([content.removeprefix(b"\0\0\0\0\x02")])
+    assert found.errors == {}
+    (row,) = changes(found.values).to_pylist()
+    assert (row["id"], row["n102"], row["ts"]) == (1, Decimal("1.50"), datetime(2026, 11, 19, 22, 32, 45, 538166))
+    assert row[SOURCE_VERSION] == f"{'0' * 20}-0-{'0' * 12}24744984"
+    kinds = {"ts3a": pa.list_(pa.timestamp("us")), "na": pa.list_(pa.decimal128(10, 2)), "m": pa.decimal128(38, 2)}
+    assert {name: changes(found.values).schema.field(name).type for name in kinds} == kinds
+
+
 def in_json(value: Any, between: tuple[str, str]) -> str | None:
     """An array as text, as Spark and as services write it."""
 
