@@ -56,6 +56,8 @@ def described(random: Random, name: str) -> Any:
     column: dict[str, Any] = {"field": name, "name": random.choice(NAMES)}
     if random.random() < 0.7:
         column |= {"type": random.choice(["string", "bytes", 5, "int64"]), "parameters": random.choice(PARAMETERS)}
+    if random.random() < 0.2:
+        column = {"field": name, "type": "array", "items": random.choice([column, {"items": column}, 5])}
     after = {"field": "after", "fields": [column, 3]}
     return random.choice(
         [

@@ -27,6 +27,7 @@ from tests.support.avro import text
 from tests.support.debezium import DDL, NAMES, Kind, Source, as_avro, as_json, envelope
 from tests.unit.strategies import NOON
 
+RECORDED = Path(__file__).parents[1] / "data" / "debezium.json"
 FORMATS = ["json", "json with a schema", "avro"]
 
 
@@ -143,6 +144,9 @@ def number(value: int, size: int = 3) -> str:
 CONNECT = "org.apache.kafka.connect.data."
 NOON_MILLIS = 1_769_860_800_000
 AT = datetime(2026, 1, 31, 12)
+ARRAY_OF = {"type": "array"}
+MILLIS = {"type": "int64", "name": "io.debezium.time.Timestamp"}
+TENTHS = {"type": "bytes", "name": f"{CONNECT}Decimal", "parameters": {"scale": "1"}}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +170,9 @@ AT = datetime(2026, 1, 31, 12)
         ("DECIMAL(10, 2)", {"scale": 3, "value": number(1235)}, None, Decimal("1.24")),
         ("DECIMAL(10, 2)", {"scale": -2, "value": number(3)}, None, Decimal("300.00")),
         ("ARRAY<DATE>", [0, None], None, [date(1970, 1, 1), None]),
+        ("ARRAY<TIMESTAMP_NTZ>", [NOON_MILLIS, None], ARRAY_OF | {"items": MILLIS}, [AT, None]),
+        ("ARRAY<DECIMAL(10, 2)>", [number(125)], ARRAY_OF | {"items": TENTHS}, [Decimal("12.50")]),
+        ("ARRAY<DECIMAL(10, 2)>", ["12.5"], ARRAY_OF | {"items": {"type": "string"}}, [Decimal("12.50")]),
         ("BINARY", base64.b64encode(UNAVAILABLE.encode()).decode(), None, UNAVAILABLE.encode()),
         ("BIGINT", 3_600_000_000, {"type": "int64", "name": "io.debezium.time.MicroTime"}, 3_600_000_000),
         ("STRING", {"a": 1}, None, '{"a":1}'),
@@ -296,6 +303,57 @@ def test_a_value_that_an_event_lacks_is_that_of_the_event_before() -> None:
     assert puts(rows[3], rows[2]) == [(1, U, b"C", "3")], "or the table's"
     nested = (1, f'["{U}"]', None, "4", False)
     assert puts(rows[0], nested) == [(1, "a", None, "4")]
+
+
+@pytest.mark.parametrize("between", [(",", ":"), (", ", ": ")], ids=["in Spark", "in Python"])
+def test_unchanged_values_of_a_real_event_are_known(between: tuple[str, str]) -> None:
+    """The event is one of Debezium 3.4 for PostgreSQL 18. Arrays of other types are NULL there."""
+    event = json.loads(RECORDED.read_text())["an update of a row whose large values did not change"]
+    kinds = {
+        "id": "BIGINT",
+        **dict.fromkeys(["doc", "body"], "STRING"),
+        **dict.fromkeys(["texts", "docs", "uids"], "ARRAY<STRING>"),
+        "ints": "ARRAY<INT>",
+        "bigs": "ARRAY<BIGINT>",
+        "days": "ARRAY<DATE>",
+        "content": "BINARY",
+        "contents": "ARRAY<BINARY>",
+        "small": "INT",
+        "sums": "ARRAY<DECIMAL(10, 2)>",
+        "times": "ARRAY<TIMESTAMP_NTZ>",
+    }
+    columns = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
+    decoder = Decoders.of(tm.Debezium(tm.Json(columns))).value
+    rows = changes(decoder([json.dumps(event).encode()]).values)
+    for at, field in enumerate(rows.schema):
+        if pa.types.is_list(field.type):
+            texts = [in_json(value, between) for value in rows.column(at).to_pylist()]
+            rows = rows.set_column(at, field.name, pa.array(texts, pa.string()))
+    ((spec, _),) = by_known_columns(SPEC, rows)
+    assert set(spec.kept) == set(kinds) - {"id", "small", "sums", "times"}
+
+
+def test_a_real_event_in_avro_is_decoded() -> None:
+    """It was written by Apicurio's converter for Kafka Connect, which writes as Confluent's does."""
+    recorded = json.loads(RECORDED.read_text())["a row of a snapshot in Avro"]
+    content = base64.b64decode(recorded["content"])
+    decoder = Decoders.of(tm.Debezium(tm.Avro(schema=text(recorded["schema"])))).value
+    found = decoder([content.removeprefix(b"\0\0\0\0\x02")])
+    assert found.errors == {}
+    (row,) = changes(found.values).to_pylist()
+    assert (row["id"], row["n102"], row["ts"]) == (1, Decimal("1.50"), datetime(2026, 11, 19, 22, 32, 45, 538166))
+    assert row[SOURCE_VERSION] == f"{'0' * 20}-0-{'0' * 12}24744984"
+    kinds = {"ts3a": pa.list_(pa.timestamp("us")), "na": pa.list_(pa.decimal128(10, 2)), "m": pa.decimal128(38, 2)}
+    assert {name: changes(found.values).schema.field(name).type for name in kinds} == kinds
+
+
+def in_json(value: Any, between: tuple[str, str]) -> str | None:
+    """An array as text, as Spark and as services write it."""
+
+    def item(one: bytes | date) -> str:
+        return base64.b64encode(one).decode() if isinstance(one, bytes) else one.isoformat()
+
+    return None if value is None else json.dumps(value, separators=between, default=item)
 
 
 def test_rows_are_split_by_the_columns_that_they_lack() -> None:
