@@ -148,14 +148,15 @@ def test_functions_rename_and_filter_and_a_truncate_becomes_a_dead_letter(
         return json.dumps({**base, "op": op, **sides, "source": {"lsn": at, "snapshot": "false"}}).encode()
 
     values = [
-        event("c", 10, after={"id": 1, "name": "a", "body": "long"}),
-        event("u", 20, after={"id": 1, "name": "b", "body": UNAVAILABLE}),
+        event("c", 10, after={"id": 1, "name": "a", "body": "long", "sizes": [1, 2]}),
+        event("u", 20, after={"id": 1, "name": "b", "body": UNAVAILABLE, "sizes": list(UNAVAILABLE.encode())}),
         event("c", 30, after={"id": -1, "name": "left out", "body": ""}),
         event("m", 35),
         None,
         event("t", 40),
     ]
-    source = tm.Kafka(brokers, topic, value=tm.Debezium(tm.Json("id BIGINT, name STRING, body STRING")))
+    ddl = "id BIGINT, name STRING, body STRING, sizes ARRAY<INT>"
+    source = tm.Kafka(brokers, topic, value=tm.Debezium(tm.Json(ddl)))
     pipeline = tm.Pipeline(group=group, source=source, store=url, membership=tm.Standalone(), limits=tm.Limits(1))
 
     @pipeline.table("orders", key="number", write="replica")
@@ -164,7 +165,7 @@ def test_functions_rename_and_filter_and_a_truncate_becomes_a_dead_letter(
 
     topics.send(topic, values)
     assert pipeline.run("caught-up") == tm.Tally(applied=5, dead=1)
-    assert query(url, "SELECT number, name, body FROM orders") == [(1, "b", "long")]
+    assert query(url, "SELECT number, name, body, sizes FROM orders") == [(1, "b", "long", "[1,2]")]
     ((error,),) = query(url, "SELECT error FROM tallymark_dead_letters")
     assert "TRUNCATE" in str(error)
 

@@ -7,8 +7,13 @@ placeholder in its place, and the replica keeps the value that it has.
 
 from __future__ import annotations
 
+import json
+from base64 import b64encode
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from datetime import date
+from hashlib import md5
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +28,18 @@ SOURCE_VERSION = "source_version"
 DELETE = "value.op = 'd'"
 UNAVAILABLE = "__debezium_unavailable_value"
 """Debezium's placeholder of a value that an event does not have (``unavailable.value.placeholder``)."""
-IN_JSON = [f'["{UNAVAILABLE}"]', *(f'{{"{UNAVAILABLE}":{space}"{UNAVAILABLE}"}}' for space in ("", " "))]
-"""The placeholder in an array and in an hstore, which are text here."""
+NUMBERS = list(UNAVAILABLE.encode())
+NESTED = [
+    [UNAVAILABLE],
+    [b64encode(UNAVAILABLE.encode()).decode()],
+    [str(UUID(bytes=md5(UNAVAILABLE.encode(), usedforsecurity=False).digest(), version=3))],
+    NUMBERS,
+    [date.fromordinal(date(1970, 1, 1).toordinal() + number).isoformat() for number in NUMBERS],
+    {UNAVAILABLE: UNAVAILABLE},
+]
+"""The placeholder in arrays of text, bytes, UUIDs, numbers and dates, and in an hstore."""
+IN_JSON = [json.dumps(value, separators=(f",{space}", f":{space}")) for value in NESTED for space in ("", " ")]
+"""The same as Spark and as services write them: nested columns are text here."""
 
 
 def replica(
