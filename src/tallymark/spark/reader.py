@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 
 from tallymark.core import raw
 from tallymark.core.records import DeadLetter, Reading
+from tallymark.core.retry import PATIENCE
 from tallymark.core.spans import Partition, Span, split
 from tallymark.core.tables import TableSpec
 from tallymark.errors import BadInput, BatchTooLarge
@@ -74,7 +75,8 @@ class SparkReader:
     """Reads spans of a Kafka source with Spark and applies the tables' functions.
 
     ``memory`` is the maximum number of bytes of a batch in the driver. Larger batches go to ``stages``, or are refused.
-    ``path`` is the path of all batches, instead of the path that fits each.
+    ``path`` is the path of all batches, instead of the path that fits each. ``patience`` is how long a schema registry
+    is waited for.
     """
 
     def __init__(
@@ -86,11 +88,13 @@ class SparkReader:
         memory: int = sys.maxsize,
         stages: Stages | None = None,
         path: Path | None = None,
+        patience: float = PATIENCE,
     ) -> None:
         self._path = path
         self._spark = own_session(spark)
         self._source = source
         self._run = run
+        self._patience = patience
         self._memory = DriverMemory(memory)
         self._stages = stages
         self._stop = threading.Event()
@@ -99,9 +103,12 @@ class SparkReader:
         self._brokers = Brokers(source.cluster)
         self._direct = Direct(source, self._brokers)
         self._users = spark
-        self._layouts = Layouts(source, tables, lambda topic: source.decoders(topic, self._stop), self._layout)
+        self._layouts = Layouts(source, tables, self._decoders, self._layout)
         self._layouts.begin(lambda: self._brokers.resolve(source.topic_names))
         self._rows_per_batch = 0
+
+    def _decoders(self, topic: str | None) -> Decoders:
+        return self._source.decoders(topic, self._stop, self._patience)
 
     @property
     def tables(self) -> Sequence[TableSpec]:
