@@ -214,7 +214,8 @@ class Pipeline:
             check_delivery(destination.delivery)
             check_order(job.tables, overwrite=overwrite)
             query, brokers = letters or LetterQuery(), Brokers(self.setup.source.cluster, stop)
-            found = partial(OpenLetters, job.group, destination.ledger, job.topics, query, brokers)
+            in_runs = self.setup.source.has_changes
+            found = partial(OpenLetters, job.group, destination.ledger, job.topics, query, brokers, in_runs=in_runs)
             open_letters = retrying(found, stop, self.setup.patience_seconds)
             if not len(open_letters):
                 return Tally()
