@@ -264,6 +264,21 @@ def test_waiting_ends_when_the_run_is_stopped(server: SchemaRegistry, caplog: py
         assert "HTTP 500: Error in the backend data store" in str(asking.error)
 
 
+def test_values_that_name_any_number_of_schemas_do_not_keep_a_run_from_ending(
+    server: SchemaRegistry, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As values without framing do, of which each names another schema."""
+    monkeypatch.setattr("tallymark.formats.registry.MOST_UNKNOWN", 3)
+    stop = threading.Event()
+    of = Schemas.of(Registry(server.url), stop)
+    assert [of.by_id(id) for id in range(100, 104)] == [None] * 4
+    assert "3 schemas are unknown, are values framed?" in caplog.text
+    stop.set()
+    with pytest.raises(Unreachable, match="was not asked for schema 104, because the run is ending"):
+        of.by_id(104)
+    assert len(server.requests) == 4
+
+
 def test_one_thread_that_waits_does_not_keep_others_from_stopping(
     server: SchemaRegistry, caplog: pytest.LogCaptureFixture
 ) -> None:
