@@ -218,6 +218,27 @@ def test_letters_of_an_unknown_schema_are_replayed_when_it_is_known(
     assert not compare(pipeline).wrong
 
 
+SERVICE = """
+import tallymark as tm
+app = tm.App(brokers="{brokers}", store="{store}")
+@app.listen("{topic}", group="{group}", value=tm.Avro("{registry}"))
+def handle(record, db): ...
+"""
+
+
+def test_a_check_of_a_listener_asks_the_registry_as_a_run_does(
+    brokers: str, topics: Topics, group: str, registry: SchemaRegistry, database: Callable[[str], str], tmp_path: Path
+) -> None:
+    topic, file = topics.create(1), tmp_path / "app.py"
+    names = {"brokers": brokers, "topic": topic, "group": group, "registry": registry.url, "store": database("sqlite")}
+    file.write_text(SERVICE.format(**names))
+    for refused in (in_process("check", file), in_process("run", file, "--until", "caught-up")):
+        assert refused.returncode != 0
+        assert f"has no schema for subject {topic}-value: register one" in refused.stderr
+    registry.add(f"{topic}-value", text(ORDER))
+    assert in_process("check", file).returncode == 0
+
+
 def test_a_registry_that_is_down_is_waited_for(
     brokers: str, topic: str, group: str, registry: SchemaRegistry, database: Callable[[str], str]
 ) -> None:
