@@ -252,6 +252,17 @@ def test_a_registry_that_is_down_is_waited_for(server: SchemaRegistry, caplog: p
         assert asking.result().text == SCHEMA
 
 
+def test_a_proxy_that_answers_for_a_registry_that_was_there_is_waited_for(server: SchemaRegistry) -> None:
+    no_path = Reply(404, b"default backend - 404", "text/plain")
+    (first, _), (later, _) = server.add("s", SCHEMA), server.add("s", MONEY)
+    server.behaviour.replies = [no_path]
+    with pytest.raises(BadInput, match="has no path /schemas/ids/1: correct the address"):
+        schemas(server).by_id(first)
+    assert schemas(server).by_id(first)
+    server.behaviour.replies = [no_path]
+    assert schemas(server, patience=10).by_id(later)
+
+
 def test_waiting_ends_when_the_run_is_stopped(server: SchemaRegistry, caplog: pytest.LogCaptureFixture) -> None:
     server.behaviour.always = Reply.error(500, 50001, "Error in the backend data store")
     stop = threading.Event()

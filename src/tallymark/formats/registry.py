@@ -127,7 +127,14 @@ class Schemas:
             return None
 
     def _by_id(self, id: int) -> Registered:
-        return self._complete({**_object(self._ask(f"/schemas/ids/{id}"), self.name), "id": id})
+        try:
+            answer = self._ask(f"/schemas/ids/{id}")
+        except WrongAddress as error:
+            if not self._known.schemas:
+                raise
+            # It had the path before: a proxy answers while the registry restarts.
+            raise Unreachable(str(error)) from None
+        return self._complete({**_object(answer, self.name), "id": id})
 
     def _by_guid(self, guid: str) -> Registered:
         try:
