@@ -11,7 +11,7 @@ import json
 from base64 import b64encode
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from datetime import date
+from datetime import date, timedelta
 from hashlib import md5
 from uuid import UUID
 
@@ -28,18 +28,18 @@ SOURCE_VERSION = "source_version"
 DELETE = "value.op = 'd'"
 UNAVAILABLE = "__debezium_unavailable_value"
 """Debezium's placeholder of a value that an event does not have (``unavailable.value.placeholder``)."""
-NUMBERS = list(UNAVAILABLE.encode())
-NESTED = [
+_CODES = list(UNAVAILABLE.encode())
+_STRUCTURES = [
     [UNAVAILABLE],
+    {UNAVAILABLE: UNAVAILABLE},
     [b64encode(UNAVAILABLE.encode()).decode()],
     [str(UUID(bytes=md5(UNAVAILABLE.encode(), usedforsecurity=False).digest(), version=3))],
-    NUMBERS,
-    [date.fromordinal(date(1970, 1, 1).toordinal() + number).isoformat() for number in NUMBERS],
-    {UNAVAILABLE: UNAVAILABLE},
+    _CODES,
+    [(date(1970, 1, 1) + timedelta(days=code)).isoformat() for code in _CODES],
 ]
-"""The placeholder in arrays of text, bytes, UUIDs, numbers and dates, and in an hstore."""
-IN_JSON = [json.dumps(value, separators=(f",{space}", f":{space}")) for value in NESTED for space in ("", " ")]
-"""The same as Spark and as services write them: nested columns are text here."""
+"""The placeholder in arrays of text, in an hstore, and in arrays of bytes, of UUIDs, of integers and of dates."""
+IN_JSON = [json.dumps(one, separators=between) for one in _STRUCTURES for between in ((",", ":"), (", ", ": "))]
+"""The same as text, which arrays and objects are here."""
 
 
 def replica(
