@@ -25,7 +25,6 @@ from tallymark.formats.decoder import Decoded
 from tallymark.formats.decoders import Decoders
 from tallymark.run.setup import Setup, new_owner
 from tallymark.run.skips import check_order
-from tallymark.stores.handler_rows import Given
 from tests.support.avro import text
 from tests.support.debezium import DDL, NAMES, Kind, Source, as_avro, as_json, envelope
 from tests.unit.strategies import NOON
@@ -306,27 +305,6 @@ def test_a_value_that_an_event_lacks_is_that_of_the_event_before() -> None:
     assert puts(rows[3], rows[2]) == [(1, U, b"C", "3")], "or the table's"
     nested = (1, f'["{U}"]', None, "4", False)
     assert puts(rows[0], nested) == [(1, "a", None, "4")]
-
-
-@pytest.mark.parametrize(
-    ("kind", "item"),
-    [
-        ("STRING", U),
-        ("BINARY", base64.b64encode(U.encode()).decode()),
-        ("INT", "numbers"),
-        ("BIGINT", "numbers"),
-        ("DATE", "numbers"),
-        # What UUID.nameUUIDFromBytes makes of the placeholder.
-        ("STRING", "b68a35a7-17ad-35b3-af2a-ae46edb4545a"),
-    ],
-)
-def test_the_placeholders_of_arrays_are_those_of_debezium(kind: str, item: str) -> None:
-    """PostgreSQL's connector has one for each type of items; services write arrays as JSON."""
-    items = list(U.encode()) if item == "numbers" else [item]
-    decoder = Decoders.of(tm.Debezium(tm.Json(f"id BIGINT, name ARRAY<{kind}>"))).value
-    event = {"op": "u", "after": {"id": 1, "name": items}, "source": {"lsn": 5}}
-    rows = visible(Given.of("t", changes(decoder([json.dumps(event).encode()]).values)).rows)
-    assert [spec.kept for spec, _ in by_known_columns(SPEC, rows)] == [("name",)]
 
 
 def test_rows_are_split_by_the_columns_that_they_lack() -> None:
