@@ -23,6 +23,8 @@ from tallymark.errors import BadInput
 from tallymark.formats.debezium.changes import changes
 from tallymark.formats.decoder import Decoded
 from tallymark.formats.decoders import Decoders
+from tallymark.run.setup import Setup, new_owner
+from tallymark.run.skips import check_order
 from tests.support.avro import text
 from tests.support.debezium import DDL, NAMES, Kind, Source, as_avro, as_json, envelope
 from tests.unit.strategies import NOON
@@ -98,8 +100,15 @@ def test_the_version_is_the_position_in_the_log() -> None:
     assert row(**incremental, sequence='["24023119","1"]')[SOURCE_VERSION] == f"{zeros}24023119-0-{zeros}24023128"
     assert row(file="mysql-bin.000012", pos=154, row=2)[SOURCE_VERSION] == f"0000000012-{'0' * 17}154-0000000002"
     assert row(file="mysql-bin.1000000", pos=4)[SOURCE_VERSION] == f"0001000000-{'0' * 19}4-0000000000"
-    assert row(ts_ms=1_770_000_000_000)[SOURCE_VERSION] == "00000001770000000000"
-    assert row()[SOURCE_VERSION] == "00000000000000000005", "the connector's own time"
+    assert row(ts_ms=1_770_000_000_000)[SOURCE_VERSION] == "1-00000001770000000000"
+    assert row()[SOURCE_VERSION] == "1-00000000000000000005", "the connector's own time"
+
+
+@pytest.mark.parametrize("mark", ["first", "true", "last", "incremental"])
+def test_where_only_the_time_is_known_a_snapshot_is_older_than_every_change(mark: str) -> None:
+    """A row is read after the snapshot began, and a change that was committed in between comes later."""
+    snapshot, change = row(ts_ms=1_500, snapshot=mark), row(ts_ms=1_000, snapshot="false")
+    assert snapshot[SOURCE_VERSION] < change[SOURCE_VERSION]
 
 
 def test_a_change_that_was_written_before_the_snapshot_and_committed_after_it_is_newer() -> None:
@@ -414,6 +423,15 @@ def keyless() -> tm.Pipeline:
     made = pipeline()
     made.table("t", write="replica")
     return made
+
+
+def test_a_replica_is_filled_in_later_but_does_not_skip_ahead() -> None:
+    """Its deletions have versions, but an older event can't add a value that a newer one lacks."""
+    check_order([SPEC], overwrite=False)
+    made = Setup("g", kafka(), "sqlite:///x.db", catch_up=tm.SkipAhead(when_behind=10, keep=5, every="1m"))
+    with pytest.raises(BadInput, match=r"table orders: catch_up= would skip change events.* leave out catch_up="):
+        made.job(new_owner(), [SPEC])
+    made.job(new_owner(), [TableSpec("orders")])
 
 
 def test_all_columns_of_the_source_are_in_the_rows() -> None:

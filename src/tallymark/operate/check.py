@@ -71,9 +71,11 @@ class Trial:
 
 
 def try_setup(setup: Setup) -> Trial:
-    """Check topics, store and positions of a group. Raises the error that a run would raise."""
+    """Check topics, formats, store and positions of a group. Raises the error that a run would raise."""
     with _destination(setup) as destination:
-        return Trial(setup.group, _starts(setup, _brokers(setup, destination), destination.ledger))
+        brokers = _brokers(setup, destination)
+        setup.source.decoders(patience=0)
+        return Trial(setup.group, _starts(setup, brokers, destination.ledger))
 
 
 def try_pipeline(pipeline: Pipeline, rows: int = 10) -> Trial:

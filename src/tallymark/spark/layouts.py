@@ -17,6 +17,7 @@ from tallymark.core.spans import Span
 from tallymark.core.tables import PLACE, TableSpec
 from tallymark.core.topics import is_by_topic, is_pattern, table_of
 from tallymark.errors import BadInput
+from tallymark.formats import schema as ddl
 from tallymark.formats.debezium.changes import check_replica
 from tallymark.formats.decoders import Decoders
 from tallymark.formats.value import Avro, Debezium, Format, Protobuf
@@ -52,6 +53,7 @@ class Layouts:
         self._by_topic: dict[str, Layout] = {}
         self._by_content: dict[tuple[Format, tuple[TableSpec, ...]], Layout] = {}
         self._lock = threading.Lock()
+        self._has_begun = False
         formats = [source.value, source.key]
         self.is_shared = (
             not source.formats
@@ -72,6 +74,7 @@ class Layouts:
         """Create the layouts of the topics that there are."""
         for topic in () if self.is_shared else topics():
             self.of(topic)
+        self._has_begun = True
 
     @property
     def tables(self) -> list[TableSpec]:
@@ -80,21 +83,13 @@ class Layouts:
 
     def schemas(self) -> dict[str, pa.Schema]:
         """The columns of every table. A table that gets several topics has the same columns for each of them."""
-        found: dict[str, pa.Schema] = {}
         names = Counter(spec.name for spec in self.tables)
         if twice := sorted(name for name, count in names.items() if count > 1):
             raise BadInput(
                 f"more than one function fills table {', '.join(twice)}, and its rows would be there more than once; "
                 "give their tables other names, or use one function with a pattern of topics="
             )
-        for layout in self.known:
-            for name, schema in layout.shaper.schemas.items():
-                if not found.setdefault(name, schema).equals(schema):
-                    raise BadInput(
-                        f"table {name} would get other columns from some topics than from others: {schema} instead of "
-                        f"{found[name]}; give it topics=, or name it by the topic, such as {{topic}}"
-                    )
-        return found
+        return _columns(self.known)
 
     def of(self, topic: str) -> Layout:
         """Return the layout of a topic."""
@@ -104,6 +99,9 @@ class Layouts:
         if found is None:
             with self._lock:
                 found = self._by_topic.get(topic) or self._create(topic)
+                if self._has_begun:
+                    # Otherwise the start compares all layouts.
+                    _columns([*self.known, found])
                 self._by_topic[topic] = found
         return found
 
@@ -153,6 +151,23 @@ class Layouts:
         key = decoders.key.type if decoders.key else None
         spec = with_key(spec, [field.name for field in key] if key is not None and pa.types.is_struct(key) else ())
         return spec, of_changes(spec.key, function)
+
+
+def _columns(layouts: Sequence[Layout]) -> dict[str, pa.Schema]:
+    """The columns of every table; refuses a table that would get other columns from one layout than from another."""
+    found: dict[str, pa.Schema] = {}
+    for layout in layouts:
+        for name, schema in layout.shaper.schemas.items():
+            if not found.setdefault(name, schema).equals(schema):
+                raise BadInput(
+                    f"table {name} would get other columns from some topics than from others: {_listed(schema)} "
+                    f"instead of {_listed(found[name])}; give it topics=, or name it by the topic, such as {{topic}}"
+                )
+    return found
+
+
+def _listed(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {ddl.name(field.type)}" for field in schema)
 
 
 def _is_plain(source: Kafka) -> bool:

@@ -222,7 +222,8 @@ class Pipeline:
             check_delivery(destination.delivery)
             check_order(job.tables, overwrite=overwrite)
             query, brokers = letters or LetterQuery(), Brokers(self.setup.source.cluster, stop)
-            found = partial(OpenLetters, job.group, destination.ledger, job.topics, query, brokers)
+            in_runs = self.setup.source.has_changes
+            found = partial(OpenLetters, job.group, destination.ledger, job.topics, query, brokers, in_runs=in_runs)
             open_letters = retrying(found, stop, self.setup.patience_seconds)
             if not len(open_letters):
                 return Tally()
@@ -280,8 +281,9 @@ class Pipeline:
                 # The executors are threads of the driver: smaller batches through the driver are faster.
                 stage = None
             path: Path | None = "executors" if forced else None
-            memory = self.limits.memory
-            return SparkReader(spark, self.setup.source, tables, owner.run, memory, stage, path, self.unmatched)
+            memory, patience = self.limits.memory, self.setup.patience_seconds
+            options = memory, stage, path, self.unmatched, patience
+            return SparkReader(spark, self.setup.source, tables, owner.run, *options)
 
 
 def _unchanged(rows: DataFrame) -> DataFrame:

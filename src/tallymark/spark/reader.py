@@ -25,6 +25,7 @@ from pyspark.sql import SparkSession
 
 from tallymark.core import raw
 from tallymark.core.records import DeadLetter, Reading
+from tallymark.core.retry import PATIENCE
 from tallymark.core.spans import Partition, Span, split
 from tallymark.core.tables import TableSpec
 from tallymark.core.unmatched import NO_ROW, Unmatched, count_unmatched, unmatched
@@ -76,7 +77,7 @@ class SparkReader:
 
     ``memory`` is the maximum number of bytes of a batch in the driver. Larger batches go to ``stages``, or are refused.
     ``path`` is the path of all batches, instead of the path that fits each. ``unmatched`` is what a record is that
-    gives no row to any table.
+    gives no row to any table. ``patience`` is how long a schema registry is waited for.
     """
 
     def __init__(
@@ -89,12 +90,14 @@ class SparkReader:
         stages: Stages | None = None,
         path: Path | None = None,
         unmatched: Unmatched = "applied",
+        patience: float = PATIENCE,
     ) -> None:
         self._path = path
         self._finds_unmatched = unmatched == "dead"
         self._spark = own_session(spark)
         self._source = source
         self._run = run
+        self._patience = patience
         self._memory = DriverMemory(memory)
         self._stages = stages
         self._stop = threading.Event()
@@ -103,9 +106,12 @@ class SparkReader:
         self._brokers = Brokers(source.cluster)
         self._direct = Direct(source, self._brokers)
         self._users = spark
-        self._layouts = Layouts(source, tables, lambda topic: source.decoders(topic, self._stop), self._layout)
+        self._layouts = Layouts(source, tables, self._decoders, self._layout)
         self._layouts.begin(lambda: self._brokers.resolve(source.topic_names))
         self._rows_per_batch = 0
+
+    def _decoders(self, topic: str | None) -> Decoders:
+        return self._source.decoders(topic, self._stop, self._patience)
 
     @property
     def tables(self) -> Sequence[TableSpec]:

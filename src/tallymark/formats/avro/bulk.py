@@ -230,7 +230,7 @@ def _skipping_items(skip: Skip) -> Skip:
 
 def _skip_empty(cursor: Cursor) -> None:
     """Skip arrays whose items take no bytes: only their blocks have to be found."""
-    rows = np.flatnonzero(~cursor.refused)
+    rows, rounds = np.flatnonzero(~cursor.refused), 0
     while len(rows):
         part = cursor.pick(rows)
         counts = part.longs()
@@ -240,4 +240,5 @@ def _skip_empty(cursor: Cursor) -> None:
             inner.longs()
             part.put(sized, inner)
         cursor.put(rows, part)
-        rows = rows[(counts != 0) & ~part.refused]
+        rounds += 1
+        rows = cursor.going_on(rows[(counts != 0) & ~part.refused], rounds)

@@ -20,6 +20,9 @@ from tallymark.formats.types import none_of
 
 __all__ = ["Incompatible", "Program", "projection"]
 
+MOST_STEPS = 500_000
+"""Maximum size of a program. A few named types that unions combine again and again make one of any size."""
+
 
 def projection(writer: Schema, reader: Schema) -> Program:
     """Return the program that decodes what ``writer`` wrote into the column of ``reader``; raises Incompatible."""
@@ -29,6 +32,8 @@ def projection(writer: Schema, reader: Schema) -> Program:
         root = _Resolution(skipping, reader).step(writer, reader)
     except RecursionError:
         raise Incompatible("its types are nested too deeply") from None
+    except _TooLarge:
+        raise Incompatible(f"reading it takes more than {MOST_STEPS} steps") from None
     return Program(root, skipping.skips, column, _is_nullable(reader))
 
 
@@ -36,13 +41,21 @@ def _is_nullable(schema: Schema) -> bool:
     return schema.type == "null" or any(branch.type == "null" for branch in schema.branches)
 
 
+class _TooLarge(Exception):
+    """The program is too large. It is not ``Incompatible``, which makes a single branch of a union unreadable."""
+
+
 class _Resolution:
     def __init__(self, skipping: Skipping, top: Schema) -> None:
         """``top`` is the whole schema of the reader."""
         self._skipping = skipping
         self._top = top
+        self._steps = 0
 
     def step(self, writer: Schema, reader: Schema) -> Step:
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            raise _TooLarge
         if writer.type == "union":
             return self._from_union(writer, reader)
         if reader.type == "union":
