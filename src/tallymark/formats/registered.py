@@ -15,6 +15,7 @@ from tallymark.formats.avro.projection import Incompatible, Program, projection
 from tallymark.formats.avro.schema import Schema, SchemaInvalid, parse
 from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.framing import HEADERS, Id, Identified, framed, in_headers
+from tallymark.formats.origin import GIVEN, Origin
 from tallymark.formats.registry import Registered, Schemas
 from tallymark.formats.value import Avro, Part, Protobuf
 
@@ -43,12 +44,15 @@ class RegisteredAvro:
 
     learns = True
 
-    def __init__(self, schemas: Schemas, reader: Schema, part: Part, *, in_headers: bool) -> None:
+    def __init__(
+        self, schemas: Schemas, reader: Schema, part: Part, *, in_headers: bool, origin: Origin = GIVEN
+    ) -> None:
         self.header = HEADERS[part] if in_headers else None
         self.type = arrow_type(reader)
         self._schemas = schemas
         self._reader = reader
         self._part = part
+        self.origin = origin
         self._programs: dict[Id, Program | str] = {}
         own = projection(reader, reader)
         self.in_bulk, self.is_nullable = own.in_bulk, own.is_nullable
@@ -95,12 +99,15 @@ class RegisteredAvro:
             return f"schema {name} is not Avro but {found.kind}"
         try:
             return projection(parse(found.text, found.references), self._reader)
-        except (SchemaInvalid, Incompatible) as error:
+        except SchemaInvalid as error:
             return f"schema {name} can't be read: {error}"
+        except Incompatible as error:
+            return self.origin.unreadable(name, self._schemas, error)
 
 
 def avro_decoder(source: Avro, schemas: Schemas | None, part: Part, topics: Sequence[str]) -> Decoder:
     """Create the decoder of a source's keys or values; asks the registry for the reader's schema if it is not given."""
+    origin = GIVEN
     if source.schema is not None:
         reader = reader_schema(source.schema, "Avro(schema=...)")
         if schemas is None:
@@ -108,9 +115,10 @@ def avro_decoder(source: Avro, schemas: Schemas | None, part: Part, topics: Sequ
     else:
         subject = subject_name(source, part, topics)
         assert schemas is not None
-        reader = subject_schema(subject, schemas.latest(subject))
+        latest = schemas.latest(subject)
+        reader, origin = subject_schema(subject, latest), Origin.of(subject, latest)
     assert schemas is not None
-    return RegisteredAvro(schemas, reader, part, in_headers=source.ids == "headers")
+    return RegisteredAvro(schemas, reader, part, in_headers=source.ids == "headers", origin=origin)
 
 
 def subject_name(source: Avro | Protobuf, part: Part, topics: Sequence[str]) -> str:

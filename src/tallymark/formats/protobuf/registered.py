@@ -12,6 +12,7 @@ import pyarrow as pa
 from tallymark.errors import BadInput
 from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.framing import HEADERS, Id, Identified, framed, in_headers
+from tallymark.formats.origin import GIVEN, Origin
 from tallymark.formats.protobuf import indexes
 from tallymark.formats.protobuf.body import Dead
 from tallymark.formats.protobuf.columns import arrow_type
@@ -52,13 +53,16 @@ class RegisteredProtobuf:
 
     learns, is_nullable = True, False
 
-    def __init__(self, schemas: Schemas, reader: Message, part: Part, *, in_headers: bool) -> None:
+    def __init__(
+        self, schemas: Schemas, reader: Message, part: Part, *, in_headers: bool, origin: Origin = GIVEN
+    ) -> None:
         self.header = HEADERS[part] if in_headers else None
         self._schemas = schemas
         self._reader = reader
         self._part = part
+        self.origin = origin
         self._files: dict[Id, Files | str] = {}
-        self._programs: dict[tuple[Id, Indexes], Program] = {}
+        self._programs: dict[tuple[Id, Indexes], Program | str] = {}
         own = projection(reader, reader)
         self.type, self.in_bulk = own.type, own.in_bulk
 
@@ -69,7 +73,8 @@ class RegisteredProtobuf:
     @property
     def programs(self) -> Mapping[tuple[Id, Indexes], Program]:
         """How to read the messages that were needed so far."""
-        return self._programs.copy()
+        known = self._programs.copy().items()
+        return {name: program for name, program in known if isinstance(program, Program)}
 
     def __call__(self, contents: Contents, headers: pa.Array | pa.ChunkedArray | None = None) -> Decoded:
         given = as_array(contents)
@@ -115,8 +120,10 @@ class RegisteredProtobuf:
             if writer.short_name != self._reader.short_name:
                 return f"the value is a {writer.name} of schema {name}, not a {self._reader.name}"
             self._programs[name, places] = projection(writer, self._reader)
-        except (SchemaInvalid, Incompatible) as error:
+        except SchemaInvalid as error:
             return f"schema {name} can't be read: {error}"
+        except Incompatible as error:
+            self._programs[name, places] = self.origin.unreadable(name, self._schemas, error)
         return self._programs[name, places]
 
     def _file(self, name: Id) -> Files | str:
@@ -140,6 +147,7 @@ def _files(name: Id, found: Registered) -> Files | str:
 
 def protobuf_decoder(source: Protobuf, schemas: Schemas | None, part: Part, topics: Sequence[str]) -> Decoder:
     """Create the decoder of a source's keys or values; asks the registry for the reader's schema if it is not given."""
+    origin = GIVEN
     if source.schema is not None:
         reader = declared_message(source.schema, source.message)
         if schemas is None:
@@ -147,9 +155,10 @@ def protobuf_decoder(source: Protobuf, schemas: Schemas | None, part: Part, topi
     else:
         subject = subject_name(source, part, topics)
         assert schemas is not None
-        reader = subject_message(subject, schemas.latest(subject), source.message)
+        latest = schemas.latest(subject)
+        reader, origin = subject_message(subject, latest, source.message), Origin.of(subject, latest)
     assert schemas is not None
-    return RegisteredProtobuf(schemas, reader, part, in_headers=source.ids == "headers")
+    return RegisteredProtobuf(schemas, reader, part, in_headers=source.ids == "headers", origin=origin)
 
 
 def declared_message(path: str, message: str | None) -> Message:
