@@ -1,9 +1,10 @@
-"""Where the schema of a reader comes from, and what is said about a writer's schema that it can't read."""
+"""Where the schema of a reader comes from, what it can't read, and whether its subject has a later version."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tallymark.errors import BadInput, Unreachable
 from tallymark.formats.framing import Id
 from tallymark.formats.registry import Registered, Schemas
 
@@ -26,6 +27,21 @@ class Origin:
         """Return the origin of a version of a subject."""
         return cls(subject, () if found.version is None else (found.version,))
 
+    def extended(self, later: Registered, *, fully: bool) -> Origin:
+        """Return the origin of this schema with the fields of a later version.
+
+        ``fully``: it then reads all that was written with that version.
+        """
+        versions = () if later.version is None else (later.version,)
+        return Origin(self.subject, versions if fully else (*self.versions, *versions))
+
+    def not_extended(self, later: Registered, why: object) -> BadInput:
+        """Return the error of a schema that can't have the fields of a later version."""
+        return BadInput(
+            f"the new fields of {Origin.of(str(self.subject), later)} can't be added to those of {self._versions}: "
+            f"{why}; start the run again, which then reads the latest version alone"
+        )
+
     @property
     def _versions(self) -> str:
         if not self.versions:
@@ -46,3 +62,38 @@ class Origin:
 
 
 GIVEN = Origin()
+
+
+class Unread:
+    """The writers' schemas that have fields which the reader's schema lacks, until its subject is asked for them."""
+
+    def __init__(self, schemas: Schemas, origin: Origin) -> None:
+        self._schemas, self._origin = schemas, origin
+        self._names: set[Id] = set()
+
+    def add(self, name: Id) -> None:
+        if self._origin.subject is not None:
+            self._names.add(name)
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def latest(self) -> Registered | None:
+        """Ask for the latest schema of the subject; None if it is the reader's, or if there is none any more."""
+        subject, names = self._origin.subject, self._names.copy()
+        assert subject is not None
+        found = self._schemas.find(subject)
+        if found is not None and found.version is not None:
+            self._check_latest(subject, found.version, names)
+        self._names -= names
+        return None if found is None or found.version in self._origin.versions else found
+
+    def _check_latest(self, subject: str, latest: int, names: set[Id]) -> None:
+        """Nodes of a registry may not know the same yet: the columns of an older version would lose values."""
+        places = [place for name in names if isinstance(name, int) for place in self._schemas.places(name)]
+        known = max((version for other, version in places if other == subject), default=0)
+        if known > latest:
+            raise Unreachable(
+                f"{self._schemas.name} answers with version {latest} of subject {subject} as the latest, and has "
+                f"version {known}: its nodes do not know the same yet"
+            )

@@ -12,12 +12,13 @@ import pyarrow as pa
 from tallymark.errors import BadInput
 from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.framing import HEADERS, Id, Identified, framed, in_headers
-from tallymark.formats.origin import GIVEN, Origin
+from tallymark.formats.origin import GIVEN, Origin, Unread
 from tallymark.formats.protobuf import indexes
 from tallymark.formats.protobuf.body import Dead
 from tallymark.formats.protobuf.columns import arrow_type
 from tallymark.formats.protobuf.compiler import compiled, compiled_file
 from tallymark.formats.protobuf.decoder import decode
+from tallymark.formats.protobuf.extension import extended
 from tallymark.formats.protobuf.indexes import Indexes
 from tallymark.formats.protobuf.program import Program
 from tallymark.formats.protobuf.projection import Incompatible, projection
@@ -54,13 +55,24 @@ class RegisteredProtobuf:
     learns, is_nullable = True, False
 
     def __init__(
-        self, schemas: Schemas, reader: Message, part: Part, *, in_headers: bool, origin: Origin = GIVEN
+        self,
+        schemas: Schemas,
+        reader: Message,
+        part: Part,
+        *,
+        in_headers: bool,
+        origin: Origin = GIVEN,
+        message: str | None = None,
     ) -> None:
+        """``message`` is the name of the reader's message in the subject; without it, it is the first."""
         self.header = HEADERS[part] if in_headers else None
         self._schemas = schemas
         self._reader = reader
         self._part = part
+        self._message = message
         self.origin = origin
+        self.unread = Unread(schemas, origin)
+        """Schemas that records were written with, and that have fields which the reader's message lacks."""
         self._files: dict[Id, Files | str] = {}
         self._programs: dict[tuple[Id, Indexes], Program | str] = {}
         own = projection(reader, reader)
@@ -75,6 +87,35 @@ class RegisteredProtobuf:
         """How to read the messages that were needed so far."""
         known = self._programs.copy().items()
         return {name: program for name, program in known if isinstance(program, Program)}
+
+    def grown(self) -> RegisteredProtobuf | None:
+        """Return the decoder that reads the fields of the subject's latest message, too; None if there are no more."""
+        latest = self.unread.latest()
+        if latest is None:
+            return None
+        later = subject_message(str(self.origin.subject), latest, self._message)
+        if later.short_name != self._reader.short_name:
+            raise self.origin.not_extended(latest, f"its message is {later.name} instead of {self._reader.name}")
+        reader = extended(self._reader, later)
+        if reader is self._reader:
+            return None
+        try:
+            _with_column(reader)
+            origin = self.origin.extended(latest, fully=_reads(reader, later))
+        except SchemaInvalid as error:
+            raise self.origin.not_extended(latest, error) from None
+        found = RegisteredProtobuf(
+            self._schemas,
+            reader,
+            self._part,
+            in_headers=self.header is not None,
+            origin=origin,
+            message=self._message,
+        )
+        # Tasks then know the schemas of earlier records.
+        for name, places in list(self._programs):
+            found._program(name, places)
+        return found
 
     def __call__(self, contents: Contents, headers: pa.Array | pa.ChunkedArray | None = None) -> Decoded:
         given = as_array(contents)
@@ -120,6 +161,8 @@ class RegisteredProtobuf:
             if writer.short_name != self._reader.short_name:
                 return f"the value is a {writer.name} of schema {name}, not a {self._reader.name}"
             self._programs[name, places] = projection(writer, self._reader)
+            if extended(self._reader, writer) is not self._reader:
+                self.unread.add(name)
         except SchemaInvalid as error:
             return f"schema {name} can't be read: {error}"
         except Incompatible as error:
@@ -134,6 +177,14 @@ class RegisteredProtobuf:
                 return f"schema {name} is unknown to the registry"
             self._files[name] = self._schemas.retried(partial(_files, name, found))
         return self._files[name]
+
+
+def _reads(reader: Message, writer: Message) -> bool:
+    try:
+        projection(writer, reader)
+    except Incompatible:
+        return False
+    return True
 
 
 def _files(name: Id, found: Registered) -> Files | str:
@@ -158,7 +209,8 @@ def protobuf_decoder(source: Protobuf, schemas: Schemas | None, part: Part, topi
         latest = schemas.latest(subject)
         reader, origin = subject_message(subject, latest, source.message), Origin.of(subject, latest)
     assert schemas is not None
-    return RegisteredProtobuf(schemas, reader, part, in_headers=source.ids == "headers", origin=origin)
+    in_headers = source.ids == "headers"
+    return RegisteredProtobuf(schemas, reader, part, in_headers=in_headers, origin=origin, message=source.message)
 
 
 def declared_message(path: str, message: str | None) -> Message:
