@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tallymark.errors import BadInput, Unreachable
 from tallymark.formats.framing import Id
 from tallymark.formats.registry import Registered, Schemas
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -78,15 +82,20 @@ class Unread:
     def __bool__(self) -> bool:
         return bool(self._names)
 
-    def latest(self) -> Registered | None:
-        """Ask for the latest schema of the subject; None if it is the reader's, or if there is none any more."""
-        subject, names = self._origin.subject, self._names.copy()
-        assert subject is not None
-        found = self._schemas.find(subject)
-        if found is not None and found.version is not None:
-            self._check_latest(subject, found.version, names)
-        self._names -= names
-        return None if found is None or found.version in self._origin.versions else found
+    def followed(self, extended: Callable[[str, Registered], T | None]) -> T | None:
+        """Return what ``extended`` makes of the subject's latest schema; None if it has no fields to follow.
+
+        Then nothing asks again because of these writers' schemas.
+        """
+        subject, names = str(self._origin.subject), self._names.copy()
+        latest = self._schemas.find(subject)
+        if latest is not None and latest.version is not None:
+            self._check_latest(subject, latest.version, names)
+        is_known = latest is None or latest.version in self._origin.versions
+        found = None if latest is None or is_known else extended(subject, latest)
+        if found is None:
+            self._names -= names
+        return found
 
     def _check_latest(self, subject: str, latest: int, names: set[Id]) -> None:
         """Nodes of a registry may not know the same yet: the columns of an older version would lose values."""

@@ -72,10 +72,10 @@ class RegisteredAvro:
 
     def grown(self) -> RegisteredAvro | None:
         """Return the decoder that reads the fields of the subject's latest schema, too; None if there are no more."""
-        latest = self.unread.latest()
-        if latest is None:
-            return None
-        later = subject_schema(str(self.origin.subject), latest)
+        return self.unread.followed(self._extended)
+
+    def _extended(self, subject: str, latest: Registered) -> RegisteredAvro | None:
+        later = subject_schema(subject, latest)
         reader = extended(self._reader, later)
         if reader is self._reader:
             return None

@@ -168,16 +168,21 @@ class Layouts:
         if decoders is None:
             return False
         tables, topic, only = self._made_from[layout]
-        columns = {name: schema.names for name, schema in layout.shaper.schemas.items()}
-        changed = [self._with_changes(table, decoders, topic) for table in tables]
-        kept = [(spec, rows if spec.follows else _of(columns[spec.name], rows)) for spec, rows in changed]
-        made = self._new(decoders, kept, only)
-        # Functions that refuse the new columns are found before the layout is used.
-        found = made.shaper.schemas
-        for spec, _ in kept:
-            if lost := [name for name in columns[spec.name] if name not in found[spec.name].names]:
+        columns = layout.shaper.schemas
+        made = self._new(
+            decoders,
+            [
+                (spec, function if spec.follows else _of(columns[spec.name].names, function))
+                for spec, function in (self._with_changes(table, decoders, topic) for table in tables)
+            ],
+            only,
+        )
+        # What the functions refuse is found before the layout is used.
+        for name, schema in made.shaper.schemas.items():
+            if changed := [field.name for field in columns[name] if field not in list(schema)]:
                 raise BadInput(
-                    f"table {spec.name}: its function does not return column {lost[0]} of {decoders.origin} any more"
+                    f"table {name}: its function changes column {changed[0]} when records have the new fields of "
+                    f"{decoders.origin}; start the run again, or correct the function"
                 )
         log.info("following schemas=%s instead=%s", decoders.origin, layout.decoders.origin)
         with self._lock:

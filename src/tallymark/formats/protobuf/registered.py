@@ -90,10 +90,10 @@ class RegisteredProtobuf:
 
     def grown(self) -> RegisteredProtobuf | None:
         """Return the decoder that reads the fields of the subject's latest message, too; None if there are no more."""
-        latest = self.unread.latest()
-        if latest is None:
-            return None
-        later = subject_message(str(self.origin.subject), latest, self._message)
+        return self.unread.followed(self._extended)
+
+    def _extended(self, subject: str, latest: Registered) -> RegisteredProtobuf | None:
+        later = subject_message(subject, latest, self._message)
         if later.short_name != self._reader.short_name:
             raise self.origin.not_extended(latest, f"its message is {later.name} instead of {self._reader.name}")
         reader = extended(self._reader, later)
