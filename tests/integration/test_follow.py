@@ -147,14 +147,21 @@ def test_two_drivers_of_a_group_follow_at_the_same_time(
 
 @pytest.mark.faults
 def test_executors_stage_new_columns(
-    brokers: str, topic: str, group: str, registry: SchemaRegistry, database: Database
+    brokers: str,
+    topic: str,
+    group: str,
+    registry: SchemaRegistry,
+    database: Database,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     url = database("postgresql")
+    caplog.set_level("INFO", "tallymark")
     with RunningPipeline(following(brokers, topic, group, url, registry.url, road="executors")):
         wait_for(lambda: has(url, ROUND))
         send(brokers, topic, registry.url, 2)
         wait_for(lambda: has(url, 2 * ROUND))
     check(url, 2)
+    assert "path=executors" in caplog.text
     assert not [name for name in databases.tables(url) if name.startswith("tallymark_stage")]
 
 
@@ -395,13 +402,19 @@ def test_what_has_no_registry_is_refused(brokers: str) -> None:
         pipeline = tm.Pipeline(group="g", source=tm.Kafka(brokers, "orders", value=format), store="sqlite://")
         with pytest.raises(BadInput, match="table orders: evolve='follow' needs records whose schemas are in a reg"):
             pipeline.table("orders", evolve="follow")
-    by_topic = {"orders": tm.Avro("http://localhost:1"), "^audit": tm.Json("id BIGINT")}
-    pipeline = tm.Pipeline(group="g", source=tm.Kafka(brokers, by_topic), store="sqlite://")
+
+
+def test_a_topic_without_a_registry_is_refused_at_the_start(
+    brokers: str, topic: str, group: str, topics: Topics, registry: SchemaRegistry, database: Database
+) -> None:
+    formats: Any = {topic: tm.Avro(registry.url), topics.create(1): tm.Json("id BIGINT")}
+    pipeline = tm.Pipeline(group=group, source=tm.Kafka(brokers, formats), store=database("sqlite"))
     pipeline.table("{topic}", evolve="follow")(everything)
-    assert pipeline
+    with pytest.raises(BadInput, match="evolve='follow' needs records whose schemas are in a registry"):
+        pipeline.run("caught-up")
 
 
-def test_what_has_no_schema_to_follow_is_refused(database: Database) -> None:
+def test_a_streaming_query_follows_nothing(database: Database) -> None:
     sink: Any = tm.Sink("totals", store=database("sqlite"))
     with pytest.raises(
         BadInput, match="table totals: evolve='follow' is not known here; set evolve=True to add columns"

@@ -41,6 +41,11 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
     "a changed type stays": (OURS, record(("id", "long"), ("x", "string"), ("new", "int")), [("new", "int")]),
     "a nested field": (record(("i", INNER)), record(("i", LATER_INNER)), None),
     "a nested field that may be null": (record(("i", ["null", INNER])), record(("i", ["null", LATER_INNER])), None),
+    "a field of one of two records with the same short name": (
+        record(("i", [record(("a", "int"), name="x.I"), record(("a", "int"), name="y.I")])),
+        record(("i", [LATER_INNER | {"name": "x.I"}, record(("a", "int"), name="y.I")])),
+        None,
+    ),
     "a field in an array": (record(("i", array(INNER))), record(("i", array(LATER_INNER))), None),
     "a field in a map": (
         record(("i", {"type": "map", "values": INNER})),

@@ -20,7 +20,11 @@ def extended(reader: Schema, later: Schema) -> Schema:
             found = extended(found, branch)
         return found
     if reader.type == "union":
-        branches = tuple(extended(branch, later) for branch in reader.branches)
+        # Names without namespaces count only if no branch has the full name.
+        is_named = any(branch.name == later.name for branch in reader.branches)
+        branches = tuple(
+            branch if is_named and branch.name != later.name else extended(branch, later) for branch in reader.branches
+        )
         return reader if _are_same(branches, reader.branches) else replace(reader, branches=branches)
     if reader.type != later.type or reader.short_name != later.short_name:
         return reader
