@@ -24,6 +24,7 @@ from tests.support.debezium import Source, as_avro, envelope
 from tests.support.followed import ROUND, expected, following, order, run_until_killed, send, value, written
 from tests.support.kafka import Topics
 from tests.support.pipelines import UNBALANCED, RunningPipeline
+from tests.support.protobuf_schemas import tagged
 from tests.support.registry import SchemaRegistry
 from tests.support.replicas import ordered, plain, replicated
 
@@ -143,6 +144,52 @@ def test_two_drivers_of_a_group_follow_at_the_same_time(
             send(brokers, topic, registry.url, version)
             wait_for(lambda: has(url, version * ROUND))  # noqa: B023 - called at once
     check(url, 4)
+
+
+PROTO = 'syntax = "proto3"; message Order {{ int64 id = 1; string name = 2; {} }}'
+
+
+@pytest.mark.faults_where(small=False)
+@pytest.mark.parametrize("small", [True, False], ids=["direct", "tasks"])
+def test_fields_of_protobuf_and_of_keys_are_followed(
+    topics: Topics,
+    brokers: str,
+    group: str,
+    registry: SchemaRegistry,
+    database: Database,
+    monkeypatch: pytest.MonkeyPatch,
+    small: bool,
+) -> None:
+    from tallymark.spark import reader
+
+    if not small:
+        monkeypatch.setattr(reader, "SMALL", 5)
+    url, topic = database("sqlite"), topics.create(1)
+
+    def send_ten(first: int, more: str, rest: bytes, key: dict[str, Any], values: dict[str, Any]) -> None:
+        id, _ = registry.add(f"{topic}-value", PROTO.format(more), "PROTOBUF")
+        key_id, _ = registry.add(f"{topic}-key", text(key))
+        records = [prefix(id) + b"\0" + tagged(1, n) + tagged(2, b"n") + rest for n in range(first, first + 10)]
+        topics.send(topic, records, key=framed(key_id, key, values))
+
+    region = {"type": "record", "name": "Key", "fields": [{"name": "region", "type": "string"}]}
+    shop = {**region, "fields": [*region["fields"], {"name": "shop", "type": ["null", "int"], "default": None}]}
+    send_ten(1, "", b"", region, {"region": "r"})
+    source = tm.Kafka(brokers, topic, value=tm.Protobuf(registry.url), key=tm.Avro(registry.url))
+    pipeline = tm.Pipeline(group=group, source=source, store=url, membership=tm.Standalone())
+    pipeline.table("orders", evolve="follow")(lambda records: records.select("key.*", "value.*"))
+    with RunningPipeline(pipeline):
+        wait_for(lambda: has(url, 10))
+        send_ten(11, "optional int32 f = 3;", tagged(3, 7), region, {"region": "s"})
+        wait_for(lambda: has(url, 20))
+        send_ten(21, "optional int32 f = 3;", tagged(3, 8), shop, {"region": "t", "shop": 5})
+        wait_for(lambda: has(url, 30))
+    assert query(url, "SELECT region, name, f, shop, count(*) FROM orders GROUP BY 1, 2, 3, 4 ORDER BY 1") == [
+        ("r", "n", None, None, 10),
+        ("s", "n", 7, None, 10),
+        ("t", "n", 8, 5, 10),
+    ]
+    assert not query(url, UNBALANCED)
 
 
 @pytest.mark.faults
