@@ -24,7 +24,9 @@ class Origin:
     versions: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        return f"{self.subject} {self._versions}" if self.subject else "the given schema"
+        if self.subject is None:
+            return "the given schema"
+        return f"{self.subject} {self._versions}" if self.versions else f"subject {self.subject}"
 
     @classmethod
     def of(cls, subject: str, found: Registered) -> Origin:
@@ -49,7 +51,7 @@ class Origin:
     @property
     def _versions(self) -> str:
         if not self.versions:
-            return "the version at the start"
+            return "the latest version at the start"
         return f"version{'s' if self.versions[1:] else ''} {' and '.join(map(str, self.versions))}"
 
     def unreadable(self, name: Id, schemas: Schemas, why: object) -> str:
