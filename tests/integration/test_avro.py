@@ -270,7 +270,7 @@ def test_produce_names_the_line_and_the_field(brokers: str, topics: Topics, regi
     assert "does not have the schema of --schema" in unknown.stderr
     registry.add(f"{topic}-key", '"string"')
     delimited = in_process(*asked, "--key-delimiter", ":", given="")
-    assert "have an Avro schema; write them with --format json" in delimited.stderr
+    assert "have a schema; write them with --format json" in delimited.stderr
     values = [one["value"] for one in consumed(brokers, topic, registry)]
     assert values == ["a", {"id": 1, "name": "a"}]
 

@@ -88,25 +88,52 @@ class Registry:
         self.token_text()
 
 
+class _OfRegistry:
+    """A format whose schemas a registry has."""
+
+    registry: str | Registry | None
+    subject: str | None
+
+    @property
+    def server(self) -> Registry | None:
+        """The registry, also if it was given as text."""
+        return self.registry if isinstance(self.registry, Registry) else None
+
+    def subject_of(self, topic: str, part: Part = "value") -> str:
+        """Return the subject whose schemas the keys or values of a topic have."""
+        return self.subject or f"{topic}-{part}"
+
+
 @dataclass(frozen=True)
-class Json:
+class Json(_OfRegistry):
     """Values are JSON objects with the fields of a Spark DDL schema: ``id BIGINT, customer STRING, at TIMESTAMP``.
 
     A value that is not a JSON object, or has a field of another type, becomes a dead letter. Fields that are not in the
     schema are ignored; missing fields are NULL. With ``framed``, values have the framing of a schema registry: the
     magic byte and the id of their schema precede the text.
+
+    Only a producer needs the ``registry``: it writes the id of the latest schema of ``subject``, which is
+    ``<topic>-value`` (for keys ``<topic>-key``) unless it is given. It checks that values fit ``schema``.
     """
 
     schema: str
     framed: bool = False
+    registry: str | Registry | None = None
+    subject: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.registry, str):
+            object.__setattr__(self, "registry", Registry(self.registry))
         if not self.schema.strip():
             raise BadInput("Json() needs a schema string, such as Json('id BIGINT, name STRING')")
+        if self.registry is not None and not self.framed:
+            raise BadInput("Json(): registry= needs framed=True, because the id of a schema precedes the text")
+        if self.registry is None and self.subject:
+            raise BadInput("Json(): subject= needs registry=, the address of the registry")
 
 
 @dataclass(frozen=True)
-class Avro:
+class Avro(_OfRegistry):
     """Values are Avro, with the ids of their schemas: ``Avro("https://registry:8081")``.
 
     ``schema`` is the reader's schema, as JSON text or the path of a file; without it, the latest schema of ``subject``
@@ -138,18 +165,9 @@ class Avro:
         if self.register and self.schema is None:
             raise BadInput("Avro(register=True) needs schema=, the schema to register")
 
-    @property
-    def server(self) -> Registry | None:
-        """The registry, also if it was given as text."""
-        return self.registry if isinstance(self.registry, Registry) else None
-
-    def subject_of(self, topic: str, part: Part = "value") -> str:
-        """Return the subject whose schemas the keys or values of a topic have."""
-        return self.subject or f"{topic}-{part}"
-
 
 @dataclass(frozen=True)
-class Protobuf:
+class Protobuf(_OfRegistry):
     """Values are Protobuf, with the ids of their schemas: ``Protobuf("https://registry:8081", message="shop.Order")``.
 
     ``message`` is the reader's message. ``schema`` is the path of a ``.proto`` file, or of a FileDescriptorSet
@@ -157,6 +175,9 @@ class Protobuf:
     ``<topic>-value`` (for keys ``<topic>-key``) unless it is given. Without ``message`` it is the first one of the
     subject, or the only one of the file. ``ids`` says where a record has the id of the schema that it was written with:
     in the first bytes of the value, or in a header. Without a registry, every value is a plain message.
+
+    A producer writes with ``schema``, or without it with the latest one. ``register=True`` registers ``schema``, a
+    ``.proto`` file without imports, if the subject does not have it.
     """
 
     registry: str | Registry | None = None
@@ -164,6 +185,7 @@ class Protobuf:
     message: str | None = None
     subject: str | None = None
     ids: Literal["values", "headers"] = "values"
+    register: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.registry, str):
@@ -172,22 +194,17 @@ class Protobuf:
             raise BadInput("Protobuf() needs registry= or schema=, such as Protobuf('https://registry:8081')")
         if self.ids not in ("values", "headers"):
             raise BadInput(f"Protobuf(ids={self.ids!r}) is not known; write 'values' or 'headers'")
-        if self.registry is None and (self.subject or self.ids == "headers"):
-            raise BadInput("Protobuf(): subject= and ids='headers' need registry=, the address of the registry")
+        if self.registry is None and (self.subject or self.register or self.ids == "headers"):
+            raise BadInput(
+                "Protobuf(): subject=, ids='headers' and register= need registry=, the address of the registry"
+            )
+        if self.register and self.schema is None:
+            raise BadInput("Protobuf(register=True) needs schema=, the schema to register")
         if self.schema is not None and not Path(self.schema).is_file():
             raise BadInput(
                 f"Protobuf(schema={self.schema!r}): there is no such file; give the path of a .proto file, or of what "
                 "protoc --descriptor_set_out --include_imports writes"
             )
-
-    @property
-    def server(self) -> Registry | None:
-        """The registry, also if it was given as text."""
-        return self.registry if isinstance(self.registry, Registry) else None
-
-    def subject_of(self, topic: str, part: Part = "value") -> str:
-        """Return the subject whose schemas the keys or values of a topic have."""
-        return self.subject or f"{topic}-{part}"
 
 
 @dataclass(frozen=True)
@@ -221,6 +238,8 @@ class Debezium:
 
 
 Format = Json | Avro | Protobuf | Debezium | Bytes
+Formatted = Avro | Protobuf | Json
+"""The formats that a producer writes."""
 
 
 def is_latest(source: Format) -> bool:

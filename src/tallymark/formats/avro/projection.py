@@ -9,10 +9,10 @@ from tallymark.formats.avro import values
 from tallymark.formats.avro.columns import arrow_type, not_null
 from tallymark.formats.avro.compiler import encoded
 from tallymark.formats.avro.conversions import Incompatible, conversion, promotes, unreadable
-from tallymark.formats.avro.leaves import Misfit
 from tallymark.formats.avro.program import Program, Step
 from tallymark.formats.avro.schema import Field, Schema
 from tallymark.formats.avro.skipping import Skipping
+from tallymark.formats.misfit import Misfit
 
 __all__ = ["Incompatible", "Program", "projection"]
 

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from tallymark.errors import BadInput
 from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.framing import HEADERS, Id, Identified, framed, in_headers
 from tallymark.formats.origin import GIVEN, Origin, Unread
 from tallymark.formats.protobuf import indexes
 from tallymark.formats.protobuf.body import Dead
 from tallymark.formats.protobuf.columns import arrow_type
-from tallymark.formats.protobuf.compiler import compiled, compiled_file
+from tallymark.formats.protobuf.compiler import compiled
 from tallymark.formats.protobuf.decoder import decode
 from tallymark.formats.protobuf.extension import extended
 from tallymark.formats.protobuf.indexes import Indexes
+from tallymark.formats.protobuf.messages import declared_message, subject_message
 from tallymark.formats.protobuf.program import Program
 from tallymark.formats.protobuf.projection import Incompatible, projection
 from tallymark.formats.protobuf.schema import Files, Message, SchemaInvalid, parse
@@ -100,7 +99,7 @@ class RegisteredProtobuf:
         if reader is self._reader:
             return None
         try:
-            _with_column(reader)
+            arrow_type(reader)
             origin = self.origin.extended(latest, fully=_reads(reader, later))
         except SchemaInvalid as error:
             raise self.origin.not_extended(latest, error) from None
@@ -211,32 +210,3 @@ def protobuf_decoder(source: Protobuf, schemas: Schemas | None, part: Part, topi
     assert schemas is not None
     in_headers = source.ids == "headers"
     return RegisteredProtobuf(schemas, reader, part, in_headers=in_headers, origin=origin, message=source.message)
-
-
-def declared_message(path: str, message: str | None) -> Message:
-    """Return the message of a ``.proto`` file or of a FileDescriptorSet: the one with this name, or the only one."""
-    try:
-        try:
-            content = compiled_file(Path(path)) if path.endswith(".proto") else Path(path).read_bytes()
-        except OSError as error:
-            raise SchemaInvalid(error.strerror or "the file can't be read") from None
-        files = parse(content)
-        return _with_column(files.message(message) if message else files.only())
-    except SchemaInvalid as error:
-        raise BadInput(f"Protobuf(schema={path!r}) can't be used: {error}") from None
-
-
-def subject_message(subject: str, found: Registered, message: str | None = None) -> Message:
-    """Return the message of a subject: the one with this name, or the first."""
-    if found.kind != "PROTOBUF":
-        raise BadInput(f"subject {subject} is not Protobuf but {found.kind}; use the format of its values")
-    try:
-        files = parse(compiled(found.text, found.imports))
-        return _with_column(files.message(message) if message else files.first())
-    except SchemaInvalid as error:
-        raise BadInput(f"subject {subject} can't be used: {error}") from None
-
-
-def _with_column(message: Message) -> Message:
-    arrow_type(message)
-    return message

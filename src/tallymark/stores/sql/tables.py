@@ -113,7 +113,7 @@ def has_table(connection: Connection, name: str) -> bool:
 def reflected(connection: Connection, name: str) -> Table:
     """Read the table's definition from the database."""
     listeners = [("column_reflect", _unescape)] if connection.dialect.name == "mysql" else []
-    return Table(name, MetaData(), autoload_with=connection, listeners=listeners)
+    return Table(name, MetaData(), autoload_with=connection, listeners=listeners, resolve_fks=False)
 
 
 def _unescape(_: Inspector, __: Table, column: ReflectedColumn) -> None:
