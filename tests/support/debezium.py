@@ -258,10 +258,11 @@ def _json_row(row: Row | None) -> Row | None:
     return None if row is None else {column.name: column.in_json(row[column.name]) for column in COLUMNS}
 
 
-def as_avro(event: Mapping[str, Any]) -> bytes:
-    """The body of the value as Confluent's Avro converter writes it."""
-    sides = {side: _avro_row(event[side]) for side in ("before", "after")}
-    return encoded(envelope(event["source"]["connector"]), {**event, **sides})
+def as_avro(event: Mapping[str, Any], schema: Any = None, more: Callable[[Row], Row] = same) -> bytes:
+    """The body of the value as Confluent's Avro converter writes it; ``more`` adds columns that ``schema`` has."""
+    rows = {side: _avro_row(event[side]) for side in ("before", "after")}
+    sides = {side: None if row is None else more(row) for side, row in rows.items()}
+    return encoded(schema or envelope(event["source"]["connector"]), {**event, **sides})
 
 
 def _avro_row(row: Row | None) -> Row | None:

@@ -104,6 +104,16 @@ def test_a_record_names_its_schema_and_its_message(registry: SchemaRegistry, ord
     assert len(errors) == len(said) * times
 
 
+def test_what_cant_be_read_is_named_by_subject_and_version(registry: SchemaRegistry) -> None:
+    first, _ = registry.add("orders-value", 'syntax = "proto3"; message Order { string id = 1; }', "PROTOBUF")
+    registry.add("orders-value", EVENT, "PROTOBUF")
+    found, errors = decoded(tm.Protobuf(registry.url), [prefix(first) + FIRST + tagged(1, b"x")])
+    expected = (
+        f"schema {first} (orders-value version 1) can't be read by version 2: field id: string can't be read as int64"
+    )
+    assert (found, errors) == ([None], {0: expected})
+
+
 def test_the_ids_and_indexes_may_be_in_headers(registry: SchemaRegistry, order: int) -> None:
     guid = guid_header(registry.guid(order))
     headers = [prefix(order) + FIRST, guid + NESTED, prefix(order) + SECOND, prefix(order), guid + b"\x05"]

@@ -14,6 +14,7 @@ import tallymark as tm
 from tallymark.errors import BadInput
 from tallymark.formats.decoders import Decoders
 from tallymark.formats.framing import prefix
+from tallymark.formats.value import check_follows
 from tallymark.produce.formats import FormattedRecords
 from tests.support.avro import framed
 from tests.support.protobuf_schemas import tagged
@@ -257,6 +258,14 @@ def test_lists_that_can_not_be_right_are_refused(kind: Any, options: dict[str, A
 def test_a_producer_writes_one_type(several: tm.Avro | tm.Protobuf) -> None:
     with pytest.raises(BadInput, match=r"Producer\(value=(Avro|Protobuf)\(...\)\) has a list of types"):
         FormattedRecords.of(None, several, patience=0)
+
+
+@pytest.mark.parametrize(
+    "several", [tm.Avro("http://r", subject=["a", "b"]), tm.Protobuf("http://r", message=["a", "b"])]
+)
+def test_the_schemas_of_several_types_are_not_followed(several: tm.Avro | tm.Protobuf) -> None:
+    with pytest.raises(BadInput, match="table t: evolve='follow' follows the schema of one type"):
+        check_follows("t", several)
 
 
 def test_lists_are_compared_by_their_names() -> None:

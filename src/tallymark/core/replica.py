@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallymark.core.tables import HIDDEN, TableSpec
+from tallymark.core.tables import HIDDEN, Evolve, TableSpec
 from tallymark.errors import BadInput
 
 SOURCE_VERSION = "source_version"
@@ -48,7 +48,7 @@ def replica(
     *,
     provenance: bool = False,
     create: bool = True,
-    evolve: bool = False,
+    evolve: Evolve = False,
     topics: str | None = None,
 ) -> TableSpec:
     """Return the spec of a replica. Without a key, ``with_key`` adds it."""

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 from tallymark.core.retry import PATIENCE, retrying
-from tallymark.errors import BadInput, Unreachable
+from tallymark.errors import BadInput, TallymarkError, Unreachable
 from tallymark.formats.registry_http import Missing, RegistryClient, WrongAddress
 from tallymark.formats.value import Registry
 
@@ -93,6 +93,16 @@ class Schemas:
     def by_guid(self, guid: str) -> Registered | None:
         """Return the schema with this GUID; None if the registry does not have it, or has no GUIDs."""
         return self._lasting(guid, partial(self._by_guid, guid))
+
+    def places(self, id: int) -> list[Place]:
+        """Return the subjects and versions that a schema is registered as; nothing if the registry does not say."""
+        try:
+            answer = self._ask(f"/schemas/ids/{id}/versions")
+        except TallymarkError:
+            # Older registries do not have this path. It only explains an error, so it is asked for once.
+            return []
+        listed = [one for one in answer if isinstance(one, dict)] if isinstance(answer, list) else []
+        return [(one["subject"], one["version"]) for one in listed if _is_place(one.get("subject"), one.get("version"))]
 
     def latest(self, subject: str) -> Registered:
         """Return the latest schema of a subject. It is asked for each time."""

@@ -280,6 +280,31 @@ Formatted = Avro | Protobuf | Json
 """The formats that a producer writes."""
 
 
+def is_latest(source: Format) -> bool:
+    """Whether the schema of the reader is the latest one of a subject."""
+    found = source.inner if isinstance(source, Debezium) else source
+    return isinstance(found, (Avro, Protobuf)) and found.schema is None
+
+
+def check_follows(table: str, *sources: Format) -> None:
+    """Refuse to follow the schemas of records whose columns do not come from a registry."""
+    if not any(map(is_latest, sources)):
+        raise BadInput(
+            f"table {table}: evolve='follow' needs records whose schemas are in a registry, such as "
+            "value=tm.Avro('https://registry:8081') without schema=; set evolve=True"
+        )
+    if any(_has_several_types(source) for source in sources):
+        raise BadInput(
+            f"table {table}: evolve='follow' follows the schema of one type, and the source has a list of them; set "
+            "evolve=True, which adds the columns of new fields at the next start"
+        )
+
+
+def _has_several_types(source: Format) -> bool:
+    found = source.inner if isinstance(source, Debezium) else source
+    return isinstance(found, (Avro, Protobuf)) and bool(found.subjects or getattr(found, "messages", ()))
+
+
 def _address(text: str) -> SplitResult:
     # The refused text is not shown, because it may contain a password.
     usage = "write it like https://registry:8081"

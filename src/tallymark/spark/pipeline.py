@@ -15,10 +15,11 @@ from tallymark.core.progress import OnStep, ignore
 from tallymark.core.replica import check_options, replica
 from tallymark.core.retry import retrying
 from tallymark.core.spans import Owner, Tally
-from tallymark.core.tables import TableSpec, Write
+from tallymark.core.tables import Evolve, TableSpec, Write
 from tallymark.core.unmatched import Unmatched
 from tallymark.errors import BadInput, TallymarkError
 from tallymark.formats.debezium.changes import check_replica
+from tallymark.formats.value import check_follows
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import Kafka
 from tallymark.run.claimed import run_loop
@@ -120,7 +121,7 @@ class Pipeline:
         delete: str | None = None,
         provenance: bool = False,
         create: bool = True,
-        evolve: bool = False,
+        evolve: Evolve = False,
         per_batch: bool = False,
         merge: Mapping[str, MergeFunction] | None = None,
         inexact: bool = False,
@@ -133,7 +134,8 @@ class Pipeline:
         that decides which row is newer, also compared with rows of earlier batches. ``delete="tombstone"``, or a
         condition on the record such as ``"value.op = 'd'"``, deletes the row of the key. ``write="ignore"`` keeps an
         existing row. ``provenance`` adds columns with the record and the batch that wrote a row. ``create=False``
-        raises an error if the table does not exist; ``evolve=True`` adds missing columns to it.
+        raises an error if the table does not exist; ``evolve=True`` adds missing columns to it, and ``evolve="follow"``
+        also those of schemas that are registered while a run reads their records (docs/formats.md).
 
         ``write="merge"`` combines each column with that of the row that has the key, as ``merge`` says:
         ``{"orders": "sum", "largest": "max"}``. The functions are sum, count, min, max, newest, oldest, first
@@ -152,6 +154,8 @@ class Pipeline:
         if name in self._tables:
             raise BadInput(f"table {name} has two functions; give each table one function")
         columns = (key,) if isinstance(key, str) else tuple(key)
+        if evolve == "follow" and not self.setup.source.formats:
+            check_follows(name, self.setup.source.value, self.setup.source.key)
         if write == "replica":
             check_options(name, version=version, delete=delete, per_batch=per_batch, merge=merge, inexact=inexact)
             if not self.setup.source.formats:

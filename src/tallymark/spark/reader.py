@@ -14,8 +14,8 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import Literal
 
 import pyarrow as pa
@@ -108,6 +108,8 @@ class SparkReader:
         self._users = spark
         self._layouts = Layouts(source, tables, self._decoders, self._layout)
         self._layouts.begin(lambda: self._brokers.resolve(source.topic_names))
+        # Held by the thread that reads, if tables follow the schemas.
+        self._one_at_a_time = threading.Lock() if any(spec.follows for spec, _ in tables) else nullcontext()
         self._rows_per_batch = 0
 
     def _decoders(self, topic: str | None) -> Decoders:
@@ -148,18 +150,40 @@ class SparkReader:
     def read(
         self, spans: Sequence[Span], batch: str, without: Records = (), then: Sequence[Span] | None = None
     ) -> Reading:
-        with while_java_lives(self._spark):
-            check_running(self._stop)
-            self._scan.name_jobs(sum(map(len, spans)))
-            if self._memory.average in (None, math.inf):
-                self._sample(spans)
-            reading = self._read(spans, batch, without, then)
-            if reading is None:
-                # The size of the records is known now.
-                reading = self._read(spans, batch, without, None)
-            if reading is None:
-                raise self._memory.refusal(self._memory.guess(spans))
-            return reading
+        return self._followed(spans, lambda: self._read_fitting(spans, batch, without, then))
+
+    def _followed(self, spans: Sequence[Span], read: Callable[[], Reading]) -> Reading:
+        """What is read with the columns of the latest schemas: read again if the records have fields that these lack.
+
+        Otherwise several threads may read. They wait for each other if tables follow the schemas, because all records
+        of a batch are read with the same columns.
+        """
+        with while_java_lives(self._spark), self._one_at_a_time:
+            while True:
+                reading = read()
+                try:
+                    if not self._layouts.follow(spans):
+                        return reading
+                except BaseException:
+                    self.discard(reading)
+                    raise
+                self._ahead.drop()
+                self.discard(reading)
+
+    def _read_fitting(
+        self, spans: Sequence[Span], batch: str, without: Records, then: Sequence[Span] | None
+    ) -> Reading:
+        check_running(self._stop)
+        self._scan.name_jobs(sum(map(len, spans)))
+        if self._memory.average in (None, math.inf):
+            self._sample(spans)
+        reading = self._read(spans, batch, without, then)
+        if reading is None:
+            # The size of the records is known now.
+            reading = self._read(spans, batch, without, None)
+        if reading is None:
+            raise self._memory.refusal(self._memory.guess(spans))
+        return reading
 
     def _read(self, spans: Sequence[Span], batch: str, without: Records, then: Sequence[Span] | None) -> Reading | None:
         """The reading; None if records are larger than expected, and have to be staged."""
@@ -204,9 +228,8 @@ class SparkReader:
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
         """Like ``read``, for given records instead of records from Kafka."""
         spans = raw.hulls((letter.partition, letter.offset) for letter in letters)
-        with while_java_lives(self._spark):
-            self._scan.name_jobs(len(letters))
-            reading = self._shaped(raw.of_letters(letters), spans)
+        self._scan.name_jobs(len(letters))
+        reading = self._followed(spans, lambda: self._shaped(raw.of_letters(letters), spans))
         log.info("read batch=%s bytes=%d path=given", batch, reading.size)
         return reading
 

@@ -55,7 +55,7 @@ sql = \"\"\"
 # write = "merge"                       # add to the row of the key: running totals, with merge = {{ amount = "sum" }}
 # delete = "tombstone"                  # delete the row of a key: by records without a value, or "value.op = 'd'"
 # provenance = true                     # columns that say which record wrote a row
-# evolve = true                         # add columns that the table lacks
+# evolve = true                         # add columns that the table lacks; "follow": also while a run reads
 
 # [limits]
 # records = 250000                      # the most that one batch reads

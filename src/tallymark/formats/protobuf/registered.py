@@ -11,11 +11,13 @@ import pyarrow as pa
 from tallymark.errors import BadInput
 from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.framing import HEADERS, Id, Identified, framed, in_headers
+from tallymark.formats.origin import GIVEN, Origin, Unread
 from tallymark.formats.protobuf import indexes
 from tallymark.formats.protobuf.body import Dead
-from tallymark.formats.protobuf.columns import types_type
+from tallymark.formats.protobuf.columns import arrow_type, types_type
 from tallymark.formats.protobuf.compiler import compiled
 from tallymark.formats.protobuf.decoder import decode
+from tallymark.formats.protobuf.extension import extended
 from tallymark.formats.protobuf.indexes import Indexes
 from tallymark.formats.protobuf.messages import declared_message, subject_message
 from tallymark.formats.protobuf.program import Program
@@ -54,13 +56,27 @@ class RegisteredProtobuf:
 
     learns, is_nullable = True, False
 
-    def __init__(self, schemas: Schemas, readers: Sequence[Message], part: Part, *, in_headers: bool) -> None:
+    def __init__(
+        self,
+        schemas: Schemas,
+        readers: Sequence[Message],
+        part: Part,
+        *,
+        in_headers: bool,
+        origin: Origin = GIVEN,
+        message: str | None = None,
+    ) -> None:
+        """``message`` is the name of the only reader's message in the subject; without it, it is the first."""
         self.header = HEADERS[part] if in_headers else None
         self._schemas = schemas
         self._readers = readers
         self._part = part
+        self._message = message
+        self.origin = origin
+        self.unread = Unread(schemas, origin)
+        """Schemas that records were written with, and that have fields which the reader's message lacks."""
         self._files: dict[Id, Files | str] = {}
-        self._programs: dict[tuple[Id, Indexes], Program] = {}
+        self._programs: dict[tuple[Id, Indexes], Program | str] = {}
         own = [projection(reader, reader) for reader in readers]
         self.type = own[0].type if len(own) == 1 else types_type(readers)
         self.in_bulk = all(program.in_bulk for program in own)
@@ -72,7 +88,38 @@ class RegisteredProtobuf:
     @property
     def programs(self) -> Mapping[tuple[Id, Indexes], Program]:
         """How to read the messages that were needed so far."""
-        return self._programs.copy()
+        known = self._programs.copy().items()
+        return {name: program for name, program in known if isinstance(program, Program)}
+
+    def grown(self) -> RegisteredProtobuf | None:
+        """Return the decoder that reads the fields of the subject's latest message, too; None if there are no more."""
+        return self.unread.followed(self._extended)
+
+    def _extended(self, subject: str, latest: Registered) -> RegisteredProtobuf | None:
+        (before,) = self._readers
+        later = subject_message(subject, latest, self._message)
+        if later.short_name != before.short_name:
+            raise self.origin.not_extended(latest, f"its message is {later.name} instead of {before.name}")
+        reader = extended(before, later)
+        if reader is before:
+            return None
+        try:
+            arrow_type(reader)
+            origin = self.origin.extended(latest, fully=_reads(reader, later))
+        except SchemaInvalid as error:
+            raise self.origin.not_extended(latest, error) from None
+        found = RegisteredProtobuf(
+            self._schemas,
+            [reader],
+            self._part,
+            in_headers=self.header is not None,
+            origin=origin,
+            message=self._message,
+        )
+        # Tasks then know the schemas of earlier records.
+        for name, places in list(self._programs):
+            found._program(name, places)
+        return found
 
     def __call__(self, contents: Contents, headers: pa.Array | pa.ChunkedArray | None = None) -> Decoded:
         given = as_array(contents)
@@ -115,8 +162,11 @@ class RegisteredProtobuf:
             return files
         try:
             program = self._projected(files.at(places), name)
-        except (SchemaInvalid, Incompatible) as error:
+        except SchemaInvalid as error:
             return f"schema {name} can't be read: {error}"
+        except Incompatible as error:
+            self._programs[name, places] = unreadable = self.origin.unreadable(name, self._schemas, error)
+            return unreadable
         if isinstance(program, Program):
             self._programs[name, places] = program
         return program
@@ -129,7 +179,10 @@ class RegisteredProtobuf:
         (reader,) = self._readers
         if writer.short_name != reader.short_name:
             return f"the value is a {writer.name} of schema {name}, not a {reader.name}"
-        return projection(writer, reader)
+        program = projection(writer, reader)
+        if extended(reader, writer) is not reader:
+            self.unread.add(name)
+        return program
 
     def _file(self, name: Id) -> Files | str:
         """The files of a schema, or why they can't be read."""
@@ -139,6 +192,14 @@ class RegisteredProtobuf:
                 return f"schema {name} is unknown to the registry"
             self._files[name] = self._schemas.retried(partial(_files, name, found))
         return self._files[name]
+
+
+def _reads(reader: Message, writer: Message) -> bool:
+    try:
+        projection(writer, reader)
+    except Incompatible:
+        return False
+    return True
 
 
 def _files(name: Id, found: Registered) -> Files | str:
@@ -153,6 +214,7 @@ def _files(name: Id, found: Registered) -> Files | str:
 def protobuf_decoder(source: Protobuf, schemas: Schemas | None, part: Part, topics: Sequence[str]) -> Decoder:
     """Create the decoder of a source's keys or values; asks the registry for the reader's schema if it is not given."""
     messages: Sequence[str | None] = source.messages or [source.only_message]
+    origin = GIVEN
     if source.schema is not None:
         readers = [declared_message(source.schema, message) for message in messages]
         if schemas is None:
@@ -165,9 +227,12 @@ def protobuf_decoder(source: Protobuf, schemas: Schemas | None, part: Part, topi
             subject_message(subject, latest[subject], message)
             for subject, message in zip(subjects, messages, strict=True)
         ]
+        if len(readers) == 1:
+            origin = Origin.of(subjects[0], latest[subjects[0]])
     assert schemas is not None
     _check_several(readers)
-    return RegisteredProtobuf(schemas, readers, part, in_headers=source.ids == "headers")
+    in_headers, message = source.ids == "headers", source.only_message
+    return RegisteredProtobuf(schemas, readers, part, in_headers=in_headers, origin=origin, message=message)
 
 
 def _check_several(readers: Sequence[Message]) -> None:

@@ -199,9 +199,9 @@ class SqlStore(Store):
                 self._found[spec.name] = self._existing_table(connection, spec, table_schema(spec, schemas[spec.name]))
 
     def create_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
-        self._schemas = {**self._schemas, **schemas}
+        self._schemas, known, self._found = {**self._schemas, **schemas}, self._found, {}
         for spec in specs:
-            schema, found = table_schema(spec, schemas[spec.name]), self._found.pop(spec.name, None)
+            schema, found = table_schema(spec, schemas[spec.name]), known.get(spec.name)
             if found is not None and not spec.remembers and all(name in found.c for name in schema.names):
                 self._tables[spec.name] = found
                 continue
