@@ -103,7 +103,7 @@ class Consumer:
         """
         with self._mending() as (job, destination, brokers):
             skips = OpenSkips(job, destination, brokers, topic, partition)
-            work = Redelivery(skips, job.owner.run, self.setup.source, brokers)
+            work = Redelivery(skips, job, self.setup.source, brokers)
             yield from HandlerLoop(job, work, destination, self._stop, on_step).batches(max_records)
 
     def replay(
@@ -120,7 +120,7 @@ class Consumer:
             query = letters or LetterQuery()
             found = partial(OpenLetters, job.group, destination.ledger, job.topics, query, brokers)
             chosen = retrying(found, self._stop, job.patience)
-            work = Redelivery(chosen, job.owner.run, self.setup.source, brokers)
+            work = Redelivery(chosen, job, self.setup.source, brokers)
             job = replace(job, budget=UNLIMITED)
             yield from HandlerLoop(job, work, destination, self._stop, on_step).batches(max_records)
 

@@ -272,7 +272,8 @@ class Pipeline:
                 # The executors are threads of the driver: smaller batches through the driver are faster.
                 stage = None
             path: Path | None = "executors" if forced else None
-            return SparkReader(spark, self.setup.source, tables, owner.run, self.limits.memory, stage, path)
+            more, finds = (stage, path), self.setup.on_drift != "ignore"
+            return SparkReader(spark, self.setup.source, tables, owner.run, self.limits.memory, *more, finds=finds)
 
 
 def _unchanged(rows: DataFrame) -> DataFrame:

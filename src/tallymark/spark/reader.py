@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from typing import Literal
 
 import pyarrow as pa
@@ -24,6 +25,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from tallymark.core import raw
+from tallymark.core.drift import Fields, merged
 from tallymark.core.records import DeadLetter, Reading
 from tallymark.core.spans import Partition, Span, split
 from tallymark.core.tables import TableSpec
@@ -74,7 +76,8 @@ class SparkReader:
     """Reads spans of a Kafka source with Spark and applies the tables' functions.
 
     ``memory`` is the maximum number of bytes of a batch in the driver. Larger batches go to ``stages``, or are refused.
-    ``path`` is the path of all batches, instead of the path that fits each.
+    ``path`` is the path of all batches, instead of the path that fits each. With ``finds`` it finds fields that the
+    schema does not name.
     """
 
     def __init__(
@@ -86,6 +89,8 @@ class SparkReader:
         memory: int = sys.maxsize,
         stages: Stages | None = None,
         path: Path | None = None,
+        *,
+        finds: bool = False,
     ) -> None:
         self._path = path
         self._spark = own_session(spark)
@@ -99,7 +104,8 @@ class SparkReader:
         self._brokers = Brokers(source.cluster)
         self._direct = Direct(source, self._brokers)
         self._users = spark
-        self._layouts = Layouts(source, tables, lambda topic: source.decoders(topic, self._stop), self._layout)
+        decoders = partial(source.decoders, stop=self._stop, finds=finds)
+        self._layouts = Layouts(source, tables, decoders, self._layout)
         self._layouts.begin(lambda: self._brokers.resolve(source.topic_names))
         self._rows_per_batch = 0
 
@@ -193,6 +199,13 @@ class SparkReader:
         log.info("read batch=%s bytes=%d path=given", batch, reading.size)
         return reading
 
+    def drift(self, letters: Sequence[DeadLetter]) -> Mapping[Partition, Fields]:
+        records, spans = raw.of_letters(letters), raw.hulls((letter.partition, letter.offset) for letter in letters)
+        found: Mapping[Partition, Fields] = {}
+        for layout, part, _ in self._by_layout(records, spans):
+            found = merged(found, DecodedRecords.of(part, layout.decoders).drift)
+        return found
+
     def discard(self, reading: Reading) -> None:
         if self._stages is not None:
             self._stages.drop(staged.name for staged in reading.staged.values())
@@ -279,7 +292,8 @@ class SparkReader:
         alive = raw.leave_out(decoded.records, decoded.errors.keys())
         rows, refusals = layout.shaper.shape_arrow(alive, spans)
         letters = raw.letters(records, decoded.errors)
-        return Reading(raw.seen(records, decoded.errors.keys()), rows, letters, refusals, decoded.size)
+        seen = raw.seen(records, decoded.errors.keys())
+        return Reading(seen, rows, letters, refusals, decoded.size, drift=decoded.drift)
 
     def _by_layout(self, records: pa.Table, spans: Sequence[Span]) -> Iterator[tuple[Layout, pa.Table, list[Span]]]:
         """The records and the spans of each layout."""

@@ -21,7 +21,7 @@ from tallymark.formats.protobuf.indexes import Indexes
 from tallymark.formats.protobuf.program import Program
 from tallymark.formats.protobuf.projection import Incompatible, projection
 from tallymark.formats.protobuf.schema import Files, Message, SchemaInvalid, parse
-from tallymark.formats.registered import as_array, placed, subject_name
+from tallymark.formats.registered import as_array, placed, subject_name, with_unnamed
 from tallymark.formats.registry import Registered, Schemas
 from tallymark.formats.value import Part, Protobuf
 
@@ -32,7 +32,7 @@ Group = tuple[Id, Indexes, np.ndarray, pa.Array, np.ndarray | None]
 class PlainProtobuf:
     """Decodes contents that are all messages of one type, which they do not name."""
 
-    header, learns, version, is_nullable = None, False, 0, False
+    header, learns, version, is_nullable, finds = None, False, 0, False, False
 
     def __init__(self, writer: Message, reader: Message | None = None) -> None:
         self.program = projection(writer, reader or writer)
@@ -52,7 +52,8 @@ class RegisteredProtobuf:
 
     learns, is_nullable = True, False
 
-    def __init__(self, schemas: Schemas, reader: Message, part: Part, *, in_headers: bool) -> None:
+    def __init__(self, schemas: Schemas, reader: Message, part: Part, *, in_headers: bool, finds: bool = False) -> None:
+        self.finds = finds
         self.header = HEADERS[part] if in_headers else None
         self._schemas = schemas
         self._reader = reader
@@ -81,7 +82,8 @@ class RegisteredProtobuf:
             if isinstance(program, str):
                 errors.update(dict.fromkeys(rows.tolist(), program))
             else:
-                parts.append((rows, decode(program, bodies, skipped)))
+                decoded = decode(program, bodies, skipped)
+                parts.append((rows, with_unnamed(decoded, program.root if self.finds else {})))
         return placed(parts, errors, len(given), self.type)
 
     def _groups(self, found: Identified, errors: dict[int, str]) -> Iterator[Group]:
@@ -138,7 +140,9 @@ def _files(name: Id, found: Registered) -> Files | str:
         return f"schema {name} can't be read: {error}"
 
 
-def protobuf_decoder(source: Protobuf, schemas: Schemas | None, part: Part, topics: Sequence[str]) -> Decoder:
+def protobuf_decoder(
+    source: Protobuf, schemas: Schemas | None, part: Part, topics: Sequence[str], *, finds: bool = False
+) -> Decoder:
     """Create the decoder of a source's keys or values; asks the registry for the reader's schema if it is not given."""
     if source.schema is not None:
         reader = declared_message(source.schema, source.message)
@@ -149,7 +153,7 @@ def protobuf_decoder(source: Protobuf, schemas: Schemas | None, part: Part, topi
         assert schemas is not None
         reader = subject_message(subject, schemas.latest(subject), source.message)
     assert schemas is not None
-    return RegisteredProtobuf(schemas, reader, part, in_headers=source.ids == "headers")
+    return RegisteredProtobuf(schemas, reader, part, in_headers=source.ids == "headers", finds=finds)
 
 
 def declared_message(path: str, message: str | None) -> Message:
