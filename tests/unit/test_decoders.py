@@ -46,10 +46,10 @@ def values(*contents: bytes | None) -> pa.Table:
 def decode(source: Kafka, found: pa.Table) -> tuple[list[Any], Mapping[int, str]]:
     """The values of the records that are alive, and the errors of the others; services decode the same."""
     decoders = source.decoders()
-    table, errors = decoders.table(found)
+    table, errors, _ = decoders.table(found)
     alive = raw.leave_out(table, errors.keys())
     messages = [Message(letter) for letter in raw.letters(found, dict.fromkeys(range(found.num_rows), ""))]
-    served, letters = decoded(source.decoders(), messages)
+    served, letters, _ = decoded(source.decoders(), messages)
     assert served.to_arrow().select(["key", "value"]).equals(alive.select(["key", "value"]))
     assert [(letter.offset, letter.error) for letter in letters] == sorted(errors.items())
     return alive["value"].to_pylist(), errors
@@ -120,7 +120,7 @@ def test_a_schema_that_is_registered_later_is_learned(
     then = time.monotonic() + module.AGAIN_SECONDS
     with monkeypatch.context() as patch:
         patch.setattr("tallymark.formats.registry.time.monotonic", lambda: then)
-        table, errors = decoders.table(later)
+        table, errors, _ = decoders.table(later)
     assert not errors
     assert table["value"].to_pylist() == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
     assert decoders.version == before + 1
@@ -146,7 +146,7 @@ def test_keys_have_formats_too(registry: SchemaRegistry) -> None:
     good_key, good = framed(key, "string", "k1"), framed(id, ORDER, {"id": 1, "name": "a"})
     source = Kafka("localhost:9092", "orders", value=Avro(registry.url), key=Avro(registry.url))
     found = records((good_key, good), (b"k", good), (good_key, b"v"), (b"k", b"v"), (good_key, None), (None, good))
-    table, errors = source.decoders().table(found)
+    table, errors, _ = source.decoders().table(found)
     alive = raw.leave_out(table, errors.keys())
     assert alive["key"].to_pylist() == ["k1", "k1", None]
     assert alive["value"].to_pylist() == [{"id": 1, "name": "a"}, None, {"id": 1, "name": "a"}]
@@ -160,7 +160,7 @@ def test_keys_have_formats_too(registry: SchemaRegistry) -> None:
 
 def test_a_key_may_be_json_and_the_value_bytes() -> None:
     source = Kafka("localhost:9092", "orders", value=Bytes(), key=Json("id INT"))
-    table, errors = source.decoders().table(records((b'{"id": 1}', b"\xff"), (None, None), (b"x", b"y")))
+    table, errors, _ = source.decoders().table(records((b'{"id": 1}', b"\xff"), (None, None), (b"x", b"y")))
     assert table["key"].to_pylist()[:2] == [{"id": 1}, None]
     assert table["value"].to_pylist() == [b"\xff", None, b"y"]
     assert list(errors) == [2]

@@ -17,6 +17,8 @@ from tallymark.spark.pipeline import Pipeline
 
 Limit = Annotated[int, typer.Option("--limit", min=0, help="Show at most so many sample rows of each table.")]
 STARTS = ("TOPIC", "PARTITION", "START:start_offset", "LOG-END-OFFSET", "TO READ:to_read", "BECAUSE")
+MOST_FIELDS = 10
+"""Number of fields that the schema does not name which are listed; --json lists all."""
 WIDEST = 60
 """Characters of a value that are shown in a table."""
 
@@ -72,6 +74,12 @@ def _show(trial: Trial) -> None:
     for letter in trial.letters:
         table_name = f" by table {letter.table}" if letter.table else ""
         say(f"dead{table_name}: {letter.partition} offset {letter.offset}: {printable(letter.error)}", "yellow")
+    if trial.drift:
+        fields = [
+            f"{printable(name)} in {records} records" for name, records in list(trial.drift.items())[:MOST_FIELDS]
+        ]
+        more = [f"and {len(trial.drift) - MOST_FIELDS} more"] if len(trial.drift) > MOST_FIELDS else []
+        say(f"fields that the schema does not name: {', '.join([*fields, *more])}", "yellow")
     if trial.tables:
         dead = len(trial.letters)
         say(f"\n{trial.group} fits; sample of {trial.records} records, {dead} of them dead; nothing was written")
@@ -124,6 +132,7 @@ def _as_json(trial: Trial) -> dict[str, Any]:
         "group": trial.group,
         "partitions": _starts(trial),
         "records": trial.records,
+        "drift": dict(trial.drift),
         "tables": [_table_as_json(sampled) for sampled in trial.tables],
         "dead_letters": [
             {

@@ -62,9 +62,9 @@ def short(path: str) -> str:
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}{OTHERS}"
 
 
-def bounded(name: str, known: Mapping[str, object]) -> str:
-    """Return the name, or ``OTHERS`` if it is new and ``MOST`` others are known."""
-    return name if name in known or len(known) < MOST else OTHERS
+def bounded(name: str, known: Mapping[str, object], most: int = MOST) -> str:
+    """Return the name, or ``OTHERS`` if it is new and so many are known."""
+    return name if name in known or len(known) < most else OTHERS
 
 
 def merged(first: Mapping[Partition, Fields], later: Mapping[Partition, Fields]) -> dict[Partition, Fields]:
@@ -106,6 +106,15 @@ def total(drifts: Iterable[Drift]) -> dict[str, Seen]:
         for name, seen in drift.items():
             sums[name] = sums[name] + seen if name in sums else seen
     return dict(sorted(sums.items(), key=lambda item: (item[0] == OTHERS, -item[1].records, item[0])))
+
+
+def limited(drift: Drift, most: int) -> dict[str, Seen]:
+    """Return the first fields, and the others added up as OTHERS."""
+    sums: dict[str, Seen] = {}
+    for path, seen in drift.items():
+        name = bounded(path, sums, most)
+        sums[name] = sums[name] + seen if name in sums else seen
+    return sums
 
 
 def check(group: str, on_drift: OnDrift, found: Mapping[Partition, Fields]) -> None:

@@ -6,7 +6,7 @@ import java.util.Iterator;
 
 /** The fields of one record that the schema does not name. formats/unnamed.py finds the same in Python. */
 public final class Names implements Serializable {
-    static final String OTHERS = "...";
+    public static final String OTHERS = "...";
     private static final int LONGEST = 200;
 
     private final String prefix;
