@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 
 import pyarrow as pa
@@ -24,6 +24,12 @@ from tallymark.formats.protobuf.schema import parse
 from tallymark.formats.unnamed import written
 from tests.support.drift import DDL, SCHEMA, SCHEMA_WITH_MAP, WITH_MAP, unnamed, value
 from tests.support.registry import SchemaRegistry
+
+
+@pytest.fixture
+def registry() -> Iterator[SchemaRegistry]:
+    with SchemaRegistry() as started:
+        yield started
 
 
 def found(decoder: JsonDecoder, values: Sequence[bytes | None]) -> dict[str, list[int]]:
@@ -131,7 +137,7 @@ def test_fields_that_a_writer_of_protobuf_has_and_the_reader_has_not() -> None:
     item = "message Item { string sku = 1; %s } "
     text = 'syntax = "proto3"; %s message M { int64 id = 1; %s repeated Item items = 3; map<string, Item> by = 4; }'
     writer, reader = (
-        parse(compiled(text % (item % inner, outer), {})).message("M")
+        parse(compiled(text % (item % inner, outer))).message("M")
         for inner, outer in (("int32 n = 2;", "string note = 2;"), ("", ""))
     )
     assert list(written(projection(writer, reader).root)) == ["note", "items.n", "by.n"]

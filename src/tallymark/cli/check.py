@@ -75,9 +75,8 @@ def _show(trial: Trial) -> None:
         table_name = f" by table {letter.table}" if letter.table else ""
         say(f"dead{table_name}: {letter.partition} offset {letter.offset}: {printable(letter.error)}", "yellow")
     if trial.drift:
-        fields = [
-            f"{printable(name)} in {records} records" for name, records in list(trial.drift.items())[:MOST_FIELDS]
-        ]
+        first = list(trial.drift.items())[:MOST_FIELDS]
+        fields = [f"{printable(name)} in {records} records" for name, records in first]
         more = [f"and {len(trial.drift) - MOST_FIELDS} more"] if len(trial.drift) > MOST_FIELDS else []
         say(f"fields that the schema does not name: {', '.join([*fields, *more])}", "yellow")
     if trial.tables:

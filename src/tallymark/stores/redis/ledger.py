@@ -263,13 +263,13 @@ def _drift(fields: Mapping[str, str]) -> Drift:
 
 def _add_drift(work: ScriptInput, key: str, entry: Entry, position: Position) -> None:
     """Count fields in the script itself, because a fill may count some between read and write."""
-    known: dict[str, object] = dict(position.drift)
+    known, now = dict[str, object](position.drift), entry.now.replace(microsecond=0)
     for path, found in sorted(entry.drift[position.partition].items()):
         name = bounded(path, known)
         known[name] = found
         work.add(key, {RECORDS + name: found.records})
-        work.call("HSETNX", key, FIRST + name, as_text(entry.now))
-        work.call("HSET", key, LAST + name, as_text(entry.now))
+        work.call("HSETNX", key, FIRST + name, as_text(now))
+        work.call("HSET", key, LAST + name, as_text(now))
 
 
 def _forget_drift(work: ScriptInput, key: str, drift: Drift) -> None:
