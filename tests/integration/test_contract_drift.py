@@ -16,7 +16,6 @@ from tallymark.core.progress import Step
 from tallymark.core.spans import Partition, Position, Span, Tally
 from tallymark.errors import Fenced, PositionMoved
 from tallymark.stores.contract import Store
-from tallymark.stores.opening import open_store
 from tallymark.stores.sql.ledger.tables import VERSION
 from tests.support import databases
 from tests.support.commits import SEVERAL_WRITERS, Work, apply, owner, ready, take, work
@@ -146,7 +145,7 @@ def test_a_run_and_a_backfill_count_at_the_same_time(url: str, store: Store, gro
     held = skipped(store, group)
 
     def fill() -> None:
-        other = open_store(url)
+        other = ready(url)
         for start in range(10):
             made = filling(group, held, start, {ZERO: {"note": Found(1, start), f"filled{start}": Found(1, start)}})
             other.apply(made.changes, made.entry)
