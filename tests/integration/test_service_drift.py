@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +26,7 @@ VALUE = tm.Json("id BIGINT, address STRUCT<zip: STRING>")
 
 
 def drift(store: str, group: str) -> dict[str, int]:
-    found: list[Drift] = [position.drift for position in standing(store, group)]
+    found: list[Drift] = [position.drift for position in standing(store, group).values()]
     return {name: seen.records for name, seen in total(found).items()}
 
 
@@ -62,16 +63,15 @@ def test_what_a_block_rolls_back_or_leaves_is_counted_once_it_is_committed(
 ) -> None:
     topic = topics.create(1)
     topics.send(topic, values(30))
-    with pytest.raises(RuntimeError, match="later"):
-        for batch in consumer(brokers, topic, group, store_url).batches(10, until="caught-up"):
-            with pytest.raises(KeyError), batch.transaction() as db:
-                db.write("seen", [{"id": 1}])
-                raise KeyError
-            assert drift(store_url, group).get("note", 0) == batch.moves[0].start
-            if batch.moves[0].start == 20:
-                raise RuntimeError("later")
-            with batch.transaction() as db:
-                db.write("seen", [{"id": 1}])
+    for batch in consumer(brokers, topic, group, store_url).batches(10, until="caught-up"):
+        with suppress(KeyError), batch.transaction() as db:
+            db.write("seen", [{"id": 1}])
+            raise KeyError
+        assert drift(store_url, group).get("note", 0) == batch.moves[0].start
+        if batch.moves[0].start == 20:
+            break
+        with batch.transaction() as db:
+            db.write("seen", [{"id": 1}])
     assert drift(store_url, group) == {"note": 20, "address.city": 10}
 
 
@@ -81,9 +81,8 @@ def test_fail_ends_the_run_before_the_function_sees_the_batch(
     topic, store = topics.create(1), database("sqlite")
     topics.send(topic, [{"id": 1}, {"id": 2, "note": 1}])
     with pytest.raises(Drifted, match=rf"{topic}\[0\] offset 1 has the field note"):
-        for _ in consumer(brokers, topic, group, store, on_drift="fail").batches():
-            raise AssertionError("a batch")
-    assert [(at.next_offset, at.drift) for at in standing(store, group)] == [(0, {})]
+        next(consumer(brokers, topic, group, store, on_drift="fail").batches())
+    assert [(at.next_offset, at.drift) for at in standing(store, group).values()] == [(0, {})]
     for batch in consumer(brokers, topic, group, store, on_drift="ignore").batches(until="caught-up"):
         with batch.transaction():
             pass
