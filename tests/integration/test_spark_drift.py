@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Mapping
 from random import Random
@@ -14,14 +15,16 @@ from tallymark.core.drift import Found
 from tallymark.core.spans import Partition, Span, Tally
 from tallymark.core.tables import TableSpec
 from tallymark.errors import Drifted
+from tallymark.formats.framing import prefix
 from tests.support import databases
 from tests.support.drift import DDL, SCHEMA, SCHEMA_WITH_MAP, WITH_MAP, unnamed, value
 from tests.support.kafka import Topics
 from tests.support.paths import Function
+from tests.support.registry import SchemaRegistry
 from tests.support.standing import standing
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from tallymark.spark.reader import Path
 
@@ -37,6 +40,10 @@ FUNCTIONS: dict[str, dict[str, Function]] = {
     "needs a cache": {"twice": lambda records: records.alias("a").join(records.select("offset"), "offset")},
     "fails": {"ids": lambda records: records.selectExpr("value.id", "1 / (offset - 7) AS x")},
 }
+
+
+def by_id(records: DataFrame) -> DataFrame:
+    return records.selectExpr("value.id + 1 AS id")
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +95,34 @@ def pipeline(brokers: str, topic: str, group: str, store: str, **settings: Any) 
 
 def drift(store: str, group: str) -> Mapping[str, int]:
     return {name: seen.records for name, seen in standing(store, group)[0].drift.items()}
+
+
+@pytest.mark.parametrize("path", ["direct", "tasks"])
+def test_records_of_a_registry_count_by_their_schemas(
+    spark: SparkSession, brokers: str, topics: Topics, path: Path
+) -> None:
+    from tallymark.spark.reader import SparkReader
+
+    def schema(*names: str) -> str:
+        fields = [{"name": name, "type": "int"} for name in names]
+        return json.dumps({"type": "record", "name": "R", "fields": fields})
+
+    message = 'syntax = "proto3"; message R {{ int32 id = 1; {} }}'
+    old, later = message.format(""), message.format("int32 note = 2;")
+    topic = topics.create(1)
+    with SchemaRegistry() as registry:
+        own, _ = registry.add(f"{topic}-value", schema("id"))
+        key, _ = registry.add("more-values", schema("id", "note"))
+        newer, _ = registry.add(f"{topic}-key", old, kind="PROTOBUF")
+        newest, _ = registry.add("more-keys", later, kind="PROTOBUF")
+        avro = [prefix(own) + b"\x02", prefix(key) + b"\x02\x04", prefix(key) + b"\x02"]
+        protobuf = [prefix(newer) + b"\0\x08\x01", prefix(newest) + b"\0\x08\x01"]
+        for number, value in enumerate([avro[0], avro[1], avro[2]] * 20):
+            topics.send_to(topic, 0, [value], key=protobuf[number % 2])
+        source = tm.Kafka(brokers, topic, value=tm.Avro(registry.url), key=tm.Protobuf(registry.url))
+        made = SparkReader(spark, source, [(TableSpec("t"), by_id)], "run", sys.maxsize, path=path, finds=True)
+        reading = made.read([Span(Partition(topic, 0), 0, 60)], "b")
+    assert reading.drift == {Partition(topic, 0): {"note": Found(20, 1), "key: note": Found(20, 1)}}
 
 
 @pytest.fixture

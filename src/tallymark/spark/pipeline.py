@@ -60,8 +60,9 @@ class Pipeline:
     ``start`` sets where a partition without a saved position begins (see ``Start``). ``limits`` sets the maximum size
     of a batch. ``on_loss="record"`` continues when Kafka deleted records before they were read, or a log was truncated,
     and records the affected offsets. ``on_drift`` says what becomes of fields that the schema does not name: they are
-    counted ("record"), end the run ("fail"), or are not looked for ("ignore"). ``budget`` limits the number of dead letters. ``patience`` is how long
-    brokers and store may be unreachable, such as "5m". ``spark`` holds settings for the Spark session.
+    counted ("record"), end the run ("fail"), or are not looked for ("ignore"). ``budget`` limits the number of dead
+    letters. ``patience`` is how long brokers and store may be unreachable, such as "5m". ``spark`` holds settings for
+    the Spark session.
 
     Runs with the same group share its partitions, as members of a Kafka group. ``membership=Group(...)`` configures
     that; ``Standalone()`` reads without other members. ``catch_up=SkipAhead(...)`` skips ahead when a partition is too
