@@ -125,6 +125,31 @@ def test_records_of_a_registry_count_by_their_schemas(
     assert reading.drift == {Partition(topic, 0): {"note": Found(20, 1), "key: note": Found(20, 1)}}
 
 
+@pytest.mark.parametrize("path", ["direct", "tasks"])
+def test_columns_of_change_events_that_are_not_declared(
+    spark: SparkSession, brokers: str, topics: Topics, path: Path
+) -> None:
+    from tallymark.spark.reader import SparkReader
+
+    topic = topics.create(1)
+    source = {"db": "shop", "unheard_of": 1}
+    row = {"id": 1, "place": {"zip": 1}, "discount": 5, "gone": None}
+    events: list[Any] = [
+        {"before": None, "after": row, "op": "c", "source": source, "transaction": {"id": "1"}},
+        {"before": {"id": 1, "old": "x"}, "after": {"id": 1}, "op": "u", "source": source},
+        {"before": {"id": 1, "old": "x"}, "after": {"id": "x"}, "op": "u", "source": source},
+    ]
+    topics.send(topic, [*events, *({"schema": {"fields": []}, "payload": event} for event in events), None])
+    value = tm.Debezium(tm.Json("id INT, place STRUCT<city: STRING>"))
+    tables: list[tuple[TableSpec, Function]] = [
+        (TableSpec("t"), lambda records: records.selectExpr("value.op || 'x' AS op"))
+    ]
+    made = SparkReader(spark, tm.Kafka(brokers, topic, value=value), tables, "run", sys.maxsize, path=path, finds=True)
+    reading = made.read([Span(Partition(topic, 0), 0, 7)], "b")
+    assert [letter.offset for letter in reading.dead_letters] == [2, 5]
+    assert reading.drift == {Partition(topic, 0): {"after.discount": Found(2, 0), "before.old": Found(2, 1)}}
+
+
 @pytest.fixture
 def forced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Force a path for all batches."""

@@ -117,9 +117,9 @@ def limited(drift: Drift, most: int) -> dict[str, Seen]:
     return sums
 
 
-def check(group: str, on_drift: OnDrift, found: Mapping[Partition, Fields]) -> None:
-    """Raise for the first record with such a field, if ``on_drift`` demands it."""
-    if on_drift != "fail" or not found:
+def check(group: str, found: Mapping[Partition, Fields]) -> None:
+    """Raise if a record has such a field. The error names the first one."""
+    if not found:
         return
     places = [(partition, one.offset, name) for partition, fields in found.items() for name, one in fields.items()]
     partition, offset, name = min(places)

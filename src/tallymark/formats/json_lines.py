@@ -40,13 +40,13 @@ class LineParser:
             return _parsed(text, self._schema, "ignore"), NOTHING
         try:
             return self._at_once(text)
-        except pa.ArrowInvalid:
+        except pa.ArrowException:
             # Raises again if it is not because of unnamed fields.
             table = _parsed(text, self._schema, "ignore")
         if self._learn(text):
             try:
                 return self._at_once(text)
-            except pa.ArrowInvalid:
+            except pa.ArrowException:
                 pass
         return table, self._found(text)
 

@@ -63,7 +63,8 @@ class HandlerLoop(BatchLoop[Batch]):
         batch = self._retrying(lambda: self.work.next(most))
         if batch is None:
             return None
-        drift.check(self.job.group, self.job.on_drift, batch.drift)
+        if self.job.on_drift == "fail":
+            drift.check(self.job.group, batch.drift)
         self.on_step(Step.READ, Progress(batch.name, batch.offsets, batch.behind, since=began))
         if not len(batch):
             self._settle(batch)
