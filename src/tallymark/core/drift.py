@@ -58,7 +58,8 @@ Drift = Mapping[str, Seen]
 
 def short(path: str) -> str:
     """Return the name under which a field is counted: every store can hold it, and ``Names.java`` returns the same."""
-    name = LONE_SURROGATES.sub("\ufffd", path).replace("\0", "\\0")
+    name = path if path.isascii() else LONE_SURROGATES.sub("\ufffd", path)
+    name = name.replace("\0", "\\0")
     return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}{OTHERS}"
 
 

@@ -19,6 +19,11 @@ MOST_LESSONS = 20
 """How often types are learned: values of a field that never have the same type are not worth more."""
 
 
+UNEXPECTED = "unexpected field"
+"""A part of Arrow's message. If it changes, unnamed fields are found one by one."""
+NULL = pa.null()
+
+
 class LineParser:
     """Parses the objects of one schema.
 
@@ -40,7 +45,9 @@ class LineParser:
             return _parsed(text, self._schema, "ignore"), NOTHING
         try:
             return self._at_once(text)
-        except pa.ArrowException:
+        except pa.ArrowException as error:
+            if self._extended is self._type and UNEXPECTED not in str(error):
+                raise
             # Raises again if it is not because of unnamed fields.
             table = _parsed(text, self._schema, "ignore")
         if self._learn(text):
@@ -61,21 +68,20 @@ class LineParser:
         return pa.Table.from_arrays(columns, schema=self._schema), rows
 
     def _learn(self, text: pa.Buffer) -> bool:
-        """Learn the types of unnamed fields; False if there are too many."""
+        """Learn the types of unnamed fields; False if nothing was learned, or there are too many."""
         if self._lessons == MOST_LESSONS:
             return False
         self._lessons += 1
-        before = extended = self._extended
+        types = _Types(self._extended, MOST)
         learned = 0
         for value in _values(text):
-            widened = _widened(extended, value)
-            if widened != extended:
-                extended, learned = widened, learned + 1
-                if learned == SAMPLE or _leaves(extended) > MOST + _leaves(self._type):
-                    break
-        if extended == before or _leaves(extended) > MOST + _leaves(self._type):
+            if types.widen(value):
+                learned += 1
+            if learned == SAMPLE or types.left < 0:
+                break
+        if not learned or types.left < 0:
             return False
-        self._extended = extended
+        self._extended = types.type
         return True
 
     def _found(self, text: pa.Buffer) -> Unnamed:
@@ -102,37 +108,62 @@ def _values(text: pa.Buffer) -> Iterator[Any]:
 _DECODER = json.JSONDecoder(object_pairs_hook=tuple, parse_int=float)
 
 
-def _widened(kind: pa.DataType, value: Any) -> pa.DataType:
-    """Return the type with the fields of this value."""
-    if value is None:
-        return kind
-    if pa.types.is_null(kind):
-        kind = _empty(value)
-    if pa.types.is_struct(kind) and isinstance(value, tuple):
-        types = {field.name: field.type for field in kind}
-        for name, item in value:
-            types[name] = _widened(types.get(name, pa.null()), item)
-        return pa.struct(list(types.items()))
-    if pa.types.is_list(kind) and isinstance(value, list):
-        inner = kind.value_type
-        for item in value:
-            inner = _widened(inner, item)
-        return pa.list_(inner)
-    return kind
+class _Types:
+    """The types of objects, to which those of further fields are added: at most ``left``."""
+
+    def __init__(self, kind: pa.DataType, left: int) -> None:
+        self._root, self.left = _tree(kind), left
+        self._changes = 0
+
+    @property
+    def type(self) -> pa.DataType:
+        return _type_of(self._root)
+
+    def widen(self, value: Any) -> bool:
+        """Add the fields of an object. Returns whether it had any that were not known."""
+        before = self._changes
+        self._widened(self._root, value)
+        return self._changes > before
+
+    def _widened(self, node: Any, value: Any) -> Any:
+        if value is None or self.left < 0:
+            return node
+        if node is NULL:
+            node = _empty(value)
+            self._changes += 1
+        if isinstance(node, dict) and isinstance(value, tuple):
+            for name, item in value:
+                if name not in node:
+                    self.left -= 1
+                    self._changes += 1
+                node[name] = self._widened(node.get(name, NULL), item)
+        elif isinstance(node, list) and isinstance(value, list):
+            for item in value:
+                node[0] = self._widened(node[0], item)
+        return node
 
 
-def _empty(value: Any) -> pa.DataType:
+def _tree(kind: pa.DataType) -> Any:
+    """Return a type as nodes that can be changed: an object is a dict, an array is a list of one."""
+    if pa.types.is_struct(kind):
+        return {field.name: _tree(field.type) for field in kind}
+    if pa.types.is_list(kind):
+        return [_tree(kind.value_type)]
+    return NULL if pa.types.is_null(kind) else kind
+
+
+def _type_of(node: Any) -> pa.DataType:
+    if isinstance(node, dict):
+        return pa.struct([(name, _type_of(inner)) for name, inner in node.items()])
+    return pa.list_(_type_of(node[0])) if isinstance(node, list) else node
+
+
+def _empty(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
-        return pa.struct([]) if isinstance(value, tuple) else pa.list_(pa.null())
+        return {} if isinstance(value, tuple) else [NULL]
     if isinstance(value, bool):
         return pa.bool_()
     return pa.string() if isinstance(value, str) else pa.float64()
-
-
-def _leaves(kind: pa.DataType) -> int:
-    if pa.types.is_struct(kind):
-        return 1 + sum(_leaves(field.type) for field in kind)
-    return _leaves(kind.value_type) if pa.types.is_list(kind) else 1
 
 
 def _unnamed(found: pa.Array, kind: pa.DataType, path: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
