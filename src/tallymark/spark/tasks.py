@@ -70,7 +70,7 @@ class Tasks:
 
         def collected(decode: SparkDecoder) -> Reading:
             reading = None if without else self._in_one_pass(decode, spans)
-            return reading or self._by_cache(decode, spans, without)
+            return reading or self._by_cache(spans, without)
 
         return self._read(collected)
 
@@ -79,7 +79,7 @@ class Tasks:
 
         def staged(decode: SparkDecoder) -> Reading:
             reading = None if without else self._staged_in_one_pass(decode, stages, spans, batch)
-            return reading or self._staged_by_cache(decode, stages, spans, batch, without)
+            return reading or self._staged_by_cache(stages, spans, batch, without)
 
         return self._read(staged, lambda reading: stages.drop(table.name for table in reading.staged.values()))
 
@@ -139,8 +139,8 @@ class Tasks:
             return None
         return Reading(found.seen, rows, self._fetched_letters(found), size=found.size, drift=found.drift)
 
-    def _by_cache(self, decode: SparkDecoder, spans: Sequence[Span], without: Records) -> Reading:
-        with self._counted_cache(decode, spans, without) as (decoded, found):
+    def _by_cache(self, spans: Sequence[Span], without: Records) -> Reading:
+        with self._counted_cache(spans, without) as (decoded, found):
             rows, refusals = self._shaper.shape(_records(decoded), spans)
             letters = self._cached_letters(found, decoded)
             return Reading(found.seen, rows, letters, refusals, found.size, drift=found.drift)
@@ -169,10 +169,8 @@ class Tasks:
         stages.drop([done.name])
         return None
 
-    def _staged_by_cache(
-        self, decode: SparkDecoder, stages: Stages, spans: Sequence[Span], batch: str, without: Records
-    ) -> Reading:
-        with self._counted_cache(decode, spans, without) as (decoded, found):
+    def _staged_by_cache(self, stages: Stages, spans: Sequence[Span], batch: str, without: Records) -> Reading:
+        with self._counted_cache(spans, without) as (decoded, found):
             done = self._shaper.stage(stages, _records(decoded), batch)
             with stages.kept(table.name for table in done.values()):
                 return self._of_stages(found, done, self._cached_letters(found, decoded))
@@ -181,12 +179,13 @@ class Tasks:
         return Reading(found.seen, self._shaper.no_rows(), letters, size=found.size, staged=done, drift=found.drift)
 
     @contextmanager
-    def _counted_cache(
-        self, decode: SparkDecoder, spans: Sequence[Span], without: Records
-    ) -> Iterator[tuple[DataFrame, Counted]]:
-        """The decoded records, cached and counted."""
+    def _counted_cache(self, spans: Sequence[Span], without: Records) -> Iterator[tuple[DataFrame, Counted]]:
+        """The decoded records, cached and counted.
+
+        Not with the decoder of a pass that has failed, whose tasks may still count.
+        """
         check_running(self._stop)
-        with _cached(decode(leave_out(self._scan.frame(spans), without))) as decoded:
+        with self._decoder() as decode, _cached(decode(leave_out(self._scan.frame(spans), without))) as decoded:
             decode.counts.reset()
             with explained(self._source.brokers):
                 found = count(decoded)
