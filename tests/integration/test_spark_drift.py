@@ -173,7 +173,7 @@ BOTH = pytest.mark.parametrize("forced", ["direct", "tasks"], indirect=True)
 
 
 @BOTH
-@pytest.mark.parametrize("merging", [pytest.param(False, marks=pytest.mark.faults), True])
+@pytest.mark.parametrize("merging", [False, pytest.param(True, marks=pytest.mark.faults)])
 @pytest.mark.usefixtures("spark", "forced")
 def test_records_that_a_table_refuses_do_not_count_until_they_are_replayed(
     brokers: str, topics: Topics, group: str, database: Callable[[str], str], merging: bool
