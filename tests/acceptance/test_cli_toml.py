@@ -165,7 +165,7 @@ def test_fields_that_the_schema_does_not_name_are_shown(topics: Topics, shop: Ca
     discounts = [{"id": n, "customer": "c", "discount": 1} | ({"note": "x"} if n == 3 else {}) for n in range(20)]
     topics.send(topic, [*discounts, {"customer": "no key", "discount": 1}], partitions=2)
     checked = in_process("check", shop(topic))
-    assert "\nfields that the schema does not name: discount in 20 records, note in 1 records\n" in checked.stdout
+    assert "\nfields that the schema does not name: discount in 20 records, note in 1 record\n" in checked.stdout
     assert json.loads(in_process("check", shop(topic), "--json").stdout)["drift"] == {"discount": 20, "note": 1}
     failing = shop(topic, "[source]", 'on_drift = "fail"\n[source]')
     for command, *options in (["check"], ["run", "--until", "caught-up"]):

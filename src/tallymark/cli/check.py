@@ -76,7 +76,7 @@ def _show(trial: Trial) -> None:
         say(f"dead{table_name}: {letter.partition} offset {letter.offset}: {printable(letter.error)}", "yellow")
     if trial.drift:
         first = list(trial.drift.items())[:MOST_FIELDS]
-        fields = [f"{printable(name)} in {records} records" for name, records in first]
+        fields = [f"{printable(name)} in {records} record{'s' * (records != 1)}" for name, records in first]
         more = [f"and {len(trial.drift) - MOST_FIELDS} more"] if len(trial.drift) > MOST_FIELDS else []
         say(f"fields that the schema does not name: {', '.join([*fields, *more])}", "yellow")
     if trial.tables:
