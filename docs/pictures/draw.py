@@ -6,19 +6,23 @@ from html import escape
 from pathlib import Path
 
 STYLE = """
-text { font: 14px system-ui, sans-serif; fill: #1f2328; }
-.strong { font-weight: 600; } .small { font-size: 12px; } .code { font: 12px ui-monospace, monospace; }
-.quiet { fill: #59636e; } .good { fill: #1a7f37; } .bad { fill: #cf222e; }
-.box { fill: #f6f8fa; stroke: #8b949e; } .store { fill: #dafbe1; stroke: #1a7f37; } .wrong { fill: #ffebe9; stroke: #cf222e; }
-.line { fill: none; stroke: #59636e; } .life { fill: none; stroke: #b6c2cf; stroke-dasharray: 3 4; }
-.dead { fill: #fff8c5; stroke: #9a6700; } .none { fill: none; stroke: #8b949e; stroke-dasharray: 3 3; }
-.head { fill: #59636e; }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3; } .quiet { fill: #9198a1; } .good { fill: #3fb950; } .bad { fill: #f85149; }
-  .box { fill: #21262d; stroke: #6e7681; } .store { fill: #12261e; stroke: #3fb950; } .wrong { fill: #2d1316; stroke: #f85149; }
-  .line { stroke: #9198a1; } .life { stroke: #3d444d; }
-  .dead { fill: #272115; stroke: #d29922; } .none { stroke: #6e7681; } .head { fill: #9198a1; }
-}
+  .page { fill: #ffffff; stroke: #d0d7de } .box { fill: #f6f8fa; stroke: #8c959f }
+  .store { fill: #e6f6f1; stroke: #087f5b } .wrong { fill: #ffebe9; stroke: #b42318 }
+  .dead { fill: #fff8c5; stroke: #9a6700 }
+  .none { fill: none; stroke: #8c959f; stroke-dasharray: 3 3 }
+  .life { fill: none; stroke: #b6c2cf; stroke-dasharray: 3 4 }
+  .line { fill: none; stroke: #57606a } .head { fill: #57606a }
+  text { font: 14px system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif; fill: #1f2328 }
+  .strong { font-weight: 600 } .small { font-size: 12.5px }
+  .code { font: 12.5px ui-monospace, Menlo, Consolas, monospace }
+  .quiet { fill: #57606a } .bad { fill: #b42318 } .good { fill: #087f5b }
+  @media (prefers-color-scheme: dark) {
+    .page { fill: #0d1117; stroke: #30363d } .box { fill: #21262d; stroke: #8b949e }
+    .store { fill: #0b2f26; stroke: #5ad1a8 } .wrong { fill: #2d1316; stroke: #ff8a80 }
+    .dead { fill: #272115; stroke: #d29922 }
+    .none { stroke: #8b949e } .life { stroke: #3d444d } .line { stroke: #9da7b3 } .head { fill: #9da7b3 }
+    text { fill: #e6edf3 } .quiet { fill: #9da7b3 } .bad { fill: #ff8a80 } .good { fill: #5ad1a8 }
+  }
 """
 
 
@@ -49,14 +53,14 @@ class Picture:
         self._parts.append(f'<path class="head" d="M{x2} {y}l{-step} -4v8z"/>')
         self.text((x1 + x2) / 2, y - 6, words, style, "middle")
 
-    def cross(self, x: float, y: float) -> None:
-        self.text(x, y + 7, "✕", "strong bad", "middle")
-
     def save(self, name: str) -> None:
         title = escape(self._title, quote=True)
         size = f'width="{self._width}" height="{self._height}" viewBox="0 0 {self._width} {self._height}"'
-        start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{title}">\n<title>{title}</title>'
-        body = "\n".join(self._parts)
+        start = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{title}">\n<title>{title}</title>'
+        )
+        page = f'<rect class="page" x="0.5" y="0.5" width="{self._width - 1}" height="{self._height - 1}" rx="8"/>'
+        body = "\n".join([page, *self._parts])
         (Path(__file__).parent / name).write_text(f"{start}\n<style>{STYLE}</style>\n{body}\n</svg>\n")
 
 
@@ -94,32 +98,6 @@ def protocol() -> None:
     picture.save("protocol.svg")
 
 
-def crash() -> None:
-    """Where a crash hurts: two commits, or one."""
-    picture = Picture("A crash between two commits, and a crash around one", 760, 250)
-    rows = (
-        (50, "rows, then offsets", [("rows", "box"), ("offsets", "box")], "these rows are written again", "bad"),
-        (110, "offsets, then rows", [("offsets", "box"), ("rows", "box")], "these rows are lost", "bad"),
-        (170, "tallymark", [("rows and offsets", "store")], "both are there, or neither", "good"),
-    )
-    for y, name, steps, result, style in rows:
-        picture.text(20, y + 20, name, "strong")
-        x = 190
-        for step, kind in steps:
-            width = 110 if len(steps) == 2 else 280
-            picture.label(x, y, width, 32, step, kind)
-            x += width + 60
-        picture.text(540, y + 20, result, style)
-        if len(steps) == 2:
-            picture.cross(330, y + 15)
-        else:
-            for place in (175, 250, 485):
-                picture.cross(place, y + 15)
-    picture.text(190, 34, "commits, in the order of time", "small quiet")
-    picture.text(190, 232, "✕ a crash", "small bad")
-    picture.save("crash.svg")
-
-
 def fencing() -> None:
     """Two owners of one partition, and the epoch that decides."""
     picture = Picture("An owner that was disconnected can't commit", 760, 430)
@@ -147,8 +125,15 @@ def fencing() -> None:
 
 def counting() -> None:
     """The log of one partition, and what became of each offset."""
-    picture = Picture("Every offset is counted once", 760, 250)
-    log = (("lost", 2, "wrong"), ("applied", 5, "store"), ("dead", 1, "dead"), ("skipped", 3, "box"), ("absent", 1, "none"), ("applied", 2, "store"))
+    picture = Picture("Every offset is counted once", 760, 234)
+    log = (
+        ("lost", 2, "wrong"),
+        ("applied", 5, "store"),
+        ("dead", 1, "dead"),
+        ("skipped", 3, "box"),
+        ("absent", 1, "none"),
+        ("applied", 2, "store"),
+    )
     x, offset, size = 20.0, 100, 40
     names: list[tuple[float, float, str]] = []
     for outcome, number, style in log:
@@ -168,12 +153,11 @@ def counting() -> None:
     picture.text(x + 2, 46, f"next_offset = {offset}", "code")
     picture.line(x + 2, 52, x + 2, 68)
     picture.text(20, 186, "applied + dead + skipped + lost + absent = next_offset - first_offset", "code")
-    picture.text(20, 212, "      7 +    1 +       3 +    2 +      1 = 114         - 100", "code")
+    picture.text(20, 212, "7 + 1 + 3 + 2 + 1 = 114 - 100", "code")
     picture.save("counting.svg")
 
 
 if __name__ == "__main__":
     protocol()
-    crash()
     fencing()
     counting()
