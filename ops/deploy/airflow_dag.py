@@ -1,4 +1,4 @@
-"""Hourly: apply what is in the topic now, then check the ledger. Needs no state in Airflow: the position is in the database."""
+"""Hourly: apply what is in the topic now, then check the ledger. The position is in the database, not in Airflow."""
 
 from datetime import datetime, timedelta
 
