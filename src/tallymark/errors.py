@@ -10,7 +10,7 @@
     │   └── TransactionUndone     and rolled back the whole transaction
     ├── TableChanged              a table was dropped or altered while a pipeline ran
     ├── Drifted                   a record has a field that the schema does not name, and on_drift="fail"
-    ├── TooManyDead               a batch has more dead records than its budget allows; no position moved
+    ├── TooManyDead               a batch has more dead records than its budget allows; it moves no position
     ├── BatchTooLarge             a batch exceeds its limits and has to be split
     ├── GroupPaused               the group is paused, by hand or by its budget
     ├── Unreachable               transient: the broker or the store did not answer

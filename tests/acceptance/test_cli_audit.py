@@ -76,7 +76,7 @@ def test_an_audit_says_what_adds_up_and_what_does_not(
     lines = [line.split() for line in well.stdout.splitlines()]
     assert [line[1] for line in lines[1:-1]] == ["tally", "skips", "dead", "losses", "history", "log"]
     assert "9 applied + 1 dead = 10" in well.stdout
-    assert "1 commits of 0..10" in well.stdout
+    assert "1 commit of 0..10" in well.stdout
     alone = in_process("audit", group, "--store", url)
     assert "whether Kafka still holds what is unread: add --brokers" in alone.stdout
 

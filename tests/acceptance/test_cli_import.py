@@ -110,7 +110,7 @@ def test_a_kafka_group_with_members_is_refused(
         wait_for(lambda: client.poll(0.1) is not None)
         refused = in_process(*arguments, "--execute")
         assert refused.returncode == 2
-        assert "has 1 members" in refused.stderr
+        assert "has 1 member " in refused.stderr
         assert "can't be fenced; stop them first, or use --while-running" in refused.stderr
         assert in_process(*arguments, "--execute", "--while-running").returncode == 0
     finally:

@@ -24,7 +24,7 @@ def test_a_batch_fails_with_the_first_dead_record_above_its_budget(most: int | N
     if most is None or dead <= most:
         budget.check_batch("shop", dead, "an example")
     else:
-        words = rf"group shop: .*max_dead_per_batch={most}, for example: an example; no position moved"
+        words = rf"group shop: .*max_dead_per_batch={most}, for example: an example; this batch moved no position"
         with pytest.raises(TooManyDead, match=words):
             budget.check_batch("shop", dead, "an example")
 
@@ -50,7 +50,7 @@ def test_a_batch_that_is_mostly_dead_fails_once_there_are_enough_records(ratio: 
     assert budget.is_suspicious(recent) == (dead > ratio * (dead + applied))
     if dead + applied >= RATIO_NEEDS and dead > ratio * (dead + applied):
         words = (
-            rf"group shop: .* records are dead, .*max_dead_ratio_per_batch={ratio} .*: price: 'x' .*no position moved.*"
+            rf"group shop: .* records are dead, .*max_dead_ratio_per_batch={ratio} .*: price: 'x' .*this batch moved no position.*"
             "start a new window: tallymark resume shop"
         )
         with pytest.raises(TooManyDead, match=words):

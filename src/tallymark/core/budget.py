@@ -57,7 +57,7 @@ class Budget:
         if self.max_dead_per_batch is not None and dead > self.max_dead_per_batch:
             raise TooManyDead(
                 f"group {group}: the batch has more dead records than max_dead_per_batch={self.max_dead_per_batch}, "
-                f"for example: {example}; no position moved: correct the pipeline, or raise the budget"
+                f"for example: {example}; this batch moved no position: correct the pipeline, or raise the budget"
             )
 
     def is_suspicious(self, batch: Tally) -> bool:
@@ -75,8 +75,8 @@ class Budget:
         if ratio is not None and total >= RATIO_NEEDS and recent.dead > ratio * total:
             raise TooManyDead(
                 f"group {group}: {recent.dead:,} of the last {total:,} records are dead, more than "
-                f"max_dead_ratio_per_batch={ratio} allows; most frequent error of this batch: {reason}; no position "
-                "moved: correct the schema or the function, or accept dead records with max_dead_ratio_per_batch=1; "
+                f"max_dead_ratio_per_batch={ratio} allows; most frequent error of this batch: {reason}; this batch "
+                "moved no position: correct the schema or the function, or accept dead records with max_dead_ratio_per_batch=1; "
                 f"if earlier dead records are corrected, start a new window: tallymark resume {shlex.quote(group)}"
             )
 

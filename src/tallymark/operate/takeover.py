@@ -266,7 +266,8 @@ def check_stopped(brokers: Brokers, group: str) -> None:
     members = brokers.members(group)
     if members:
         names = ", ".join(sorted({f"{member.client}{member.host}" for member in members}))
+        count = f"{len(members)} member{'s' * (len(members) != 1)}"
         raise BadInput(
-            f"Kafka group {group} has {len(members)} members ({names}), which can't be fenced; stop them first, or use "
+            f"Kafka group {group} has {count} ({names}), which can't be fenced; stop them first, or use "
             "--while-running: records that they read from now on are read here again"
         )

@@ -190,7 +190,7 @@ class Listening:
         if failed > MOST_FAILED or (failed == outcome.finished and failed >= FEW):
             raise TooManyDead(
                 f"listener {self._listener.handler.name} failed on {failed} of {outcome.finished} records of a batch, "
-                f"for example: {outcome.failed[0]}; no position was moved: correct the function"
+                f"for example: {outcome.failed[0]}; this batch moved no position: correct the function"
             )
 
     def _count(self, step: Step, progress: Progress) -> None:

@@ -250,6 +250,6 @@ class Shaper:
         if len(errors) > MOST_REFUSED:
             raise TooManyDead(
                 f"table {spec.name}: its function failed on more than {MOST_REFUSED} records of a batch, "
-                f"for example: {failure.words}; no position was moved: correct the function"
+                f"for example: {failure.words}; this batch moved no position: correct the function"
             )
         return [Refusal(*record, spec.name, words) for record, words in errors.items()]

@@ -153,7 +153,7 @@ def _history(group: str, account: Account) -> Finding:
         elif span.start > at and not _covered(Span(position.partition, at, span.start), bridges):
             wrong.append(f"{at}..{span.start} is in no commit")
         at = max(at, span.stop)
-    found = f"{len(era)} commits of {era[0].start}..{max(span.stop for span in era)}"
+    found = f"{len(era)} commit{'s' * (len(era) != 1)} of {era[0].start}..{max(span.stop for span in era)}"
     if not wrong:
         return judge(str(position.partition), "history", found, f"up to {position.next_offset}")
     said = "; ".join([found, *wrong[:SHOWN], *([f"and {len(wrong) - SHOWN} more"] if len(wrong) > SHOWN else [])])
