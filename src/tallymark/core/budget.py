@@ -76,7 +76,8 @@ class Budget:
             raise TooManyDead(
                 f"group {group}: {recent.dead:,} of the last {total:,} records are dead, more than "
                 f"max_dead_ratio_per_batch={ratio} allows; most frequent error of this batch: {reason}; this batch "
-                "moved no position: correct the schema or the function, or accept dead records with max_dead_ratio_per_batch=1; "
+                "moved no position: correct the schema or the function, or accept dead records with "
+                "max_dead_ratio_per_batch=1; "
                 f"if earlier dead records are corrected, start a new window: tallymark resume {shlex.quote(group)}"
             )
 
