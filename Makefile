@@ -10,7 +10,7 @@ help:
 	@echo 'make test    all tests, on real servers'
 	@echo 'make check   lint, types, and which room imports from which'
 	@echo 'make faults  the long fault tests'
-	@echo 'make bench   race pipelines and services against other tools; writes docs/benchmarks.md (hours; ARGS=--quick: minutes)'
+	@echo 'make bench   race pipelines and services against other tools; writes docs/explanation/benchmarks.md (hours; ARGS=--quick: minutes)'
 	@echo 'make format  put the code into shape'
 	@echo 'make lock    pin the newest dependencies'
 	@echo 'make clean   remove the environment and what tools left behind'
@@ -35,7 +35,7 @@ faults: $(READY)
 PARTS := throughput computing totals avro latency growth cluster profiling stores consumers producer
 bench: $(READY)
 ifeq ($(ARGS),)
-	@set -e; for part in $(PARTS); do $(BIN)/python -m bench.$$part --write docs/benchmarks.md; done
+	@set -e; for part in $(PARTS); do $(BIN)/python -m bench.$$part --write docs/explanation/benchmarks.md; done
 else
 	@$(BIN)/python -m bench.throughput $(ARGS)
 endif

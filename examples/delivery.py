@@ -1,6 +1,6 @@
-"""M4: at most once, at least once, exactly once: the effect of a crash between results and offsets on each.
+"""At most once, at least once, exactly once: the effect of a crash between results and offsets on each.
 
-python examples/m04_delivery.py
+python examples/delivery.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""M14: a member of an old generation can't commit.
+"""A member of an old generation can't commit.
 
-python examples/m14_generations.py
+python examples/fencing.py
 
 A static member processes a batch when its successor starts with the same instance name, as when a hanging machine is
 replaced. The takeover raises the epoch of each partition in the database. The old member's transaction compares it.

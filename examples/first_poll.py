@@ -1,6 +1,6 @@
-"""M7: where a partition starts: earliest, latest, and the "uncommitted" variants that prefer the saved position.
+"""Where a partition starts: earliest, latest, and the "uncommitted" variants that prefer the saved position.
 
-python examples/m07_first_poll.py
+python examples/first_poll.py
 
 There are also start="timestamp=2026-01-31T00:00:00Z" and tm.Start.explicit({"orders": {0: 17}}).
 """

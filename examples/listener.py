@@ -1,6 +1,6 @@
-"""M18: framework style: a few settings and one decorated function make a listener.
+"""Framework style: a few settings and one decorated function make a listener.
 
-python examples/m18_listener.py
+python examples/listener.py
 """
 
 from __future__ import annotations

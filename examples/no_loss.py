@@ -1,6 +1,6 @@
-"""M16: no-loss production: a full buffer blocks, then raises the reason; a final failure stops the producer at once.
+"""No-loss production: a full buffer blocks, then raises the reason; a final failure stops the producer at once.
 
-python examples/m16_no_loss.py
+python examples/no_loss.py
 """
 
 from __future__ import annotations

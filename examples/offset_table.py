@@ -1,6 +1,6 @@
-"""M1: the offsets are rows in a table of the database that holds the results.
+"""The offsets are rows in a table of the database that holds the results.
 
-TALLYMARK_STORE=mysql://user@localhost/shop python examples/m01_offset_table.py
+TALLYMARK_STORE=mysql://user@localhost/shop python examples/offset_table.py
 
 The table has topic, group, partition, offset and time of update, and the key (group, topic, partition). It is
 created on first use, written with every batch, and readable with SQL: which partitions have an offset, which have none?

@@ -1,6 +1,6 @@
-"""M2: the same in Redis: one entry for each group, topic and partition, written together with the results.
+"""The same in Redis: one entry for each group, topic and partition, written together with the results.
 
-TALLYMARK_STORE='redis://localhost:6379?tag=shop' python examples/m02_offsets_in_redis.py
+TALLYMARK_STORE='redis://localhost:6379?tag=shop' python examples/offsets_in_redis.py
 
 All keys begin with the tag of the store. The writes of a block are sent at its end, with the positions, as one script.
 """

@@ -1,6 +1,6 @@
-"""M3: results and offsets in one transaction: exactly once, because both are committed or neither.
+"""Results and offsets in one transaction: exactly once, because both are committed or neither.
 
-python examples/m03_one_transaction.py
+python examples/one_transaction.py
 """
 
 from __future__ import annotations

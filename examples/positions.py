@@ -1,6 +1,6 @@
-"""M13: the kinds of positions, and a group's members and their partitions.
+"""The kinds of positions, and a group's members and their partitions.
 
-python examples/m13_positions.py
+python examples/positions.py
 
 committed: the position in the ledger; current: the next record to deliver; last stable: the end of the readable
 records; high watermark: the same with the records of transactions that are still open in Kafka, also called log end.

@@ -1,6 +1,6 @@
-"""M15: a producer: fire and forget, callback, future; partitioners, interceptors, listeners.
+"""A producer: fire and forget, callback, future; partitioners, interceptors, listeners.
 
-python examples/m15_producer.py
+python examples/producer.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""M6: what triggers a rebalance: members join and leave, topics appear that match the pattern, partitions are added.
+"""What triggers a rebalance: members join and leave, topics appear that match the pattern, partitions are added.
 
-python examples/m06_rebalance_triggers.py
+python examples/rebalances.py
 """
 
 from __future__ import annotations

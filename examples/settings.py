@@ -1,6 +1,6 @@
-"""M12: the important settings, by Kafka's own names, and the settings that are refused.
+"""The important settings, by Kafka's own names, and the settings that are refused.
 
-python examples/m12_settings.py
+python examples/settings.py
 """
 
 from __future__ import annotations

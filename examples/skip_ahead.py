@@ -1,6 +1,6 @@
-"""M9: skip ahead: a partition that is too far behind jumps to the newest records, and logs a warning.
+"""Skip ahead: a partition that is too far behind jumps to the newest records, and logs a warning.
 
-python examples/m09_skip_ahead.py
+python examples/skip_ahead.py
 
 The skip is counted and recorded in the transaction that moves the position, and can be filled in later.
 """

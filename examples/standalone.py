@@ -1,6 +1,6 @@
-"""M10: a standalone consumer: fixed partitions, without a group in Kafka.
+"""A standalone consumer: fixed partitions, without a group in Kafka.
 
-python examples/m10_standalone.py
+python examples/standalone.py
 
 It joins no group, so there are no rebalances. Its positions are stored under the name of its group.
 """

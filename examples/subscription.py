@@ -1,6 +1,6 @@
-"""M5: subscribe to a list of topics or to a pattern; the ledger records every rebalance.
+"""Subscribe to a list of topics or to a pattern; the ledger records every rebalance.
 
-python examples/m05_subscription.py
+python examples/subscription.py
 
 When a partition is revoked, its finished records are committed, and the next owner starts after them. That needs no
 rebalance listener. tallymark_rebalances has the member, the partitions gained and lost, the time and the duration.

@@ -1,6 +1,6 @@
-"""M8: nothing is committed while the ownership of a partition is in doubt.
+"""Nothing is committed while the ownership of a partition is in doubt.
 
-python examples/m08_in_doubt.py
+python examples/taken_over.py
 
 Another consumer takes over one of a member's partitions while the member processes a batch. The whole batch is refused,
 nothing of it is written, and the member continues with the partitions that it owns.

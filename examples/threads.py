@@ -1,6 +1,6 @@
-"""M11: threads: one consumer and a pool of workers behind it, or one consumer in each thread.
+"""Threads: one consumer and a pool of workers behind it, or one consumer in each thread.
 
-python examples/m11_threads.py
+python examples/threads.py
 
 In both cases the records of a partition are processed in order, and a position never passes an unfinished record.
 """

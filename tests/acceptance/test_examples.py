@@ -17,36 +17,36 @@ pytestmark = pytest.mark.xdist_group("processes")
 
 EXAMPLES = REPOSITORY / "examples"
 SHOWN = {
-    "m01_offset_table": "partition 2: no offset yet",
-    "m02_offsets_in_redis": r"tallymark:position:\w+:\w+:1 .*'next_offset': '10'",
-    "m03_one_transaction": r"rows and position after another run: \(15, 15\)",
-    "m04_delivery": "exactly-once 20 records, crash at moved: 20 rows, 20 different, position 20",
-    "m05_subscription": r"revoked  gained \[\] lost \[\[",
-    "m06_rebalance_triggers": r"a partition is added:\n  tallymark-\S+ has .*-books\[4\]",
-    "m07_first_poll": r"uncommitted-latest +nothing saved: \[\] .* \[3, 4\]",
-    "m08_in_doubt": r"refused \d+ records of partitions .* was claimed by",
-    "m09_skip_ahead": "exception: skip 0 1100 1,200 records behind",
-    "m10_standalone": "members of the group in Kafka: 0",
-    "m11_threads": r"threads: \S+ applied 100 \S+ applied 100",
-    "m12_settings": "refused: .*enable.auto.commit can't be set",
-    "m13_positions": "committed 10, current 10, last stable 10, high watermark 13, lag 3",
-    "m14_generations": "the old one was refused: .* was claimed by run",
-    "m15_producer": r"own partitioner: \[0, 1, 2, 3, 0\]",
-    "m16_no_loss": r"stopped: this producer stopped at its first failure, .*max.message.bytes; create a new one",
-    "m18_listener": "dead letters: .*nobody ordered this",
+    "offset_table": "partition 2: no offset yet",
+    "offsets_in_redis": r"tallymark:position:\w+:\w+:1 .*'next_offset': '10'",
+    "one_transaction": r"rows and position after another run: \(15, 15\)",
+    "delivery": "exactly-once 20 records, crash at moved: 20 rows, 20 different, position 20",
+    "subscription": r"revoked  gained \[\] lost \[\[",
+    "rebalances": r"a partition is added:\n  tallymark-\S+ has .*-books\[4\]",
+    "first_poll": r"uncommitted-latest +nothing saved: \[\] .* \[3, 4\]",
+    "taken_over": r"refused \d+ records of partitions .* was claimed by",
+    "skip_ahead": "exception: skip 0 1100 1,200 records behind",
+    "standalone": "members of the group in Kafka: 0",
+    "threads": r"threads: \S+ applied 100 \S+ applied 100",
+    "settings": "refused: .*enable.auto.commit can't be set",
+    "positions": "committed 10, current 10, last stable 10, high watermark 13, lag 3",
+    "fencing": "the old one was refused: .* was claimed by run",
+    "producer": r"own partitioner: \[0, 1, 2, 3, 0\]",
+    "no_loss": r"stopped: this producer stopped at its first failure, .*max.message.bytes; create a new one",
+    "listener": "dead letters: .*nobody ordered this",
 }
 SHOWN_BY_TESTS_TOO = [
-    "m01_offset_table",
-    "m02_offsets_in_redis",
-    "m04_delivery",
-    "m05_subscription",
-    "m06_rebalance_triggers",
-    "m07_first_poll",
-    "m09_skip_ahead",
-    "m10_standalone",
-    "m11_threads",
-    "m12_settings",
-    "m13_positions",
+    "offset_table",
+    "offsets_in_redis",
+    "delivery",
+    "subscription",
+    "rebalances",
+    "first_poll",
+    "skip_ahead",
+    "standalone",
+    "threads",
+    "settings",
+    "positions",
 ]
 RUNNING_TOTALS = """\
 first run: killed by SIGKILL: True
@@ -57,7 +57,7 @@ Bonn 3376 168171.18 99.95
 Celle 3295 163447.83 99.95
 sales in the table: 10000
 """
-STORES = {"m01_offset_table": "mariadb", "m03_one_transaction": "postgresql"}
+STORES = {"offset_table": "mariadb", "one_transaction": "postgresql"}
 
 
 @pytest.mark.faults_where(name=SHOWN_BY_TESTS_TOO)
@@ -72,10 +72,9 @@ def test_an_example_runs_and_shows_its_point(
     assert re.search(SHOWN[name], done.stdout), done.stdout
 
 
-def test_every_requirement_has_an_example_that_is_listed_and_run() -> None:
-    files = {file.stem for file in EXAMPLES.glob("m*.py")}
-    assert files == set(SHOWN)
-    assert {int(name[1:3]) for name in files} == {*range(1, 17), 18}
+def test_every_example_is_listed_and_run() -> None:
+    files = {file.stem for file in EXAMPLES.glob("*.py")} - {"common"}
+    assert files == {*SHOWN, "running_totals", "orders", "streaming"}
     listed = (EXAMPLES / "README.md").read_text()
     assert {name for name in files if f"({name}.py)" not in listed} == set()
 

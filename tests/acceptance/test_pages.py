@@ -64,7 +64,7 @@ def test_running_totals_survive_kill_9_as_the_tutorial_says(cache: Path, tmp_pat
     directory = tmp_path / "tutorial"
     directory.mkdir()
     with closing(Reader(directory, TALLYMARK_CACHE=str(cache))) as reader:
-        reader.follow(REPOSITORY / "docs" / "running-totals.md")
+        reader.follow(REPOSITORY / "docs" / "tutorial" / "running-totals.md")
 
 
 def test_a_page_that_tells_the_truth_is_followed(tmp_path: Path) -> None:
