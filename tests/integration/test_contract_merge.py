@@ -1,4 +1,4 @@
-"""The contract of every store for ``write="merge"``, against an oracle that is written from docs/reference/merging.md."""
+"""The contract of every store for ``write="merge"``, against an oracle written from docs/reference/merging.md."""
 
 from __future__ import annotations
 
