@@ -135,8 +135,8 @@ class Pipeline:
         ``topics`` is the topic, or the pattern of topics, whose records the table gets. ``{topic}`` in the name of a
         table makes it a table for each topic, and so does ``{1}``, the first group of the pattern
         (docs/howto/topics.md). ``write="replica"`` writes the rows of change events, which ``Debezium`` decodes
-        (docs/howto/debezium.md). Without ``key``, the key has the fields of the records' keys. It needs no function; one
-        that is decorated gets the rows, with the column ``source_version``, and returns those to write.
+        (docs/howto/debezium.md). Without ``key``, the key has the fields of the records' keys. It needs no function;
+        one that is decorated gets the rows, with the column ``source_version``, and returns those to write.
 
         A function that merges records (for example an aggregate) sees one batch at a time. With ``upsert`` and
         ``ignore`` it is refused, because its rows would replace those of earlier batches; ``per_batch=True`` allows it.
