@@ -44,6 +44,11 @@ def blocks(page: Path) -> Iterator[Block]:
     return (Block(*match.groups()) for match in BLOCK.finditer(page.read_text()))
 
 
+def called(block: Block) -> list[str]:
+    """The commands of a block ``console``, with continued lines in one."""
+    return [match[1] for match in COMMAND.finditer(block.text.replace("\\\n", ""))]
+
+
 class Reader:
     """Follows pages in one directory and one shell."""
 
