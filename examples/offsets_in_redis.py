@@ -1,6 +1,6 @@
 """The same in Redis: one entry for each group, topic and partition, written together with the results.
 
-TALLYMARK_STORE='redis://localhost:6379?tag=shop' python examples/offsets_in_redis.py
+TALLYMARK_STORE=redis://localhost:6379 python examples/offsets_in_redis.py
 
 All keys begin with the tag of the store. The writes of a block are sent at its end, with the positions, as one script.
 """
@@ -15,7 +15,8 @@ from common import make_topic, new_name, orders, send
 import tallymark as tm
 
 STORE = os.environ.get("TALLYMARK_STORE", "redis://localhost:6379?tag=shop")
-address, tag = STORE.split("?tag=")
+address, _, tag = STORE.partition("?tag=")
+tag = tag or "tallymark"  # the default
 
 topic, group = make_topic(partitions=2), new_name("shop")
 send(topic, range(20), partitions=2)
