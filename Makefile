@@ -4,12 +4,13 @@ BIN := .venv/bin
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: help demo test check docs format faults bench lock clean
+.PHONY: help demo test check docs reference format faults bench lock clean
 help:
 	@echo 'make demo    see a pipeline survive three kills, on a real broker (ARGS="--store URL --json")'
 	@echo 'make test    all tests, on real servers'
 	@echo 'make check   lint, types, which room imports from which, and the links of the documentation'
 	@echo 'make docs    the site of the documentation, in site/'
+	@echo 'make reference   write what the reference takes from the code'
 	@echo 'make faults  the long fault tests'
 	@echo 'make bench   race pipelines and services against other tools; writes docs/explanation/benchmarks.md (hours; ARGS=--quick: minutes)'
 	@echo 'make format  put the code into shape'
@@ -29,6 +30,9 @@ check: $(READY)
 docs: .venv-docs/.ready
 	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet
 	@echo 'open site/index.html'
+
+reference: $(READY)
+	@$(BIN)/python -m tools.reference
 
 .venv-docs/.ready: requirements/docs.txt
 	@$(PYTHON) -m venv .venv-docs

@@ -77,8 +77,8 @@ def _owner(node: ast.Attribute, kinds: Mapping[str, Any]) -> Any:
 
 
 def _complete(kind: Any) -> Any:
-    """Only a class whose attributes are those of its objects: a dataclass has fields, a transaction SQLAlchemy's."""
-    return kind if kind in (tm.App, tm.Batch, tm.Consumer, tm.Pipeline, tm.Producer, tm.Sink) else None
+    """The class, if it has all attributes of its objects. A dataclass has fields besides, a batch its records."""
+    return kind if kind in (tm.App, tm.Consumer, tm.Pipeline, tm.Producer, tm.Sink) else None
 
 
 def _unknown_imports(node: ast.ImportFrom | ast.Import) -> Iterator[str]:
@@ -97,7 +97,7 @@ def _unknown_arguments(node: ast.Call, kinds: Mapping[str, Any]) -> Iterator[str
     if called is None and isinstance(node.func, ast.Attribute):
         owner = _owner(node.func, kinds)
         called = getattr(owner, node.func.attr, None) if inspect.isclass(owner) else None
-    if not callable(called):
+    if not callable(called) or (inspect.isclass(called) and issubclass(called, Exception)):
         return
     parameters = inspect.signature(called).parameters.values()
     if any(one.kind is one.VAR_KEYWORD for one in parameters):

@@ -50,7 +50,7 @@ def test_commands_have_the_options_that_they_are_given(page: Path) -> None:
         ("tm.Kafka('localhost:9092', 'orders', vlaue=tm.Bytes())", "tm.Kafka has no argument vlaue"),
         ("@pipeline.tabel('orders')\ndef rows(records): ...", "pipeline.tabel does not exist"),
         ("totals = tm.Sink('totals', store='')\ntotals.table('totals', kye='id')", "totals.table has no argument kye"),
-        ("with batch.transactions() as db: pass", "batch.transactions does not exist"),
+        ("with producer.transactions(): pass", "producer.transactions does not exist"),
         ("from tallymark.errors import Fencd", "tallymark.errors has no Fencd"),
         ("def rows(records)", "expected ':'"),
     ],
