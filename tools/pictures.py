@@ -33,6 +33,8 @@ class Row:
     is_one_transaction: bool = False
 
 
+HEADING = "A crash between saving the rows and saving the offsets"
+LABEL = "What a crash does to two steps, and to one transaction"
 CRASH = (
     Row(
         "Rows first", "rows of 100 to 199", "next offset: 200", "100 records repeated", "the next run reads them again"
@@ -52,27 +54,41 @@ CRASH = (
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     (PICTURES / "one-transaction.svg").write_text(crash())
+    (PICTURES / "one-transaction-narrow.svg").write_text(narrow_crash())
 
 
 def crash() -> str:
     """A crash between two steps, in either order, and inside one transaction."""
-    shapes = [text(24, 34, "A crash between saving the rows and saving the offsets", "title")]
+    shapes = [text(24, 34, HEADING, "title")]
     for number, row in enumerate(CRASH):
-        shapes += _crash_row(row, 58 + 88 * number)
-    return picture(820, 336, "What a crash does to two steps, and to one transaction", shapes)
+        top = 58 + 88 * number
+        shapes += [text(24, top + 38, row.title, "title"), *_steps(row, 136, top)]
+        shapes += _outcome(row, 582, top + 31)
+    return picture(820, 336, LABEL, shapes)
 
 
-def _crash_row(row: Row, top: int) -> list[str]:
-    shapes = [text(24, top + 38, row.title, "title")]
-    if row.is_one_transaction:
-        shapes.append(f'<rect class="frame" x="136" y="{top}" width="424" height="72" rx="8"/>')
-        shapes.append(text(348, top + 67, "one transaction", "small middle"))
-    shapes += [*box(150, top + 12, row.first), *bolt(348, top + 9), *box(380, top + 12, row.second)]
-    return [
-        *shapes,
-        text(582, top + 31, row.result, "good" if row.is_one_transaction else "bad"),
-        text(582, top + 51, row.detail, "small"),
-    ]
+def narrow_crash() -> str:
+    """The same for a telephone."""
+    shapes = []
+    for number, row in enumerate(CRASH):
+        top = 44 + 156 * number
+        shapes += [text(16, top - 12, row.title, "title"), *_steps(row, 8, top)]
+        shapes += _outcome(row, 22, top + 94)
+    return picture(440, 490, LABEL, shapes)
+
+
+def _steps(row: Row, left: int, top: int) -> list[str]:
+    """The two steps with the crash in between, in a frame if they are one transaction."""
+    steps = [*box(left + 14, top + 12, row.first), *bolt(left + 212, top + 9), *box(left + 244, top + 12, row.second)]
+    if not row.is_one_transaction:
+        return steps
+    frame = f'<rect class="frame" x="{left}" y="{top}" width="424" height="72" rx="8"/>'
+    return [frame, text(left + 212, top + 67, "one transaction", "small middle"), *steps]
+
+
+def _outcome(row: Row, x: int, y: int) -> list[str]:
+    kind = "good" if row.is_one_transaction else "bad"
+    return [text(x, y, row.result, kind), text(x, y + 20, row.detail, "small")]
 
 
 def box(x: int, y: int, label: str) -> list[str]:

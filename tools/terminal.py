@@ -21,7 +21,7 @@ STYLE = """
   text { fill: #1f2328; white-space: pre }
   text { font: 13px ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace }
   .command { font-weight: bold } .bad { fill: #b42318 } .good { fill: #087f5b }
-  .line { animation: show 0.05s linear both } @keyframes show { from { opacity: 0 } to { opacity: 1 } }
+  .line { animation: show 0.05s linear both } @keyframes show { from { opacity: 0.2 } to { opacity: 1 } }
   @media (prefers-color-scheme: dark) {
     .screen { fill: #161b22; stroke: #30363d } .bar { fill: #30363d } text { fill: #e6edf3 }
     .bad { fill: #ff8a80 } .good { fill: #5ad1a8 }
