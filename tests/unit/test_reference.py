@@ -11,7 +11,7 @@ from tallymark.errors import TallymarkError
 from tallymark.stores.sql.ledger.tables import SINCE, metadata
 from tests.support.command import REPOSITORY
 from tests.support.pages import blocks
-from tools import reference
+from tools import pictures, reference
 
 LEDGER = (REPOSITORY / "docs" / "reference" / "ledger.md").read_text()
 OUTDATED = "python -m tools.reference writes it"
@@ -24,6 +24,13 @@ def test_the_commands_are_those_of_the_parsers() -> None:
 def test_the_signatures_and_texts_of_python_are_those_of_the_code() -> None:
     page = reference.PYTHON.read_text()
     assert page == reference.python(page), OUTDATED
+
+
+def test_the_pictures_are_those_that_are_drawn() -> None:
+    drawn = {"one-transaction.svg": pictures.crash(), "one-transaction-narrow.svg": pictures.narrow_crash()}
+    assert {name: (pictures.PICTURES / name).read_text() for name in drawn} == drawn, (
+        "python -m tools.pictures draws them"
+    )
 
 
 def test_every_public_name_has_an_example() -> None:
