@@ -129,8 +129,8 @@ def _cell(text: str) -> str:
 
 
 def _sentences(text: str) -> str:
-    """A help text in Markdown: its paragraphs, without the marks of rich."""
-    return re.sub(r"\[/?\w*\]", "", re.sub(r"(?<!`)(--[a-z][\w-]*|TALLYMARK_\w+)", r"`\1`", text)).strip()
+    """A help text in Markdown: options and variables are code."""
+    return re.sub(r"(?<!`)(--[a-z][\w-]*|TALLYMARK_\w+)", r"`\1`", text).strip()
 
 
 def python(page: str) -> str:

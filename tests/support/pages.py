@@ -2,8 +2,8 @@
 
 A block whose info string has a second word, as in ``toml shop.toml``, is a file of that name. In a block ``console``,
 lines after ``$ `` are commands of one shell, and other lines are their output. A line ``...`` is any number of lines.
-Times, runs, their hosts, seconds, local addresses and the ends of names such as ``orders_1f9a03`` may differ; in
-``console any-numbers`` all numbers may.
+Times, runs, their hosts, users, seconds, local addresses and the ends of names such as ``orders_1f9a03`` may differ;
+in ``console any-numbers`` all numbers may.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ VARIABLE = (
     (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?( UTC)?|\d\d [A-Z][a-z]{2} \d\d:\d\d"), "TIME"),
     (re.compile(r"\d+-[0-9a-f]{8}\b( on \S+)?"), "RUN"),
     (re.compile(r"\b[\d.]+ ?s\b"), "SECONDS"),
+    (re.compile(r"\b[\w.-]+@[\w.-]+(?= since )"), "USER"),
     (re.compile(r"(?<=[a-z])_[0-9a-f]{6}(?=\W|$)"), "_NAME"),
 )
 NUMBER = (re.compile(r"\d[\d.,]*"), "NUMBER")
