@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,46 +10,38 @@ import pytest
 from tests.support.command import REPOSITORY
 from tests.support.databases import query
 from tests.support.kafka import Topics
-from tests.support.pages import Block, blocks
+from tests.support.pages import blocks
 
 PAGE = REPOSITORY / "docs" / "reference" / "python.md"
-EXAMPLES = [block for block in blocks(PAGE) if block.kind == "python"]
+STORE = "sqlite:///shop.db"
 
 
-def test_the_examples_without_spark_run(
+@pytest.fixture
+def run_examples(
     topics: Topics, brokers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Callable[[str | None], None]:
+    """Runs the examples with this mark in an empty directory, with a topic that has the orders of the page."""
     monkeypatch.chdir(tmp_path)
-    topic = topic_of_orders(topics)
-    for example in EXAMPLES:
-        if example.name is None:
-            run(example, brokers, topic)
-    (received, totals) = (
-        query("sqlite:///shop.db", f"SELECT {what}")[0][0] for what in ("count(*) FROM received", "orders FROM totals")
-    )
-    assert (received, totals) == (20, 20)
+    topic = topics.create(1)
+    topics.send_to(topic, 0, [{"id": n, "amount": 2.5} for n in range(20)])
+
+    def run(mark: str | None) -> None:
+        for block in blocks(PAGE):
+            if (block.kind, block.name) == ("python", mark):
+                code = block.text.replace("localhost:9092", brokers).replace("shop.orders", topic)
+                exec(compile(code, PAGE.name, "exec"), {"__name__": "__main__"})
+
+    return run
+
+
+def test_the_examples_without_spark_run(run_examples: Callable[[str | None], None]) -> None:
+    run_examples(None)
+    assert query(STORE, "SELECT count(*) FROM received") == [(20,)]
+    assert query(STORE, "SELECT shop, orders FROM totals") == [("all", 20)]
 
 
 @pytest.mark.faults
-def test_the_examples_with_spark_run(
-    topics: Topics, brokers: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    topic = topic_of_orders(topics)
-    for example in EXAMPLES:
-        if example.name == "spark":
-            run(example, brokers, topic)
-    assert query("sqlite:///shop.db", "SELECT count(*), sum(amount) FROM orders") == [(20, 50.0)]
-    assert query("sqlite:///shop.db", "SELECT value FROM lines ORDER BY value") == [("first",), ("second",)]
-
-
-def topic_of_orders(topics: Topics) -> str:
-    """A topic with the orders of the page."""
-    topic = topics.create(1)
-    topics.send_to(topic, 0, [{"id": n, "amount": 2.5} for n in range(20)])
-    return topic
-
-
-def run(example: Block, brokers: str, topic: str) -> None:
-    code = example.text.replace("localhost:9092", brokers).replace("shop.orders", topic)
-    exec(compile(code, PAGE.name, "exec"), {"__name__": "__main__"})
+def test_the_examples_with_spark_run(run_examples: Callable[[str | None], None]) -> None:
+    run_examples("spark")
+    assert query(STORE, "SELECT count(*), sum(amount) FROM orders") == [(20, 50.0)]
+    assert query(STORE, "SELECT value FROM lines ORDER BY value") == [("first",), ("second",)]
