@@ -28,7 +28,7 @@ check: $(READY)
 	@$(BIN)/python -m tools.links
 
 docs: .venv-docs/.ready
-	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
 	@echo 'open site/index.html'
 
 reference: $(READY)
