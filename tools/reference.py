@@ -21,7 +21,8 @@ from tallymark import errors
 from tallymark.cli.main import Commands
 from tallymark.cli.output import FAILED, FOUND, INTERRUPTED
 from tallymark.core.plan import OnLoss
-from tallymark.core.tables import Write
+from tallymark.core.tables import Evolve, Write
+from tallymark.core.unmatched import Unmatched
 from tallymark.kafka.membership import Strategy
 from tallymark.run import setup
 from tallymark.run.commit import Delivery
@@ -48,10 +49,12 @@ METHODS = {
 """The methods that users call. The others are for other modules."""
 CHOICES = {
     "Delivery": Delivery,
+    "Evolve": Evolve,
     "OnLoss": OnLoss,
     "Order": Order,
     "Road": Road,
     "Strategy": Strategy,
+    "Unmatched": Unmatched,
     "Until": Until,
     "Write": Write,
 }

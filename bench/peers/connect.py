@@ -1,6 +1,6 @@
 """A Kafka Connect worker on loopback, with one plugin, that takes connectors by REST.
 
-It runs standalone: a sink's offsets are in its consumer group in either mode, and nothing else would be stored.
+It runs standalone: offsets of a sink are in its consumer group in either mode, and those of a source are in a file.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,9 +42,12 @@ class Worker(Server):
     ready_line = "Kafka Connect started"
     start_seconds: ClassVar[float] = 120.0
 
-    def __init__(self, brokers: str) -> None:
+    def __init__(self, brokers: str, plugin: Iterable[Path] = (), **settings: str) -> None:
+        """``plugin``: the jars of the connectors, if they are not the sink. ``settings``: with ``_`` for dots."""
         super().__init__(Path(tempfile.mkdtemp(prefix="tallymark-connect-")), temporary=True)
         self.brokers = brokers
+        self._plugin = list(plugin)
+        self._settings = {name.replace("_", "."): value for name, value in settings.items()}
 
     @property
     def url(self) -> str:
@@ -52,9 +55,10 @@ class Worker(Server):
 
     def prepare(self) -> None:
         self._jars = [*fetch("connect", lock=JARS), *fetch("kafka")]
-        plugin = self.directory / "plugins" / "sink"
-        plugin.mkdir(parents=True, exist_ok=True)
-        for jar in (jar for name in PLUGIN for jar in fetch(name, lock=JARS)):
+        plugin = self.directory / "plugins" / "connectors"
+        shutil.rmtree(plugin, ignore_errors=True)
+        plugin.mkdir(parents=True)
+        for jar in self._plugin or [jar for name in PLUGIN for jar in fetch(name, lock=JARS)]:
             (plugin / jar.name).symlink_to(jar)
         settings = {
             "bootstrap.servers": self.brokers,
@@ -63,7 +67,8 @@ class Worker(Server):
             "plugin.discovery": "service_load",
             "key.converter": "org.apache.kafka.connect.converters.ByteArrayConverter",
             "value.converter": CONVERTER,
-            "offset.storage.file.filename": str(self.directory / "offsets"),
+            "offset.storage.file.filename": str(self.offsets),
+            **self._settings,
         }
         replace_file(self._properties, "".join(f"{key}={value}\n" for key, value in settings.items()))
 
@@ -81,12 +86,20 @@ class Worker(Server):
     @contextmanager
     def connector(self, name: str, config: Config) -> Iterator[None]:
         """A connector that is at work until the block ends."""
-        self._ask("POST", "/connectors", {"name": name, "config": dict(config)})
         try:
-            self._wait_for(name)
+            self.add(name, config)
             yield
         finally:
-            self._ask("DELETE", f"/connectors/{name}")
+            with suppress(Missing):
+                self.remove(name)
+
+    def add(self, name: str, config: Config) -> None:
+        """Start a connector that is at work until the worker ends."""
+        self._ask("POST", "/connectors", {"name": name, "config": dict(config)})
+        self._wait_for(name)
+
+    def remove(self, name: str) -> None:
+        self._ask("DELETE", f"/connectors/{name}")
 
     def check(self, name: str) -> None:
         """Raise if a task of the connector has failed."""
@@ -95,6 +108,11 @@ class Worker(Server):
             if one["state"] == "FAILED":
                 reasons = [line for line in one.get("trace", "").splitlines() if not line.startswith("\tat ")]
                 raise TallymarkError(f"connector {name} failed: {' '.join(reasons)[:600]}")
+
+    @property
+    def offsets(self) -> Path:
+        """The file with the positions of source connectors."""
+        return self.directory / "offsets"
 
     @property
     def _properties(self) -> Path:

@@ -13,8 +13,9 @@ import pytest
 
 import tallymark as tm
 from tallymark.core.tables import TableSpec
+from tallymark.formats.framing import guid_header
 from tallymark.operate.audit.deep import compare
-from tests.support.avro import LATER_ORDER, ORDER, framed, prefix, text
+from tests.support.avro import LATER_ORDER, ORDER, encoded, framed, prefix, text
 from tests.support.command import in_process
 from tests.support.databases import query
 from tests.support.kafka import Topics
@@ -92,6 +93,55 @@ def test_the_driver_and_tasks_read_the_same(
         assert len(direct["rows"]["orders"]) == COUNT + 1
 
 
+def test_the_ids_of_keys_and_values_may_be_in_headers(
+    spark: SparkSession,
+    brokers: str,
+    topics: Topics,
+    group: str,
+    registry: SchemaRegistry,
+    database: Callable[[str], str],
+) -> None:
+    """As numbers and GUIDs; of several headers the last one counts."""
+    from tallymark.spark.reader import SparkReader
+
+    topic, url = topics.create(1), database("sqlite")
+    first, _ = registry.add(f"{topic}-value", text(ORDER))
+    later, _ = registry.add(f"{topic}-value", text(LATER_ORDER))
+    named, _ = registry.add(f"{topic}-key", '"string"')
+    old, new = encoded(ORDER, {"id": 1, "name": "a"}), encoded(LATER_ORDER, {"id": 2, "name": None, "amount": 2.5})
+    of_key = ("__key_schema_id", prefix(named))
+    headers: list[tuple[bytes | None, list[tuple[str, bytes | None]]]] = [
+        (old, [of_key, ("__value_schema_id", prefix(first))]),
+        (new, [("x", None), ("__value_schema_id", prefix(first)), ("__value_schema_id", prefix(later)), of_key]),
+        (new, [("__value_schema_id", guid_header(registry.guid(later))), of_key]),
+        (None, [of_key]),
+        (old, [("__value_schema_id", prefix(first))]),
+        (old, [of_key]),
+        (old, [of_key, ("__value_schema_id", None)]),
+        (prefix(first) + old, [of_key, ("__value_schema_id", prefix(first))]),
+    ]
+    for value, pairs in headers:
+        topics.send(topic, [value], partitions=1, key=encoded("string", "k"), headers=pairs)
+    avro = tm.Avro(registry.url, ids="headers")
+    kafka = tm.Kafka(brokers, topic, value=avro, key=avro)
+
+    def reading(path: ReadPath) -> dict[str, Any]:
+        tables = [(TableSpec("orders"), lambda records: records.select("value.*", "key", "offset"))]
+        reader = SparkReader(spark, kafka, tables, f"run-{path}", sys.maxsize, path=path)
+        return comparable(reader.read(whole(topic, len(headers)), "b"))
+
+    assert reading("direct") == reading("tasks")
+    app = tm.App(brokers=brokers, store=url)
+
+    @app.listen(topic, group=group, value=avro, key=avro, batch=True)
+    def handle(records: Any, db: Any) -> None:
+        db.write("orders", [{"at": record.offset, "k": record.key, **(record.value or {})} for record in records])
+
+    assert app.run("caught-up") == tm.Tally(applied=4, dead=4)
+    rows = query(url, "SELECT at, k, id, amount FROM orders ORDER BY at")
+    assert rows == [(0, "k", 1, 1.5), (1, "k", 2, 2.5), (2, "k", 2, 2.5), (3, "k", None, None)]
+
+
 @pytest.mark.parametrize("road", ["driver", "executors"])
 def test_tasks_learn_the_schemas_of_later_records(
     spark: SparkSession,
@@ -166,6 +216,27 @@ def test_letters_of_an_unknown_schema_are_replayed_when_it_is_known(
     assert pipeline.replay().applied == 1
     assert query(url, "SELECT id, name FROM orders ORDER BY id") == [(1, "a"), (2, "b")]
     assert not compare(pipeline).wrong
+
+
+SERVICE = """
+import tallymark as tm
+app = tm.App(brokers="{brokers}", store="{store}")
+@app.listen("{topic}", group="{group}", value=tm.Avro("{registry}"))
+def handle(record, db): ...
+"""
+
+
+def test_a_check_of_a_listener_asks_the_registry_as_a_run_does(
+    brokers: str, topics: Topics, group: str, registry: SchemaRegistry, database: Callable[[str], str], tmp_path: Path
+) -> None:
+    topic, file = topics.create(1), tmp_path / "app.py"
+    names = {"brokers": brokers, "topic": topic, "group": group, "registry": registry.url, "store": database("sqlite")}
+    file.write_text(SERVICE.format(**names))
+    for refused in (in_process("check", file), in_process("run", file, "--until", "caught-up")):
+        assert refused.returncode != 0
+        assert f"has no schema for subject {topic}-value: register one" in refused.stderr
+    registry.add(f"{topic}-value", text(ORDER))
+    assert in_process("check", file).returncode == 0
 
 
 def test_a_registry_that_is_down_is_waited_for(
@@ -270,7 +341,7 @@ def test_produce_names_the_line_and_the_field(brokers: str, topics: Topics, regi
     assert "does not have the schema of --schema" in unknown.stderr
     registry.add(f"{topic}-key", '"string"')
     delimited = in_process(*asked, "--key-delimiter", ":", given="")
-    assert "have an Avro schema; write them with --format json" in delimited.stderr
+    assert "have a schema; write them with --format json" in delimited.stderr
     values = [one["value"] for one in consumed(brokers, topic, registry)]
     assert values == ["a", {"id": 1, "name": "a"}]
 

@@ -548,6 +548,20 @@ def test_listeners_of_an_app_stop_together(brokers: str, topic: str, group: str,
     assert query(url, "SELECT owner FROM tallymark_positions WHERE owner IS NOT NULL") == []
 
 
+@pytest.mark.parametrize("records", [0, 300])
+def test_a_topic_that_was_recreated_is_refused_although_nothing_is_left_to_read(
+    brokers: str, topic: str, group: str, topics: Topics, database: Databases, records: int
+) -> None:
+    url = database("sqlite")
+    app = make(brokers, url)
+    app.listen(topic, group=group, value=VALUE)(insert)
+    app.run("caught-up")
+    topics.recreate(topic, 3)
+    topics.send(topic, ({"id": n} for n in range(records)), partitions=3)
+    with pytest.raises(tm.TallymarkError, match=f"topic {topic} was deleted and created again"):
+        app.run("caught-up")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -87,10 +87,26 @@ def test_message_indexes(spark: SparkSession) -> None:
         id, _ = registry.add("orders-value", text, "PROTOBUF")
         schemas = Schemas.of(Registry(registry.url))
         decoder = RegisteredProtobuf(
-            schemas, Schema.of("message M { int32 a = 1; }").message(), "value", in_headers=False
+            schemas, [Schema.of("message M { int32 a = 1; }").message()], "value", in_headers=False
         )
         indexes = [b"\0", b"\x02\0", b"\x04\x02\0", b"\x02\x02", b"\x04\x02\x02", b"\x02\x80\0", b"\x02", b"\x01", b""]
         bodies = [prefix(id) + after + tagged(1, 5) for after in indexes] + [prefix(id), prefix(id + 1) + b"\0"]
         driver = by_driver(decoder, bodies)
         assert by_spark(spark, decoder, bodies) == driver
     assert [value != DEAD for value in driver] == [True] * 3 + [False] * 2 + [True] + [False] * 5
+
+
+def test_one_of_several_messages(spark: SparkSession) -> None:
+    text = "message A { int32 a = 1; string s = 2; } message B { bytes b = 1; } message C { int32 a = 1; }"
+    with SchemaRegistry() as registry:
+        id, _ = registry.add("events-value", f'syntax = "proto3"; {text}', "PROTOBUF")
+        schemas = Schemas.of(Registry(registry.url))
+        readers = [Schema.of(text).message(name) for name in ("B", "A")]
+        decoder = RegisteredProtobuf(schemas, readers, "value", in_headers=False)
+        contents = [(b"\0", tagged(1, 5) + tagged(2, b"x")), (b"\0", b""), (b"\x02\x02", tagged(1, b"y"))]
+        bad = [(index, cut) for index, body in contents for cut in (b"\x08", body[:-1])]
+        bodies = [prefix(id) + index + body for index, body in [*contents, *bad, (b"\x02\x04", tagged(1, 5))]]
+        driver = by_driver(decoder, bodies)
+        assert by_spark(spark, decoder, bodies) == driver
+    assert [value != DEAD for value in driver[:3]] == [True] * 3
+    assert driver[-1] == DEAD

@@ -233,6 +233,26 @@ def test_one_table_has_the_same_columns_for_all_its_topics(
         pipeline.run("caught-up")
 
 
+def test_a_topic_that_appears_later_has_the_same_columns_too(
+    topics: Topics, brokers: str, group: str, prefix: str, registry: SchemaRegistry, database: Database
+) -> None:
+    """SQLite would take text in a column of numbers, and PostgreSQL digits."""
+    for name, schema in (("a", ORDER), ("b", OTHER)):
+        registry.add(f"{prefix}.{name}-value", text(schema))
+    create(topics, f"{prefix}.a", [framed(1, ORDER, {"id": 1, "name": "a"})], 1)
+    url, settings = database("sqlite"), {"topic.metadata.refresh.interval.ms": 500}
+    source = tm.Kafka(brokers, rf"^{prefix}\.", value=tm.Avro(registry.url), settings=settings)
+    pipeline = tm.Pipeline(group=group, source=source, store=url)
+    pipeline.table("everything")(everything)
+    words = r"table everything would get other columns .*: id STRING instead of id BIGINT, name STRING; give it topics="
+    with RunningPipeline(pipeline) as running:
+        wait_for(lambda: "everything" in tables(url) and ids(url, "everything") == [1])
+        create(topics, f"{prefix}.b", [framed(2, OTHER, {"id": "2"})], 1)
+        with pytest.raises(BadInput, match=words):
+            running.result()
+    assert ids(url, "everything") == [1]
+
+
 def test_each_topic_has_a_replica(
     topics: Topics, brokers: str, group: str, prefix: str, registry: SchemaRegistry, database: Database
 ) -> None:

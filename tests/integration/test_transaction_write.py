@@ -141,6 +141,8 @@ def test_columns_are_added_where_the_table_may_evolve(store: SqlStore) -> None:
     write(store, "made", {"id": 1})
     write(store, "made", {"id": 2, "name": "b"}, evolve=True)
     assert rows(store, "made", "id", "name") == [(1, None), (2, "b")]
+    with pytest.raises(BadInput, match="table made: evolve='follow' is not known here; set evolve=True to add columns"):
+        write(store, "made", {"id": 3}, evolve="follow")
 
 
 def test_a_row_that_is_refused_takes_back_its_write_alone(store: SqlStore) -> None:

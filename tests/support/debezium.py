@@ -215,23 +215,27 @@ class Source:
         return row
 
     def _write(self, id: int, op: str, before: Row | None, after: Row | None, at: int, mark: str = "false") -> None:
+        millis = 1_770_000_000_000 + at
         source = {
-            "version": "3.0.0.Final",
+            "version": "3.4.0.Final",
             "connector": self.kind,
             "name": "shop",
-            "ts_ms": 1_770_000_000_000 + at,
             "snapshot": mark,
             "db": "shop",
+            **times(millis),
             **(self._in_wal(at, mark) if self.kind == "postgresql" else in_binlog(at)),
         }
-        copied = [None if row is None else dict(row) for row in (before, after)]
-        event = {"before": copied[0], "after": copied[1], "source": source, "op": op, "ts_ms": source["ts_ms"] + 5}
-        self.events.append(Event(id, event))
+        sides = {side: None if row is None else dict(row) for side, row in (("before", before), ("after", after))}
+        self.events.append(Event(id, {**sides, "source": source, "transaction": None, "op": op, **times(millis + 5)}))
 
     def _in_wal(self, at: int, mark: str) -> Row:
         commit = None if mark != "false" or self.committed is None else str(self.committed)
         place = {"sequence": json.dumps([commit, str(at)]), "schema": "public", "table": "orders"}
         return {**place, "txId": 700 + at // 100, "lsn": at, "xmin": None}
+
+
+def times(millis: int) -> Row:
+    return {"ts_ms": millis, "ts_us": millis * 1_000, "ts_ns": millis * 1_000_000}
 
 
 def in_binlog(at: int) -> Row:
@@ -254,10 +258,11 @@ def _json_row(row: Row | None) -> Row | None:
     return None if row is None else {column.name: column.in_json(row[column.name]) for column in COLUMNS}
 
 
-def as_avro(event: Mapping[str, Any]) -> bytes:
-    """The body of the value as Confluent's Avro converter writes it."""
-    sides = {side: _avro_row(event[side]) for side in ("before", "after")}
-    return encoded(envelope(event["source"]["connector"]), {**event, **sides, "transaction": None})
+def as_avro(event: Mapping[str, Any], schema: Any = None, more: Callable[[Row], Row] = same) -> bytes:
+    """The body of the value as Confluent's Avro converter writes it; ``more`` adds columns that ``schema`` has."""
+    rows = {side: _avro_row(event[side]) for side in ("before", "after")}
+    sides = {side: None if row is None else more(row) for side, row in rows.items()}
+    return encoded(schema or envelope(event["source"]["connector"]), {**event, **sides})
 
 
 def _avro_row(row: Row | None) -> Row | None:
@@ -294,13 +299,17 @@ CONNECT_SCHEMA = {
 SNAPSHOT = {
     "type": "string",
     "connect.version": 1,
-    "connect.parameters": {"allowed": "true,first,first_in_data_collection,last_in_data_collection,last,false"},
+    "connect.parameters": {
+        "allowed": "true,first,first_in_data_collection,last_in_data_collection,last,false,incremental"
+    },
     "connect.default": "false",
     "connect.name": "io.debezium.data.Enum",
 }
 PLACES: Mapping[str, Mapping[str, str]] = {
     "postgresql": {
         "sequence": "string",
+        "ts_us": "long",
+        "ts_ns": "long",
         "schema": "string",
         "table": "string",
         "txId": "long",
@@ -309,6 +318,8 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     },
     "mysql": {
         "sequence": "string",
+        "ts_us": "long",
+        "ts_ns": "long",
         "table": "string",
         "server_id": "long",
         "gtid": "string",
@@ -328,7 +339,8 @@ def envelope(connector: str) -> dict[str, Any]:
     source += [{"name": "ts_ms", "type": "long"}, {"name": "snapshot", "type": [SNAPSHOT, "null"], "default": "false"}]
     source += [{"name": "db", "type": "string"}]
     source += [{"name": name, "type": ["null", kind], "default": None} for name, kind in PLACES[connector].items()]
-    block = [{"name": "id", "type": "string"}, {"name": "total_order", "type": "long"}]
+    block = [{"name": "id", "type": "string"}]
+    block += [{"name": name, "type": "long"} for name in ("total_order", "data_collection_order")]
     return {
         "type": "record",
         "name": "Envelope",
@@ -351,7 +363,7 @@ def envelope(connector: str) -> dict[str, Any]:
                 "default": None,
             },
             {"name": "op", "type": "string"},
-            {"name": "ts_ms", "type": ["null", "long"], "default": None},
+            *({"name": name, "type": ["null", "long"], "default": None} for name in ("ts_ms", "ts_us", "ts_ns")),
         ],
         "connect.name": "shop.public.orders.Envelope",
     }

@@ -61,6 +61,8 @@ class Behaviour:
     """What is sent instead of HTTP."""
     guids: bool = True
     """Whether it knows GUIDs, as registries since version 8."""
+    places: bool = True
+    """Whether it knows the subjects and versions of an id, as registries since version 5.5."""
     only_ids: bool = False
     """Whether it answers registrations with the id alone, as registries before version 8."""
 
@@ -138,6 +140,8 @@ class SchemaRegistry:
                     return _ok(["AVRO", "JSON", "PROTOBUF"])
                 case "GET", ["schemas", "ids", id]:
                     return self._schema(int(id))
+                case "GET", ["schemas", "ids", id, "versions"] if self.behaviour.places:
+                    return _ok(self._places(int(id)))
                 case "GET", ["schemas", "guids", guid] if self.behaviour.guids:
                     known = {self.guid(id): id for id in range(1, len(self._bodies) + 1)}
                     return self._schema(known.get(guid, 0))
@@ -153,6 +157,14 @@ class SchemaRegistry:
         if not 0 < id <= len(self._bodies):
             return Reply.error(404, 40403, f"Schema {id} not found")
         return _ok(self._described(id))
+
+    def _places(self, id: int) -> list[dict[str, Any]]:
+        return [
+            {"subject": subject, "version": number}
+            for subject, versions in self._subjects.items()
+            for number, version in enumerate(versions, 1)
+            if version.id == id and not version.deleted
+        ]
 
     def _version(self, subject: str, version: str, deleted: bool) -> Reply:
         versions = self._subjects.get(subject, [])

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tallymark.formats import bodies as pieces
 from tallymark.formats.avro import values
 from tallymark.formats.avro.bulk import BulkDecoder
-from tallymark.formats.avro.cursor import BEFORE, padded
+from tallymark.formats.avro.cursor import BEFORE, Cursor, padded
 from tallymark.formats.avro.decoder import decode
 from tallymark.formats.avro.projection import Incompatible, Program, projection
 from tallymark.formats.avro.schema import SchemaInvalid, parse
@@ -276,6 +276,28 @@ def test_a_few_long_arrays_among_short_ones() -> None:
     decoded = decode(steps, bodies)
     assert not decoded.errors
     assert [len(value["f"]) for value in decoded.values.to_pylist()] == lengths
+
+
+@pytest.mark.parametrize(("kind", "item"), [("double", bytes(8)), ("null", b"")])
+def test_a_record_with_very_many_blocks_is_decoded_by_itself(
+    monkeypatch: pytest.MonkeyPatch, kind: str, item: bytes
+) -> None:
+    """A round for each block would take a hundred times as long."""
+    picked: list[int] = []
+    pick = Cursor.pick
+
+    def counted(self: Cursor, rows: Any) -> Cursor:
+        picked.append(len(rows))
+        return pick(self, rows)
+
+    monkeypatch.setattr(Cursor, "pick", counted)
+    writer = record(("f", {"type": "array", "items": kind}), ("id", "long"))
+    steps = program(writer, record(("id", "long")) if kind == "null" else writer)
+    bodies = [(varint(1) + item) * 2_000 + b"\0\x02", b"\0\x04"]
+    found, refused = at_once(steps, bodies)
+    assert (refused, found.to_pylist()[1]["id"]) == ([True, False], 2)
+    assert len(picked) < 200
+    check_equal(steps, bodies)
 
 
 LIST = {

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tallymark.formats.avro import projection as module
 from tallymark.formats.avro.decoder import decode
 from tallymark.formats.avro.projection import Incompatible, projection
 from tallymark.formats.avro.schema import parse
@@ -316,3 +317,16 @@ def test_a_uuid_is_canonical() -> None:
 def test_a_duration_has_three_numbers() -> None:
     kind = {"type": "fixed", "name": "D", "size": 12, "logicalType": "duration"}
     assert field(kind, kind, b"\1\0\0\0\2\0\0\0\xff\xff\xff\xff") == {"months": 1, "days": 2, "millis": 4294967295}
+
+
+def test_schemas_that_combine_a_few_types_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each level has two branches, and both have the next level: 2 ** 21 ways, in a small schema."""
+    monkeypatch.setattr(module, "MOST_STEPS", 10_000)
+    writer: Any = [record(("x", "int"), name=f"{space}.R") for space in "ab"]
+    reader: Any = record(("x", "int"))
+    for level in range(20):
+        again = ["a.R", "b.R"] if level == 0 else [f"a.R{level}", f"b.R{level}"]
+        writer = [record(("f", kind), name=f"{space}.R{level + 1}") for space, kind in (("a", writer), ("b", again))]
+        reader = record(("f", reader), name=f"R{level + 1}")
+    writer, reader = (record(("f", kind), name="Top") for kind in (writer, reader))
+    assert why_not(writer, reader) == "reading it takes more than 10000 steps"

@@ -23,10 +23,13 @@ from tallymark.errors import BadInput
 from tallymark.formats.debezium.changes import changes
 from tallymark.formats.decoder import Decoded
 from tallymark.formats.decoders import Decoders
+from tallymark.run.setup import Setup, new_owner
+from tallymark.run.skips import check_order
 from tests.support.avro import text
 from tests.support.debezium import DDL, NAMES, Kind, Source, as_avro, as_json, envelope
 from tests.unit.strategies import NOON
 
+RECORDED = Path(__file__).parents[1] / "data" / "debezium.json"
 FORMATS = ["json", "json with a schema", "avro"]
 
 
@@ -97,8 +100,15 @@ def test_the_version_is_the_position_in_the_log() -> None:
     assert row(**incremental, sequence='["24023119","1"]')[SOURCE_VERSION] == f"{zeros}24023119-0-{zeros}24023128"
     assert row(file="mysql-bin.000012", pos=154, row=2)[SOURCE_VERSION] == f"0000000012-{'0' * 17}154-0000000002"
     assert row(file="mysql-bin.1000000", pos=4)[SOURCE_VERSION] == f"0001000000-{'0' * 19}4-0000000000"
-    assert row(ts_ms=1_770_000_000_000)[SOURCE_VERSION] == "00000001770000000000"
-    assert row()[SOURCE_VERSION] == "00000000000000000005", "the connector's own time"
+    assert row(ts_ms=1_770_000_000_000)[SOURCE_VERSION] == "1-00000001770000000000"
+    assert row()[SOURCE_VERSION] == "1-00000000000000000005", "the connector's own time"
+
+
+@pytest.mark.parametrize("mark", ["first", "true", "last", "incremental"])
+def test_where_only_the_time_is_known_a_snapshot_is_older_than_every_change(mark: str) -> None:
+    """A row is read after the snapshot began, and a change that was committed in between comes later."""
+    snapshot, change = row(ts_ms=1_500, snapshot=mark), row(ts_ms=1_000, snapshot="false")
+    assert snapshot[SOURCE_VERSION] < change[SOURCE_VERSION]
 
 
 def test_a_change_that_was_written_before_the_snapshot_and_committed_after_it_is_newer() -> None:
@@ -143,6 +153,9 @@ def number(value: int, size: int = 3) -> str:
 CONNECT = "org.apache.kafka.connect.data."
 NOON_MILLIS = 1_769_860_800_000
 AT = datetime(2026, 1, 31, 12)
+ARRAY_OF = {"type": "array"}
+MILLIS = {"type": "int64", "name": "io.debezium.time.Timestamp"}
+TENTHS = {"type": "bytes", "name": f"{CONNECT}Decimal", "parameters": {"scale": "1"}}
 
 
 @pytest.mark.parametrize(
@@ -166,6 +179,9 @@ AT = datetime(2026, 1, 31, 12)
         ("DECIMAL(10, 2)", {"scale": 3, "value": number(1235)}, None, Decimal("1.24")),
         ("DECIMAL(10, 2)", {"scale": -2, "value": number(3)}, None, Decimal("300.00")),
         ("ARRAY<DATE>", [0, None], None, [date(1970, 1, 1), None]),
+        ("ARRAY<TIMESTAMP_NTZ>", [NOON_MILLIS, None], ARRAY_OF | {"items": MILLIS}, [AT, None]),
+        ("ARRAY<DECIMAL(10, 2)>", [number(125)], ARRAY_OF | {"items": TENTHS}, [Decimal("12.50")]),
+        ("ARRAY<DECIMAL(10, 2)>", ["12.5"], ARRAY_OF | {"items": {"type": "string"}}, [Decimal("12.50")]),
         ("BINARY", base64.b64encode(UNAVAILABLE.encode()).decode(), None, UNAVAILABLE.encode()),
         ("BIGINT", 3_600_000_000, {"type": "int64", "name": "io.debezium.time.MicroTime"}, 3_600_000_000),
         ("STRING", {"a": 1}, None, '{"a":1}'),
@@ -298,6 +314,57 @@ def test_a_value_that_an_event_lacks_is_that_of_the_event_before() -> None:
     assert puts(rows[0], nested) == [(1, "a", None, "4")]
 
 
+@pytest.mark.parametrize("between", [(",", ":"), (", ", ": ")], ids=["in Spark", "in Python"])
+def test_unchanged_values_of_a_real_event_are_known(between: tuple[str, str]) -> None:
+    """The event is one of Debezium 3.4 for PostgreSQL 18. Arrays of other types are NULL there."""
+    event = json.loads(RECORDED.read_text())["an update of a row whose large values did not change"]
+    kinds = {
+        "id": "BIGINT",
+        **dict.fromkeys(["doc", "body"], "STRING"),
+        **dict.fromkeys(["texts", "docs", "uids"], "ARRAY<STRING>"),
+        "ints": "ARRAY<INT>",
+        "bigs": "ARRAY<BIGINT>",
+        "days": "ARRAY<DATE>",
+        "content": "BINARY",
+        "contents": "ARRAY<BINARY>",
+        "small": "INT",
+        "sums": "ARRAY<DECIMAL(10, 2)>",
+        "times": "ARRAY<TIMESTAMP_NTZ>",
+    }
+    columns = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
+    decoder = Decoders.of(tm.Debezium(tm.Json(columns))).value
+    rows = changes(decoder([json.dumps(event).encode()]).values)
+    for at, field in enumerate(rows.schema):
+        if pa.types.is_list(field.type):
+            texts = [in_json(value, between) for value in rows.column(at).to_pylist()]
+            rows = rows.set_column(at, field.name, pa.array(texts, pa.string()))
+    ((spec, _),) = by_known_columns(SPEC, rows)
+    assert set(spec.kept) == set(kinds) - {"id", "small", "sums", "times"}
+
+
+def test_a_real_event_in_avro_is_decoded() -> None:
+    """It was written by Apicurio's converter for Kafka Connect, which writes as Confluent's does."""
+    recorded = json.loads(RECORDED.read_text())["a row of a snapshot in Avro"]
+    content = base64.b64decode(recorded["content"])
+    decoder = Decoders.of(tm.Debezium(tm.Avro(schema=text(recorded["schema"])))).value
+    found = decoder([content.removeprefix(b"\0\0\0\0\x02")])
+    assert found.errors == {}
+    (row,) = changes(found.values).to_pylist()
+    assert (row["id"], row["n102"], row["ts"]) == (1, Decimal("1.50"), datetime(2026, 11, 19, 22, 32, 45, 538166))
+    assert row[SOURCE_VERSION] == f"{'0' * 20}-0-{'0' * 12}24744984"
+    kinds = {"ts3a": pa.list_(pa.timestamp("us")), "na": pa.list_(pa.decimal128(10, 2)), "m": pa.decimal128(38, 2)}
+    assert {name: changes(found.values).schema.field(name).type for name in kinds} == kinds
+
+
+def in_json(value: Any, between: tuple[str, str]) -> str | None:
+    """An array as text, as Spark and as services write it."""
+
+    def item(one: bytes | date) -> str:
+        return base64.b64encode(one).decode() if isinstance(one, bytes) else one.isoformat()
+
+    return None if value is None else json.dumps(value, separators=between, default=item)
+
+
 def test_rows_are_split_by_the_columns_that_they_lack() -> None:
     rows = visible(table((1, "a", b"A", "1", False), (2, U, b"B", "1", False), (3, U, U.encode(), "1", False)))
     parts = {spec.kept: part["id"].to_pylist() for spec, part in by_known_columns(SPEC, rows)}
@@ -356,6 +423,15 @@ def keyless() -> tm.Pipeline:
     made = pipeline()
     made.table("t", write="replica")
     return made
+
+
+def test_a_replica_is_filled_in_later_but_does_not_skip_ahead() -> None:
+    """Its deletions have versions, but an older event can't add a value that a newer one lacks."""
+    check_order([SPEC], overwrite=False)
+    made = Setup("g", kafka(), "sqlite:///x.db", catch_up=tm.SkipAhead(when_behind=10, keep=5, every="1m"))
+    with pytest.raises(BadInput, match=r"table orders: catch_up= would skip change events.* leave out catch_up="):
+        made.job(new_owner(), [SPEC])
+    made.job(new_owner(), [TableSpec("orders")])
 
 
 def test_all_columns_of_the_source_are_in_the_rows() -> None:

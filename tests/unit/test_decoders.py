@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from tallymark.formats import registry as module
 from tallymark.formats.decoders import Decoders
 from tallymark.service.records import Message, decoded
 from tests.support.avro import LATER_ORDER, ORDER, OTHER, encoded, framed, prefix, text
-from tests.support.registry import SchemaRegistry
+from tests.support.registry import Reply, SchemaRegistry
 
 MANY = 120
 """More values than are decoded one by one."""
@@ -104,6 +105,58 @@ def test_what_has_no_schema_is_dead_and_the_rest_is_not(registry: SchemaRegistry
     assert len(said) == len(dead) * times
     for sentence, words in zip(said, [*dead.values()] * times, strict=True):
         assert words in sentence
+
+
+RETYPED = {**ORDER, "fields": [{"name": "id", "type": "long"}, {"name": "name", "type": "double"}]}
+
+
+@pytest.mark.parametrize(
+    ("subject", "places", "options", "sentence"),
+    [
+        ("orders-value", True, {}, "schema 1 (orders-value version 1) can't be read by version 2: field name: "),
+        ("others", True, {}, "schema 1 (others version 1) can't be read by orders-value version 1: field name: "),
+        (
+            "others",
+            True,
+            {"schema": text(ORDER)},
+            "schema 1 (others version 1) can't be read by the given schema: ",
+        ),
+        ("orders-value", False, {}, "schema 1 can't be read by orders-value version 2: field name: "),
+    ],
+)
+def test_what_cant_be_read_is_named_by_subject_and_version(
+    registry: SchemaRegistry, subject: str, places: bool, options: dict[str, Any], sentence: str
+) -> None:
+    registry.behaviour.places = places
+    id, _ = registry.add(subject, text(RETYPED))
+    registry.add("orders-value", text(ORDER))
+    source = orders(registry, **options)
+    for _ in range(2):
+        (error,) = decode(source, values(framed(id, RETYPED, {"id": 1, "name": 2.5})))[1].values()
+        assert error.startswith(sentence), error
+        assert error.endswith("field name: double can't be read as string"), error
+
+
+def test_of_several_versions_that_of_the_own_subject_is_named(registry: SchemaRegistry) -> None:
+    for subject in ("a", "orders-value", "z"):
+        id, _ = registry.add(subject, text(RETYPED))
+    registry.add("orders-value", text(ORDER))
+    (error,) = decode(orders(registry), values(framed(id, RETYPED, {"id": 1, "name": 2.5})))[1].values()
+    assert "schema 1 (orders-value version 1) can't be read by version 2: " in error
+
+
+@pytest.mark.parametrize("content", [b"[{}]", b"{}", b'[{"subject": 1, "version": 2}, 3]', b"null"])
+def test_an_odd_answer_to_where_a_schema_is_registered_only_shortens_the_sentence(
+    registry: SchemaRegistry, content: bytes
+) -> None:
+    id, _ = registry.add("orders-value", text(RETYPED))
+    registry.add("orders-value", text(ORDER))
+    decoders = orders(registry).decoders()
+    decoders.table(values(framed(2, ORDER, {"id": 1, "name": "a"})))
+    known = Reply(200, json.dumps({"schema": text(RETYPED)}).encode())
+    registry.behaviour.replies = [known, Reply(200, content)]
+    (error,) = decoders.table(values(framed(id, RETYPED, {"id": 1, "name": 2.5})))[1].values()
+    assert error == "schema 1 can't be read by orders-value version 2: field name: double can't be read as string"
 
 
 def test_a_schema_that_is_registered_later_is_learned(

@@ -1,9 +1,10 @@
-"""Lines of ``tallymark produce`` are records: text, or JSON that is written as Avro by the schemas of a registry."""
+"""Lines of ``tallymark produce`` are records: text, or JSON that is written by the schemas of a registry."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,8 +33,10 @@ def server() -> Iterator[SchemaRegistry]:
         yield registry
 
 
-def part(server: SchemaRegistry, part: Part = "value", schema: str | None = None) -> JsonPart:
-    found = json_part(Schemas.of(Registry(server.url), patience=0), "orders", part, schema)
+def part(
+    server: SchemaRegistry, part: Part = "value", schema: str | None = None, message: str | None = None
+) -> JsonPart:
+    found = json_part(Schemas.of(Registry(server.url), patience=0), "orders", part, schema, message)
     assert found is not None
     return found
 
@@ -108,11 +111,107 @@ def test_without_a_subject_there_is_nothing_to_write_with(server: SchemaRegistry
     assert json_part(schemas, "unknown", "value", text(ORDER)) is None
 
 
-@pytest.mark.parametrize(("kind", "said"), [("JSON", "is JSON; produce writes only AVRO"), ("AVRO", "not valid Avro")])
-def test_a_subject_that_can_not_be_written_is_refused(server: SchemaRegistry, kind: str, said: str) -> None:
-    server.add("orders-value", "{}", kind)
-    with pytest.raises(BadInput, match=f"subject orders-value.*{said}"):
+SHOP = """syntax = "proto3"; package shop;
+message Order { int64 id = 1; string name = 2; Order parent = 3; }
+message Payment { int64 id = 1; string name = 2; bytes raw = 3; }
+"""
+FRAME = b"\0\0\0\0\4"
+ID_AND_NAME = b"\x08\x01\x12\x02" + "ü".encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "schema", "said"),
+    [
+        ("AVRO", "{}", "subject orders-value: the schema is not valid Avro"),
+        ("PROTOBUF", "{}", "subject orders-value can't be used: schema.proto:1:1"),
+    ],
+)
+def test_a_subject_that_can_not_be_written_is_refused(
+    server: SchemaRegistry, kind: str, schema: str, said: str
+) -> None:
+    server.add("orders-value", schema, kind)
+    with pytest.raises(BadInput, match=said):
         part(server)
+
+
+def test_lines_of_json_are_written_as_protobuf(server: SchemaRegistry) -> None:
+    server.add("orders-value", SHOP, "PROTOBUF")
+    assert list(from_lines([LINE], None, part(server))) == [Line(FRAME + b"\0" + ID_AND_NAME)]
+    assert list(from_lines([LINE], None, part(server, message="Payment"))) == [Line(FRAME + b"\2\2" + ID_AND_NAME)]
+    guid = bytes.fromhex(server.guid(4).replace("-", ""))
+    given = {"value": FIRST, "value_message": "shop.Payment"}
+    in_header = {**given, "headers": [{"name": ID_HEADER, "value": "old"}]}
+    assert both(server, given, in_header) == [
+        Line(FRAME + b"\2\2" + ID_AND_NAME, None, []),
+        Line(ID_AND_NAME, None, [(ID_HEADER, b"\1" + guid + b"\2\2")]),
+    ]
+    with pytest.raises(BadInput, match=r"line 1, value: parent.id: 'x' does not fit int64"):
+        both(server, {"value": {"parent": {"id": "x"}}})
+    with pytest.raises(BadInput, match=r"line 1, value: subject orders-value can't be used: it has no messages X, but"):
+        both(server, {"value": FIRST, "value_message": "X"})
+    with pytest.raises(BadInput, match="line 1 is not a record"):
+        both(server, {"value": FIRST, "value_message": 5})
+
+
+def test_only_protobuf_has_messages(server: SchemaRegistry) -> None:
+    with pytest.raises(BadInput, match=r"--message is for Protobuf, but subject orders-value is AVRO; leave it out"):
+        part(server, message="Order")
+
+
+def test_a_proto_file_chooses_the_schema(server: SchemaRegistry, tmp_path: Path) -> None:
+    server.add("orders-value", SHOP, "PROTOBUF")
+    server.add("orders-value", 'syntax = "proto3"; message Later { int64 id = 1; }', "PROTOBUF")
+    file = tmp_path / "shop.proto"
+    file.write_text(SHOP)
+    assert next(from_lines([LINE], None, part(server, schema=str(file)))).value == FRAME + b"\0" + ID_AND_NAME
+    file.write_text(SHOP + " ")
+    with pytest.raises(BadInput, match=r"does not have the schema of --schema for subject orders-value: register it"):
+        part(server, schema=str(file))
+
+
+def test_lines_of_json_are_written_as_they_are_behind_the_id_of_a_json_schema(server: SchemaRegistry) -> None:
+    server.add("orders-value", '{"type": "object"}', "JSON")
+    line = '{ "price": 1.10, "name": "ü", "big": 1e400, "id": 12345678901234567890.5 }'
+    body = '{"price":1.10,"name":"ü","big":1e400,"id":12345678901234567890.5}'.encode()
+    assert list(from_lines([line.encode()], None, part(server))) == [Line(FRAME + body)]
+    assert both(server, {"value": "x", "value_schema": 1}, {"value": None}) == [
+        Line(FRAME + b'"x"', None, []),
+        Line(None, None, []),
+    ]
+    with pytest.raises(BadInput, match=r"line 1, value: text without value_schema; write the JSON itself, or the byte"):
+        both(server, {"value": "{}"})
+    with pytest.raises(BadInput, match=r"line 1, value: the value has text with half of a surrogate pair"):
+        both(server, {"value": {"a": "\ud83d"}})
+    with pytest.raises(BadInput, match=r"subject orders-value is JSON, which is written without its schema; leave out"):
+        part(server, schema="x.json")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "content"),
+    [
+        ("PROTOBUF", SHOP, b"\0" + ID_AND_NAME),
+        ("PROTOBUF", SHOP.replace("Order parent = 3;", ""), b"\0" + ID_AND_NAME),
+        ("PROTOBUF", SHOP.replace("Order parent = 3;", ""), b"\2\2" + ID_AND_NAME + b"\x1a\1\xff"),
+        ("PROTOBUF", SHOP.replace("Order parent = 3;", ""), b"\0\x08"),
+        ("JSON", "{}", '{"name":"ü","n":[1.5,null]}'.encode()),
+        ("JSON", "{}", b'"x"'),
+        ("JSON", "{}", b"null"),
+        ("JSON", "{}", b'{"n":12345678901234567890.5}'),
+        ("JSON", "{}", b'{"n":1e400}'),
+        ("JSON", "{}", b'{"n":NaN}'),
+        ("JSON", "{}", b'{"n":1e99999999999999999999}'),
+        ("JSON", "{}", b"{"),
+    ],
+)
+def test_what_is_shown_of_other_kinds_is_written_again(
+    server: SchemaRegistry, kind: str, text: str, content: bytes
+) -> None:
+    server.add("orders-value", text, kind)
+    value = FRAME + content
+    _, found = shown(Schemas.of(Registry(server.url), patience=0), None, value, [])
+    assert found is not None
+    line = json.loads(json.dumps(member("value", value, found), allow_nan=False))
+    assert both(server, line) == [Line(value, None, [])]
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,16 @@ def test_a_record_names_its_schema_and_its_message(registry: SchemaRegistry, ord
     assert len(errors) == len(said) * times
 
 
+def test_what_cant_be_read_is_named_by_subject_and_version(registry: SchemaRegistry) -> None:
+    first, _ = registry.add("orders-value", 'syntax = "proto3"; message Order { string id = 1; }', "PROTOBUF")
+    registry.add("orders-value", EVENT, "PROTOBUF")
+    found, errors = decoded(tm.Protobuf(registry.url), [prefix(first) + FIRST + tagged(1, b"x")])
+    expected = (
+        f"schema {first} (orders-value version 1) can't be read by version 2: field id: string can't be read as int64"
+    )
+    assert (found, errors) == ([None], {0: expected})
+
+
 def test_the_ids_and_indexes_may_be_in_headers(registry: SchemaRegistry, order: int) -> None:
     guid = guid_header(registry.guid(order))
     headers = [prefix(order) + FIRST, guid + NESTED, prefix(order) + SECOND, prefix(order), guid + b"\x05"]
@@ -237,8 +247,10 @@ def test_what_a_registry_does_not_have_is_refused_at_the_start(
     [
         ({}, "Protobuf() needs registry= or schema="),
         ({"registry": "http://r", "ids": "both"}, "Protobuf(ids='both') is not known"),
-        ({"schema": __file__, "ids": "headers"}, "subject= and ids='headers' need registry="),
-        ({"schema": __file__, "subject": "x"}, "subject= and ids='headers' need registry="),
+        ({"schema": __file__, "ids": "headers"}, "subject=, ids='headers' and register= need registry="),
+        ({"schema": __file__, "subject": "x"}, "subject=, ids='headers' and register= need registry="),
+        ({"schema": __file__, "register": True}, "register= need registry="),
+        ({"registry": "http://r", "register": True}, "Protobuf(register=True) needs schema="),
         ({"schema": "/no/such/file.proto"}, "there is no such file"),
     ],
 )
@@ -303,9 +315,9 @@ def test_records_are_shown(registry: SchemaRegistry, order: int) -> None:
     body = tagged(1, 5) + tagged(3, tagged(1, 0))
     content = {"id": 5, "item": None, "at": "1970-01-01T00:00:00+00:00"}
     header = [("__value_schema_id", prefix(order) + FIRST)]
-    assert shown(schemas, None, prefix(order) + FIRST + body, ()) == (None, Shown(order, content))
-    assert shown(schemas, None, body, header) == (None, Shown(order, content))
-    assert shown(schemas, prefix(order) + SECOND, None, ()) == (Shown(order, {"id": ""}), None)
+    assert shown(schemas, None, prefix(order) + FIRST + body, ()) == (None, Shown(order, content, message="shop.Order"))
+    assert shown(schemas, None, body, header) == (None, Shown(order, content, message="shop.Order"))
+    assert shown(schemas, prefix(order) + SECOND, None, ()) == (Shown(order, {"id": ""}, message="shop.Payment"), None)
     (_, dead), (_, unknown) = (shown(schemas, None, prefix(order) + after, ()) for after in (b"\0\x08", b"\x02\x63"))
     assert dead is not None
     assert dead.error == "id: the bytes end within a number"

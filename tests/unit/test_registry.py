@@ -252,6 +252,17 @@ def test_a_registry_that_is_down_is_waited_for(server: SchemaRegistry, caplog: p
         assert asking.result().text == SCHEMA
 
 
+def test_a_proxy_that_answers_for_a_registry_that_was_there_is_waited_for(server: SchemaRegistry) -> None:
+    no_path = Reply(404, b"default backend - 404", "text/plain")
+    (first, _), (later, _) = server.add("s", SCHEMA), server.add("s", MONEY)
+    server.behaviour.replies = [no_path]
+    with pytest.raises(BadInput, match="has no path /schemas/ids/1: correct the address"):
+        schemas(server).by_id(first)
+    assert schemas(server).by_id(first)
+    server.behaviour.replies = [no_path]
+    assert schemas(server, patience=10).by_id(later)
+
+
 def test_waiting_ends_when_the_run_is_stopped(server: SchemaRegistry, caplog: pytest.LogCaptureFixture) -> None:
     server.behaviour.always = Reply.error(500, 50001, "Error in the backend data store")
     stop = threading.Event()
@@ -262,6 +273,21 @@ def test_waiting_ends_when_the_run_is_stopped(server: SchemaRegistry, caplog: py
         asking.wait(5)
         assert isinstance(asking.error, Unreachable)
         assert "HTTP 500: Error in the backend data store" in str(asking.error)
+
+
+def test_values_that_name_any_number_of_schemas_do_not_keep_a_run_from_ending(
+    server: SchemaRegistry, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As values without framing do, of which each names another schema."""
+    monkeypatch.setattr("tallymark.formats.registry.MOST_UNKNOWN", 3)
+    stop = threading.Event()
+    of = Schemas.of(Registry(server.url), stop)
+    assert [of.by_id(id) for id in range(100, 104)] == [None] * 4
+    assert "3 schemas are unknown, are values framed?" in caplog.text
+    stop.set()
+    with pytest.raises(Unreachable, match="was not asked for schema 104, because the run is ending"):
+        of.by_id(104)
+    assert len(server.requests) == 4
 
 
 def test_one_thread_that_waits_does_not_keep_others_from_stopping(

@@ -435,6 +435,11 @@ def test_rows_of_merged_records_have_a_key_only_where_the_table_says_so(write: A
         ({"key": ("id",), "write": "ignore", "delete": "tombstone"}, r"table t: delete= needs write='upsert'"),
         ({"key": ("id",), "write": "upsert", "delete": ""}, r"table t: delete= needs 'tombstone' or a condition"),
         ({"per_batch": True}, r"table t: per_batch= needs write='upsert' or 'ignore'"),
+        ({"evolve": "later"}, r"table t: evolve='later' is not known; write True, False or 'follow'"),
+        (
+            {"key": ("id",), "write": "merge", "merge": (("n", "sum"),), "evolve": "follow"},
+            r"table t: evolve='follow' adds columns, and merge= names all of them",
+        ),
         ({"name": "tallymark_positions"}, r"are reserved; choose another"),
         ({"name": "Tallymark_x"}, r"are reserved"),
         ({"name": ""}, r"a table needs a name"),

@@ -72,6 +72,9 @@ def _show(trial: Trial) -> None:
     for letter in trial.letters:
         table_name = f" by table {letter.table}" if letter.table else ""
         say(f"dead{table_name}: {letter.partition} offset {letter.offset}: {printable(letter.error)}", "yellow")
+    if trial.unmatched:
+        fate = "count as applied, unless unmatched='dead' is set"
+        say(f"records that give no row to any table: {trial.unmatched}; they {fate}", "yellow")
     if trial.tables:
         dead = len(trial.letters)
         say(f"\n{trial.group} fits; sample of {trial.records} records, {dead} of them dead; nothing was written")
@@ -124,6 +127,7 @@ def _as_json(trial: Trial) -> dict[str, Any]:
         "group": trial.group,
         "partitions": _starts(trial),
         "records": trial.records,
+        "unmatched": trial.unmatched,
         "tables": [_table_as_json(sampled) for sampled in trial.tables],
         "dead_letters": [
             {

@@ -13,8 +13,9 @@ from tallymark.cli.target import AsJson, BrokersOption, RegistryOption
 from tallymark.cli.toml.starter import Answers, Subject, starter
 from tallymark.errors import BadInput, TallymarkError
 from tallymark.formats.avro.columns import arrow_type
+from tallymark.formats.framing import ID, PREFIX
 from tallymark.formats.protobuf.columns import arrow_type as protobuf_type
-from tallymark.formats.protobuf.registered import subject_message
+from tallymark.formats.protobuf.messages import subject_message
 from tallymark.formats.registered import subject_schema
 from tallymark.formats.registry import Schemas
 from tallymark.formats.value import Part, Registry
@@ -48,9 +49,9 @@ def init(
     """
     if path.exists() and not force:
         raise BadInput(f"{path} exists; name another file, or overwrite it with --force")
-    types = _registered(registry, topic) if registry and topic else {}
-    values, failed = ([], None) if "value" in types else _values(brokers, topic)
-    answers = Answers(str(path), brokers, topic, store, group, tuple(values), registry, types)
+    types, framed = _registered(registry, topic) if registry and topic else ({}, False)
+    values, failed = ([], None) if "value" in types else _values(brokers, topic, framed=framed)
+    answers = Answers(str(path), brokers, topic, store, group, tuple(values), registry, types, framed)
     try:
         path.write_text(starter(answers), encoding="utf-8")
     except OSError as error:
@@ -62,6 +63,9 @@ def init(
         return
     if types:
         say(f"{registry} has schemas for the {' and the '.join(f'{part}s' for part in types)} of {topic}")
+    if framed:
+        columns = "those of its records" if values else "an example"
+        say(f"{registry} has a JSON Schema for the values of {topic}; the columns are {columns}")
     if failed:
         say(f"the schema is an example, since no record was read: {failed}", "yellow")
     elif values:
@@ -69,23 +73,28 @@ def init(
     say(f"wrote {path}; try it with: tallymark check {path}")
 
 
-def _registered(registry: str, topic: str) -> dict[Part, Subject]:
-    """The values and keys whose subjects have an Avro or a Protobuf schema."""
+def _registered(registry: str, topic: str) -> tuple[dict[Part, Subject], bool]:
+    """The values and keys whose subjects have an Avro or a Protobuf schema, and whether values have a JSON Schema."""
     schemas = Schemas.of(Registry(registry))
     parts: tuple[Part, ...] = ("value", "key")
     found: dict[Part, Subject] = {}
+    framed = False
     for part in parts:
         name = f"{topic}-{part}"
         schema = schemas.find(name)
-        if schema is not None and schema.kind == "AVRO":
+        if schema is None:
+            continue
+        if schema.kind == "AVRO":
             found[part] = Subject("avro", arrow_type(subject_schema(name, schema)))
-        elif schema is not None and schema.kind == "PROTOBUF":
+        elif schema.kind == "PROTOBUF":
             found[part] = Subject("protobuf", protobuf_type(subject_message(name, schema)))
-    return found
+        else:
+            framed = framed or part == "value"
+    return found, framed
 
 
-def _values(brokers: str | None, topic: str | None) -> tuple[list[bytes], str | None]:
-    """The last values of the topic, or the reason why there are none."""
+def _values(brokers: str | None, topic: str | None, *, framed: bool) -> tuple[list[bytes], str | None]:
+    """The last values of the topic, or the reason why there are none. An id of a schema before them is left out."""
     if brokers is None or topic is None:
         return [], None
     try:
@@ -93,4 +102,7 @@ def _values(brokers: str | None, topic: str | None) -> tuple[list[bytes], str | 
         found = [record.value for record in islice(records, LOOKED_AT) if record.value is not None]
     except TallymarkError as error:
         return [], str(error)
+    if framed:
+        found = [value[PREFIX:] for value in found if value[:1] == bytes([ID])]
+        return found, None if found else f"topic {topic} has no values behind the id of a schema"
     return found, None if found else f"topic {topic} is empty"

@@ -64,19 +64,26 @@ def _part(
     schema = record.get(f"{part}_schema")
     if schema is not None and write_as is None:
         raise BadInput(
-            f"line {number}: the {part} was decoded with schema {schema}; to write it as Avro, name its registry with "
+            f"line {number}: the {part} was decoded with schema {schema}; to write it again, name its registry with "
             f"--registry and register a schema for the {part}s of the topic"
         )
+    content, message = record.get(part), record.get(f"{part}_message")
     # Without a schema, null is no key or a tombstone. Avro has a null of its own.
-    is_absent = schema is None and record.get(part) is None
+    is_absent = schema is None and content is None
     if write_as is None or is_absent or f"{part}_base64" in record:
         return _plain(record, part), headers
-    return _encoded(write_as, record.get(part), headers, f"line {number}, {part}")
+    place = f"line {number}, {part}"
+    if write_as.schema.kind == "JSON" and schema is None and type(content) is str:
+        # It is what consume prints of bytes that it can't decode, and JSON could be any text.
+        raise BadInput(f"{place}: text without {part}_schema; write the JSON itself, or the bytes as {part}_base64")
+    return _encoded(write_as, content, headers, place, None if message is None else _text(message))
 
 
-def _encoded(write_as: JsonPart, content: Any, headers: Headers, place: str) -> tuple[bytes, Headers]:
+def _encoded(
+    write_as: JsonPart, content: Any, headers: Headers, place: str, message: str | None = None
+) -> tuple[bytes, Headers]:
     try:
-        return write_as(content, headers)
+        return write_as(content, headers, message)
     except BadInput as error:
         raise BadInput(f"{place}: {error}") from None
 

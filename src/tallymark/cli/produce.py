@@ -43,6 +43,9 @@ SchemaOption = Annotated[
     str | None,
     typer.Option("--schema", metavar="FILE", help="Write values with this schema of the registry, not the latest."),
 ]
+MessageOption = Annotated[
+    str | None, typer.Option("--message", help="Write values as this Protobuf message, not as the first one.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON, and no progress.")]
 SHOWN_EVERY = 1_000
 WAIT_SECONDS, AT_ONCE = 0.1, 1 << 16
@@ -62,11 +65,12 @@ def produce(
     profile: ProfileOption = "no-loss",
     registry: RegistryOption = None,
     schema: SchemaOption = None,
+    message: MessageOption = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a record for each line, and wait until all are acknowledged. Ctrl-C stops reading.
 
-    With --registry, values that are JSON, and the keys of --format json, are written as Avro.
+    With --registry, values that are JSON, and the keys of --format json, are written with the topic's schemas.
     """
     headers = [_header(one) for one in header or ()]
     if form == "json" and key_delimiter:
@@ -81,9 +85,9 @@ def produce(
     partitions = brokers.find([topic])[topic].partitions
     if partition is not None and partition not in range(len(partitions)):
         raise BadInput(f"topic {topic} has no partition {partition}; it has {len(partitions)}, counted from 0")
-    value_as, key_as = _avro(target, topic, registry, schema, quiet=as_json)
+    value_as, key_as = _parts(target, topic, registry, schema, message, quiet=as_json)
     if key_as is not None and key_delimiter:
-        raise BadInput(f"the keys of topic {topic} have an Avro schema; write them with --format json")
+        raise BadInput(f"the keys of topic {topic} have a schema; write them with --format json")
     began, interrupted = time.monotonic(), False
     with _opened(source or from_file) as content, Bars(quiet=as_json or sys.stdin.isatty()) as bars:
         is_json = form == "json"
@@ -121,25 +125,25 @@ def _after(error: TallymarkError, producer: Producer) -> TallymarkError:
     return type(error)(f"{error}; {producer.statistics().delivered:,} records before it were acknowledged")
 
 
-def _avro(
-    target: Target, topic: str, registry: str | None, schema: str | None, *, quiet: bool
+def _parts(
+    target: Target, topic: str, registry: str | None, schema: str | None, message: str | None, *, quiet: bool
 ) -> tuple[JsonPart | None, JsonPart | None]:
-    """Return what writes values and keys as Avro; None for text."""
+    """Return what writes values and keys with the schemas of a registry; None for text."""
     schemas = target.schemas(registry)
+    option = "--schema" if schema is not None else "--message" if message is not None else None
     if schemas is None:
-        if schema is not None:
-            raise BadInput("--schema needs --registry, the registry that knows the schema")
+        if option is not None:
+            raise BadInput(f"{option} needs --registry, the registry that knows the schema")
         return None, None
-    from tallymark.formats.value import Avro
     from tallymark.operate.json_records import json_part
 
-    text = None if schema is None else Avro(schema=schema).schema
-    value_as, key_as = json_part(schemas, topic, "value", text), json_part(schemas, topic, "key")
+    value_as, key_as = json_part(schemas, topic, "value", schema, message), json_part(schemas, topic, "key")
     if value_as is None:
-        if text is not None:
-            raise BadInput(f"{schemas.name} has no schema for the values of topic {topic}: register --schema first")
+        without = f"{schemas.name} has no schema for the values of topic {topic}"
+        if option is not None:
+            raise BadInput(f"{without}: register one, which {option} needs")
         if not quiet:
-            note(f"{schemas.name} has no schema for the values of topic {topic}: they are written as text", "dim")
+            note(f"{without}: they are written as text", "dim")
     return value_as, key_as
 
 

@@ -167,7 +167,7 @@ class Target:
     def schemas(self, registry: str | None) -> Schemas | None:
         """The schemas of a registry that an option names, or else of the one that the file's formats name."""
         from tallymark.formats.registry import Schemas
-        from tallymark.formats.value import Avro, Debezium, Protobuf, Registry
+        from tallymark.formats.value import Debezium, Formatted, Registry
 
         if registry is not None:
             return Schemas.of(Registry(registry))
@@ -176,7 +176,7 @@ class Target:
         source = self._setup(any_group=True).source
         formats = (*source.formats.values(), source.value, source.key)
         inner = [one.inner if isinstance(one, Debezium) else one for one in formats]
-        named = [one.server for one in inner if isinstance(one, (Avro, Protobuf)) and one.server]
+        named = [one.server for one in inner if isinstance(one, Formatted) and one.server]
         return Schemas.of(named[0]) if named else None
 
     @contextmanager

@@ -26,14 +26,22 @@ def printable(data: bytes | str | None, shown: Shown | None = None) -> str:
 def member(name: str, data: bytes | None, shown: Shown | None = None) -> dict[str, Any]:
     """Text under its name; other bytes as base64, under ``<name>_base64``.
 
-    What was decoded is an object under the name, with the id of its schema under ``<name>_schema``.
+    What was decoded is an object under the name, with the id of its schema under ``<name>_schema``, and the message of
+    Protobuf under ``<name>_message``. What could not be decoded is base64: it may look like text, but is none.
     """
-    if shown is not None and shown.error is None:
-        return {name: shown.content, f"{name}_schema": shown.schema}
+    if shown is not None and shown.error is not None and data is not None:
+        return _base64(name, data)
+    if shown is not None:
+        message = {} if shown.message is None else {f"{name}_message": shown.message}
+        return {name: shown.content, f"{name}_schema": shown.schema, **message}
     try:
         return {name: None if data is None else data.decode()}
     except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(data or b"").decode()}
+        return _base64(name, data or b"")
+
+
+def _base64(name: str, data: bytes) -> dict[str, Any]:
+    return {f"{name}_base64": base64.b64encode(data).decode()}
 
 
 def pretty(data: bytes | None, shown: Shown | None = None) -> list[str]:

@@ -7,15 +7,20 @@ placeholder in its place, and the replica keeps the value that it has.
 
 from __future__ import annotations
 
+import json
+from base64 import b64encode
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
+from datetime import date, timedelta
+from hashlib import md5
+from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tallymark.core.tables import HIDDEN, TableSpec
+from tallymark.core.tables import HIDDEN, Evolve, TableSpec
 from tallymark.errors import BadInput
 
 SOURCE_VERSION = "source_version"
@@ -23,8 +28,18 @@ SOURCE_VERSION = "source_version"
 DELETE = "value.op = 'd'"
 UNAVAILABLE = "__debezium_unavailable_value"
 """Debezium's placeholder of a value that an event does not have (``unavailable.value.placeholder``)."""
-IN_JSON = [f'["{UNAVAILABLE}"]', *(f'{{"{UNAVAILABLE}":{space}"{UNAVAILABLE}"}}' for space in ("", " "))]
-"""The placeholder in an array and in an hstore, which are text here."""
+_CODES = list(UNAVAILABLE.encode())
+_STRUCTURES = [
+    [UNAVAILABLE],
+    {UNAVAILABLE: UNAVAILABLE},
+    [b64encode(UNAVAILABLE.encode()).decode()],
+    [str(UUID(bytes=md5(UNAVAILABLE.encode(), usedforsecurity=False).digest(), version=3))],
+    _CODES,
+    [(date(1970, 1, 1) + timedelta(days=code)).isoformat() for code in _CODES],
+]
+"""The placeholder in arrays of text, in an hstore, and in arrays of bytes, of UUIDs, of integers and of dates."""
+IN_JSON = [json.dumps(one, separators=between) for one in _STRUCTURES for between in ((",", ":"), (", ", ": "))]
+"""The same as text, which arrays and objects are here."""
 
 
 def replica(
@@ -33,7 +48,7 @@ def replica(
     *,
     provenance: bool = False,
     create: bool = True,
-    evolve: bool = False,
+    evolve: Evolve = False,
     topics: str | None = None,
 ) -> TableSpec:
     """Return the spec of a replica. Without a key, ``with_key`` adds it."""

@@ -19,6 +19,8 @@ from tallymark.core.spans import Partition
 from tallymark.errors import BadInput, DataRefused
 
 Write = Literal["append", "upsert", "ignore", "merge"]
+Evolve = bool | Literal["follow"]
+"""Whether columns that a table lacks are added to it: when a run starts, or also when schemas change meanwhile."""
 
 TOPIC, PARTITION, OFFSET, TIMESTAMP, DELETED = (
     "_tallymark_topic",
@@ -60,7 +62,7 @@ class TableSpec:
     delete: str | None = None
     provenance: bool = False
     create: bool = True
-    evolve: bool = False
+    evolve: Evolve = False
     per_batch: bool = False
     """Rows may be merged from several records of a batch. Rows of a later batch replace them and are not added up."""
     merge: tuple[tuple[str, MergeFunction], ...] = ()
@@ -94,6 +96,9 @@ class TableSpec:
             "delete= needs 'tombstone' or a condition on the record, such as \"value.op = 'd'\"": self.delete == "",
             "per_batch= needs write='upsert' or 'ignore': other rows replace nothing": self.per_batch
             and self.write in ("append", "merge"),
+            f"evolve={self.evolve!r} is not known; write True, False or 'follow'": self.evolve
+            not in (True, False, "follow"),
+            "evolve='follow' adds columns, and merge= names all of them; leave it out": self.follows and merges,
             "merge= needs write='merge'": self.merge and not merges,
             "merge needs merge=, which says how each column is combined, such as merge={'n': 'sum'}": merges
             and not self.merge,
@@ -104,6 +109,11 @@ class TableSpec:
         found = [complaint for complaint, broken in rules.items() if broken]
         found += _complaints_of_topics(self.name, self.topics)
         return found or list(merging.complaints(dict(self.merge), self.key, self.version) if merges else ())
+
+    @property
+    def follows(self) -> bool:
+        """Whether columns are added when the schema of the records gets fields while a run reads them."""
+        return self.evolve == "follow"
 
     @property
     def functions(self) -> dict[str, merging.Name]:
@@ -192,7 +202,8 @@ def table_schema(spec: TableSpec, schema: pa.Schema) -> pa.Schema:
     for name in PROVENANCE:
         if name in schema.names:
             raise BadInput(f"table {spec.name}: its function returns {name}, which provenance=True adds; rename it")
-    return pa.schema([*schema, *(pa.field(name, kind) for name, kind in PROVENANCE.items())])
+    more = [pa.field(name, kind) for name, kind in PROVENANCE.items()]
+    return pa.schema([*schema, *more], metadata=schema.metadata)
 
 
 def check_merge(spec: TableSpec, schema: pa.Schema) -> None:

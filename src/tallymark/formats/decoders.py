@@ -17,8 +17,8 @@ from tallymark.formats.debezium.json import DebeziumJson, check_event
 from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.framing import framed
 from tallymark.formats.json import JsonDecoder
-from tallymark.formats.protobuf.registered import protobuf_decoder
-from tallymark.formats.registered import as_array, avro_decoder
+from tallymark.formats.protobuf.registered import RegisteredProtobuf, protobuf_decoder
+from tallymark.formats.registered import RegisteredAvro, as_array, avro_decoder
 from tallymark.formats.registry import Schemas
 from tallymark.formats.value import Avro, Bytes, Debezium, Format, Json, Part, Protobuf
 
@@ -109,6 +109,31 @@ class Decoders:
     def version(self) -> int:
         """Changes when more can be decoded than before."""
         return sum(decoder.version for decoder in self._parts.values())
+
+    @property
+    def origin(self) -> str:
+        """The subjects and versions of the readers' schemas; empty if they do not come from a registry."""
+        return " and ".join(str(decoder.origin) for decoder in self._following.values())
+
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether records were written with fields that the readers' schemas lack, and that nothing has asked for."""
+        return any(decoder.unread for decoder in self._following.values())
+
+    @property
+    def _following(self) -> dict[Part, RegisteredAvro | RegisteredProtobuf]:
+        """The decoders whose schemas are the latest of a subject."""
+        found = {
+            part: one for part, one in self._parts.items() if isinstance(one, (RegisteredAvro, RegisteredProtobuf))
+        }
+        return {part: decoder for part, decoder in found.items() if decoder.origin.subject}
+
+    def grown(self) -> Decoders | None:
+        """Ask for the latest schemas, and return the decoders of their fields, too; None if there are no more."""
+        grown = {part: decoder.grown() for part, decoder in self._following.items() if decoder.unread}
+        if not any(grown.values()):
+            return None
+        return Decoders(grown.get("value") or self.value, grown.get("key") or self.key)
 
     def table(self, found: pa.Table) -> tuple[pa.Table, Mapping[int, str]]:
         """Replace keys and values by what they decode to. The second result maps rows of dead records to errors."""

@@ -221,15 +221,15 @@ def _finite(number: float) -> float:
 
 
 def _string(value: Any) -> str:
-    return LONE_SURROGATES.sub("\ufffd", value if type(value) is str else _compact(value))
+    return LONE_SURROGATES.sub("\ufffd", value if type(value) is str else compact(value))
 
 
-def _compact(value: Any) -> str:
+def compact(value: Any) -> str:
     """Return the JSON text of a value without white space, with numbers as they are and the shortest escapes."""
     if isinstance(value, Pairs):
-        return "{" + ",".join(f"{_compact(name)}:{_compact(item)}" for name, item in value) + "}"
+        return "{" + ",".join(f"{compact(name)}:{compact(item)}" for name, item in value) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(_compact, value)) + "]"
+        return "[" + ",".join(map(compact, value)) + "]"
     return str(value) if isinstance(value, (Whole, Real)) else json.dumps(value, ensure_ascii=False)
 
 

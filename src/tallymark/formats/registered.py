@@ -11,10 +11,12 @@ from tallymark.core.topics import is_pattern
 from tallymark.errors import BadInput
 from tallymark.formats.avro.columns import arrow_type
 from tallymark.formats.avro.decoder import decode
+from tallymark.formats.avro.extension import extended
 from tallymark.formats.avro.projection import Incompatible, Program, projection
 from tallymark.formats.avro.schema import Schema, SchemaInvalid, parse
 from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.framing import HEADERS, Id, Identified, framed, in_headers
+from tallymark.formats.origin import GIVEN, Origin, Unread
 from tallymark.formats.registry import Registered, Schemas
 from tallymark.formats.value import Avro, Part, Protobuf
 
@@ -43,12 +45,17 @@ class RegisteredAvro:
 
     learns = True
 
-    def __init__(self, schemas: Schemas, reader: Schema, part: Part, *, in_headers: bool) -> None:
+    def __init__(
+        self, schemas: Schemas, reader: Schema, part: Part, *, in_headers: bool, origin: Origin = GIVEN
+    ) -> None:
         self.header = HEADERS[part] if in_headers else None
         self.type = arrow_type(reader)
         self._schemas = schemas
         self._reader = reader
         self._part = part
+        self.origin = origin
+        self.unread = Unread(schemas, origin)
+        """Schemas that records were written with, and that have fields which the reader's schema lacks."""
         self._programs: dict[Id, Program | str] = {}
         own = projection(reader, reader)
         self.in_bulk, self.is_nullable = own.in_bulk, own.is_nullable
@@ -62,6 +69,27 @@ class RegisteredAvro:
         """How to read the schemas that were needed so far."""
         known = self._programs.copy().items()
         return {name: program for name, program in known if isinstance(program, Program)}
+
+    def grown(self) -> RegisteredAvro | None:
+        """Return the decoder that reads the fields of the subject's latest schema, too; None if there are no more."""
+        return self.unread.followed(self._extended)
+
+    def _extended(self, subject: str, latest: Registered) -> RegisteredAvro | None:
+        later = subject_schema(subject, latest)
+        reader = extended(self._reader, later)
+        if reader is self._reader:
+            return None
+        try:
+            arrow_type(reader)
+            origin = self.origin.extended(latest, fully=_reads(reader, later))
+        except SchemaInvalid as error:
+            raise self.origin.not_extended(latest, error) from None
+        in_headers = self.header is not None
+        found = RegisteredAvro(self._schemas, reader, self._part, in_headers=in_headers, origin=origin)
+        # Tasks then know the schemas of earlier records.
+        for name in list(self._programs):
+            found._program(name)
+        return found
 
     def __call__(self, contents: Contents, headers: pa.Array | pa.ChunkedArray | None = None) -> Decoded:
         given = as_array(contents)
@@ -94,23 +122,42 @@ class RegisteredAvro:
         if found.kind != "AVRO":
             return f"schema {name} is not Avro but {found.kind}"
         try:
-            return projection(parse(found.text, found.references), self._reader)
-        except (SchemaInvalid, Incompatible) as error:
+            writer = parse(found.text, found.references)
+            program = projection(writer, self._reader)
+        except SchemaInvalid as error:
             return f"schema {name} can't be read: {error}"
+        except Incompatible as error:
+            return self.origin.unreadable(name, self._schemas, error)
+        if extended(self._reader, writer) is not self._reader:
+            self.unread.add(name)
+        return program
+
+
+def _reads(reader: Schema, writer: Schema) -> bool:
+    try:
+        projection(writer, reader)
+    except Incompatible:
+        return False
+    return True
 
 
 def avro_decoder(source: Avro, schemas: Schemas | None, part: Part, topics: Sequence[str]) -> Decoder:
     """Create the decoder of a source's keys or values; asks the registry for the reader's schema if it is not given."""
+    origin = GIVEN
     if source.schema is not None:
         reader = reader_schema(source.schema, "Avro(schema=...)")
         if schemas is None:
             return PlainAvro(reader)
+    elif source.subjects:
+        assert schemas is not None
+        reader = types_schema({subject: schemas.latest(subject) for subject in source.subjects})
     else:
         subject = subject_name(source, part, topics)
         assert schemas is not None
-        reader = subject_schema(subject, schemas.latest(subject))
+        latest = schemas.latest(subject)
+        reader, origin = subject_schema(subject, latest), Origin.of(subject, latest)
     assert schemas is not None
-    return RegisteredAvro(schemas, reader, part, in_headers=source.ids == "headers")
+    return RegisteredAvro(schemas, reader, part, in_headers=source.ids == "headers", origin=origin)
 
 
 def subject_name(source: Avro | Protobuf, part: Part, topics: Sequence[str]) -> str:
@@ -128,6 +175,25 @@ def subject_schema(subject: str, found: Registered) -> Schema:
     if found.kind != "AVRO":
         raise BadInput(f"subject {subject} is not Avro but {found.kind}; use the format of its values")
     return reader_schema(found.text, f"subject {subject}", found.references)
+
+
+def types_schema(found: Mapping[str, Registered]) -> Schema:
+    """Return the union of the records of several subjects as a reader's."""
+    subjects: dict[str, str] = {}
+    branches = []
+    for subject, registered in found.items():
+        schema = subject_schema(subject, registered)
+        if schema.type != "record":
+            raise BadInput(f"subject {subject} is not a record but {schema.type}; a list needs records: leave it out")
+        if (other := subjects.setdefault(schema.name, subject)) != subject:
+            raise BadInput(f"subjects {other} and {subject} are both {schema.name}; list one of them")
+        branches.append(schema)
+    union = Schema("union", branches=tuple(branches))
+    try:
+        arrow_type(union)
+    except SchemaInvalid as error:
+        raise BadInput(f"subjects {', '.join(found)} can't be read together: {error}") from None
+    return union
 
 
 def reader_schema(text: str, name: str, references: Sequence[str] = ()) -> Schema:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 from tallymark.core.retry import PATIENCE, retrying
-from tallymark.errors import BadInput
+from tallymark.errors import BadInput, TallymarkError, Unreachable
 from tallymark.formats.registry_http import Missing, RegistryClient, WrongAddress
 from tallymark.formats.value import Registry
 
@@ -24,7 +24,8 @@ KINDS: Mapping[str, Kind] = {"AVRO": "AVRO", "PROTOBUF": "PROTOBUF", "JSON": "JS
 AGAIN_SECONDS = 30.0
 """How long it takes until the registry is asked again for a schema that it did not have."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
-MOST_UNKNOWN = 10_000
+MOST_UNKNOWN = 1_000
+"""Maximum number of these that are remembered; more are worth a warning."""
 DEEPEST = 100
 """Maximum nesting of references."""
 Place = tuple[str, int]
@@ -93,6 +94,16 @@ class Schemas:
         """Return the schema with this GUID; None if the registry does not have it, or has no GUIDs."""
         return self._lasting(guid, partial(self._by_guid, guid))
 
+    def places(self, id: int) -> list[Place]:
+        """Return the subjects and versions that a schema is registered as; nothing if the registry does not say."""
+        try:
+            answer = self._ask(f"/schemas/ids/{id}/versions")
+        except TallymarkError:
+            # Older registries do not have this path. It only explains an error, so it is asked for once.
+            return []
+        listed = [one for one in answer if isinstance(one, dict)] if isinstance(answer, list) else []
+        return [(one["subject"], one["version"]) for one in listed if _is_place(one.get("subject"), one.get("version"))]
+
     def latest(self, subject: str) -> Registered:
         """Return the latest schema of a subject. It is asked for each time."""
         found = self.find(subject)
@@ -126,7 +137,14 @@ class Schemas:
             return None
 
     def _by_id(self, id: int) -> Registered:
-        return self._complete({**_object(self._ask(f"/schemas/ids/{id}"), self.name), "id": id})
+        try:
+            answer = self._ask(f"/schemas/ids/{id}")
+        except WrongAddress as error:
+            if not self._known.schemas:
+                raise
+            # It had the path before: a proxy answers while the registry restarts.
+            raise Unreachable(str(error)) from None
+        return self._complete({**_object(answer, self.name), "id": id})
 
     def _by_guid(self, guid: str) -> Registered:
         try:
@@ -140,7 +158,12 @@ class Schemas:
     def _lasting(self, key: int | str, ask: Callable[[], Registered]) -> Registered | None:
         """Ask for what never changes: once, and again only if the registry did not have it."""
         found = self._known.schemas.get(key)
-        return found or self.retried(partial(self._known.once, key, ask))
+        if found is not None:
+            return found
+        if self._stop is not None and self._stop.is_set():
+            # Records that name many unknown schemas must not keep a run from ending.
+            raise Unreachable(f"{self.name} was not asked for schema {key}, because the run is ending")
+        return self.retried(partial(self._known.once, key, ask))
 
     def retried(self, ask: Callable[[], T]) -> T:
         """Ask, until there is an answer or the patience ends."""
@@ -202,6 +225,8 @@ class _Known:
                 found = ask()
             except Missing:
                 if len(self._unknown) >= MOST_UNKNOWN:
+                    name = self.client.name
+                    log.warning("%d schemas are unknown, are values framed? registry=%s id=%s", MOST_UNKNOWN, name, key)
                     self._unknown.clear()
                 self._unknown[key] = time.monotonic() + AGAIN_SECONDS
                 return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -88,31 +89,64 @@ class Registry:
         self.token_text()
 
 
+class _OfRegistry:
+    """A format whose schemas a registry has."""
+
+    registry: str | Registry | None
+    subject: str | Sequence[str] | None
+
+    @property
+    def server(self) -> Registry | None:
+        """The registry, also if it was given as text."""
+        return self.registry if isinstance(self.registry, Registry) else None
+
+    @property
+    def subjects(self) -> Sequence[str]:
+        """The subjects, if several are listed."""
+        return self.subject if isinstance(self.subject, tuple) else ()
+
+    def subject_of(self, topic: str, part: Part = "value") -> str:
+        """Return the only subject whose schemas the keys or values of a topic have."""
+        return self.subject if self.subject and isinstance(self.subject, str) else f"{topic}-{part}"
+
+
 @dataclass(frozen=True)
-class Json:
+class Json(_OfRegistry):
     """Values are JSON objects with the fields of a Spark DDL schema: ``id BIGINT, customer STRING, at TIMESTAMP``.
 
     A value that is not a JSON object, or has a field of another type, becomes a dead letter. Fields that are not in the
     schema are ignored; missing fields are NULL. With ``framed``, values have the framing of a schema registry: the
     magic byte and the id of their schema precede the text.
+
+    Only a producer needs the ``registry``: it writes the id of the latest schema of ``subject``, which is
+    ``<topic>-value`` (for keys ``<topic>-key``) unless it is given. It checks that values fit ``schema``.
     """
 
     schema: str
     framed: bool = False
+    registry: str | Registry | None = None
+    subject: str | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.registry, str):
+            object.__setattr__(self, "registry", Registry(self.registry))
         if not self.schema.strip():
             raise BadInput("Json() needs a schema string, such as Json('id BIGINT, name STRING')")
+        if self.registry is not None and not self.framed:
+            raise BadInput("Json(): registry= needs framed=True, because the id of a schema precedes the text")
+        if self.registry is None and self.subject:
+            raise BadInput("Json(): subject= needs registry=, the address of the registry")
 
 
 @dataclass(frozen=True)
-class Avro:
+class Avro(_OfRegistry):
     """Values are Avro, with the ids of their schemas: ``Avro("https://registry:8081")``.
 
     ``schema`` is the reader's schema, as JSON text or the path of a file; without it, the latest schema of ``subject``
-    is used, which is ``<topic>-value`` (for keys ``<topic>-key``) unless it is given. ``ids`` says where a record has
-    the id of the schema that it was written with: in the first five bytes of the value, or in a header. Without a
-    registry, every value is a plain Avro body of ``schema``.
+    is used, which is ``<topic>-value`` (for keys ``<topic>-key``) unless it is given. With a list of subjects, each of
+    which is a record, a value is a struct with a field for each record, such as ``value.Placed``. ``ids`` says where a
+    record has the id of the schema that it was written with: in the first five bytes of the value, or in a header.
+    Without a registry, every value is a plain Avro body of ``schema``.
 
     A producer writes with ``schema``, or without it with the latest one. ``register=True`` registers ``schema`` if
     the subject does not have it.
@@ -120,7 +154,7 @@ class Avro:
 
     registry: str | Registry | None = None
     schema: str | None = field(default=None, repr=False)
-    subject: str | None = None
+    subject: str | Sequence[str] | None = None
     ids: Literal["values", "headers"] = "values"
     register: bool = False
 
@@ -129,6 +163,7 @@ class Avro:
             object.__setattr__(self, "registry", Registry(self.registry))
         if self.schema is not None:
             object.__setattr__(self, "schema", _schema_text(self.schema))
+        object.__setattr__(self, "subject", _one_or_several("Avro(subject=...)", self.subject))
         if self.registry is None and self.schema is None:
             raise BadInput("Avro() needs registry= or schema=, such as Avro('https://registry:8081')")
         if self.ids not in ("values", "headers"):
@@ -137,33 +172,32 @@ class Avro:
             raise BadInput("Avro(): subject=, ids='headers' and register= need registry=, the address of the registry")
         if self.register and self.schema is None:
             raise BadInput("Avro(register=True) needs schema=, the schema to register")
-
-    @property
-    def server(self) -> Registry | None:
-        """The registry, also if it was given as text."""
-        return self.registry if isinstance(self.registry, Registry) else None
-
-    def subject_of(self, topic: str, part: Part = "value") -> str:
-        """Return the subject whose schemas the keys or values of a topic have."""
-        return self.subject or f"{topic}-{part}"
+        if self.schema is not None and self.subjects:
+            raise BadInput("Avro(): schema= and a list of subjects are both given; keep one of them")
 
 
 @dataclass(frozen=True)
-class Protobuf:
+class Protobuf(_OfRegistry):
     """Values are Protobuf, with the ids of their schemas: ``Protobuf("https://registry:8081", message="shop.Order")``.
 
     ``message`` is the reader's message. ``schema`` is the path of a ``.proto`` file, or of a FileDescriptorSet
     (``protoc --descriptor_set_out --include_imports``); without it, the latest schema of ``subject`` is used, which is
     ``<topic>-value`` (for keys ``<topic>-key``) unless it is given. Without ``message`` it is the first one of the
-    subject, or the only one of the file. ``ids`` says where a record has the id of the schema that it was written with:
-    in the first bytes of the value, or in a header. Without a registry, every value is a plain message.
+    subject, or the only one of the file. With a list of messages, a value is a struct with a field for each message,
+    such as ``value.Placed``; ``subject`` may then list a subject for each. ``ids`` says where a record has the id of
+    the schema that it was written with: in the first bytes of the value, or in a header. Without a registry, every
+    value is a plain message.
+
+    A producer writes with ``schema``, or without it with the latest one. ``register=True`` registers ``schema``, a
+    ``.proto`` file without imports, if the subject does not have it.
     """
 
     registry: str | Registry | None = None
     schema: str | None = None
-    message: str | None = None
-    subject: str | None = None
+    message: str | Sequence[str] | None = None
+    subject: str | Sequence[str] | None = None
     ids: Literal["values", "headers"] = "values"
+    register: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.registry, str):
@@ -172,22 +206,43 @@ class Protobuf:
             raise BadInput("Protobuf() needs registry= or schema=, such as Protobuf('https://registry:8081')")
         if self.ids not in ("values", "headers"):
             raise BadInput(f"Protobuf(ids={self.ids!r}) is not known; write 'values' or 'headers'")
-        if self.registry is None and (self.subject or self.ids == "headers"):
-            raise BadInput("Protobuf(): subject= and ids='headers' need registry=, the address of the registry")
+        if self.registry is None and (self.subject or self.register or self.ids == "headers"):
+            raise BadInput(
+                "Protobuf(): subject=, ids='headers' and register= need registry=, the address of the registry"
+            )
+        if self.register and self.schema is None:
+            raise BadInput("Protobuf(register=True) needs schema=, the schema to register")
+        self._check_several()
         if self.schema is not None and not Path(self.schema).is_file():
             raise BadInput(
                 f"Protobuf(schema={self.schema!r}): there is no such file; give the path of a .proto file, or of what "
                 "protoc --descriptor_set_out --include_imports writes"
             )
 
-    @property
-    def server(self) -> Registry | None:
-        """The registry, also if it was given as text."""
-        return self.registry if isinstance(self.registry, Registry) else None
+    def _check_several(self) -> None:
+        for name in ("message", "subject"):
+            given = _one_or_several(f"Protobuf({name}=...)", getattr(self, name))
+            object.__setattr__(self, name, given)
+        if self.messages and self.registry is None:
+            raise BadInput(
+                "Protobuf(): several messages need registry=, because only the id of a schema tells which message a "
+                "value is"
+            )
+        if self.subjects and (self.schema is not None or len(self.messages) != len(self.subjects)):
+            raise BadInput(
+                "Protobuf(): a list of subjects needs a list of messages, one of each subject, and no schema=; correct "
+                "message="
+            )
 
-    def subject_of(self, topic: str, part: Part = "value") -> str:
-        """Return the subject whose schemas the keys or values of a topic have."""
-        return self.subject or f"{topic}-{part}"
+    @property
+    def messages(self) -> Sequence[str]:
+        """The messages, if several are listed."""
+        return self.message if isinstance(self.message, tuple) else ()
+
+    @property
+    def only_message(self) -> str | None:
+        """The message, if no list of them is given."""
+        return self.message if isinstance(self.message, str) else None
 
 
 @dataclass(frozen=True)
@@ -221,6 +276,33 @@ class Debezium:
 
 
 Format = Json | Avro | Protobuf | Debezium | Bytes
+Formatted = Avro | Protobuf | Json
+"""The formats that a producer writes."""
+
+
+def is_latest(source: Format) -> bool:
+    """Whether the schema of the reader is the latest one of a subject."""
+    found = source.inner if isinstance(source, Debezium) else source
+    return isinstance(found, (Avro, Protobuf)) and found.schema is None
+
+
+def check_follows(table: str, *sources: Format) -> None:
+    """Refuse to follow the schemas of records whose columns do not come from a registry."""
+    if not any(map(is_latest, sources)):
+        raise BadInput(
+            f"table {table}: evolve='follow' needs records whose schemas are in a registry, such as "
+            "value=tm.Avro('https://registry:8081') without schema=; set evolve=True"
+        )
+    if any(_has_several_types(source) for source in sources):
+        raise BadInput(
+            f"table {table}: evolve='follow' follows the schema of one type, and the source has a list of them; set "
+            "evolve=True, which adds the columns of new fields at the next start"
+        )
+
+
+def _has_several_types(source: Format) -> bool:
+    found = source.inner if isinstance(source, Debezium) else source
+    return isinstance(found, (Avro, Protobuf)) and bool(found.subjects or getattr(found, "messages", ()))
 
 
 def _address(text: str) -> SplitResult:
@@ -241,6 +323,18 @@ def _address(text: str) -> SplitResult:
     if parts.query or parts.fragment or not text.strip().isascii() or any(sign <= " " for sign in parts.geturl()):
         raise BadInput(f"Registry(): the address has a query, a fragment, or signs that URLs do not have; {usage}")
     return parts
+
+
+def _one_or_several(name: str, given: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
+    """Return one name as it is, and a list of several names as a tuple."""
+    if given is None or isinstance(given, str):
+        return given
+    names = tuple(given) if isinstance(given, (list, tuple)) else ()
+    if len(names) < 2 or not all(isinstance(one, str) and one for one in names):
+        raise BadInput(f"{name} must be a name, or a list of at least two names")
+    if len(set(names)) < len(names):
+        raise BadInput(f"{name} lists a name twice; leave it out once")
+    return names
 
 
 def _schema_text(given: str) -> str:

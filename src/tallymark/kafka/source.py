@@ -83,6 +83,11 @@ class Kafka:
         """Names and patterns."""
         return tuple(self.topics)
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether values are change events, which may lack a value that an earlier event of the row has."""
+        return any(isinstance(value, Debezium) for value in (self.value, *self.formats.values()))
+
     def decoders(
         self, topic: str | None = None, stop: threading.Event | None = None, patience: float = PATIENCE
     ) -> Decoders:

@@ -17,6 +17,7 @@ from tallymark.core.spans import Log, Partition
 from tallymark.core.start import StartRules
 from tallymark.core.tables import TableSpec, table_schema, visible
 from tallymark.core.topics import is_pattern
+from tallymark.core.unmatched import count_unmatched
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.membership import Standalone
 from tallymark.run.commit import Destination
@@ -65,12 +66,16 @@ class Trial:
     records: int = 0
     tables: Sequence[Sampled] = ()
     letters: Sequence[DeadLetter] = ()
+    unmatched: int | None = None
+    """The number of records that give no row to any table; None if that is unknown, because functions merge records."""
 
 
 def try_setup(setup: Setup) -> Trial:
-    """Check topics, store and positions of a group. Raises the error that a run would raise."""
+    """Check topics, formats, store and positions of a group. Raises the error that a run would raise."""
     with _destination(setup) as destination:
-        return Trial(setup.group, _starts(setup, _brokers(setup, destination), destination.ledger))
+        brokers = _brokers(setup, destination)
+        setup.source.decoders(patience=0)
+        return Trial(setup.group, _starts(setup, brokers, destination.ledger))
 
 
 def try_pipeline(pipeline: Pipeline, rows: int = 10) -> Trial:
@@ -91,7 +96,8 @@ def try_pipeline(pipeline: Pipeline, rows: int = 10) -> Trial:
         letters = [*reading.dead_letters, *fetched(refused(reading, read), brokers.records)]
         batch = BatchToCommit.shaped("check", datetime.now(UTC), sample, reading, read, letters)
         tables = [_sampled(destination.rows, spec, schemas, batch, rows) for spec in specs]
-        return Trial(setup.group, starts, sum(seen.records for seen in reading.seen.values()), tables, letters)
+        records = sum(seen.records for seen in reading.seen.values())
+        return Trial(setup.group, starts, records, tables, letters, count_unmatched(reading))
 
 
 def _brokers(setup: Setup, destination: Destination) -> Brokers:

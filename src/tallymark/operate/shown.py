@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from tallymark.formats.avro.decoder import decode
 from tallymark.formats.avro.projection import projection
 from tallymark.formats.avro.schema import parse
 from tallymark.formats.decoder import Decoded
+from tallymark.formats.fields import MISFITS, SHOWN
 from tallymark.formats.framing import HEADERS, Id, framed, in_headers
 from tallymark.formats.protobuf import indexes
 from tallymark.formats.protobuf import schema as protobuf
@@ -35,12 +37,13 @@ Headers = Sequence[tuple[str, bytes | None]]
 class Shown:
     """A decoded key or value as docs/reference/json.md writes it, with the id of its schema.
 
-    ``error`` says why it could not be decoded.
+    ``error`` says why it could not be decoded. ``message`` is the name of a Protobuf message.
     """
 
     schema: Id
     content: Any = None
     error: str | None = None
+    message: str | None = None
 
 
 def shown(
@@ -68,13 +71,26 @@ def _part(schemas: Schemas, part: Part, content: bytes | None, headers: Headers)
 
 def _shown(name: Id, schema: Registered, body: pa.Array, after_id: bytes | None = None) -> Shown:
     """Decode a body; ``after_id`` is what follows the id in a header."""
+    message = None
     try:
         if schema.kind == "JSON":
-            return Shown(name, json.loads(body[0].as_py()))
-        decoded = _protobuf(schema, body, after_id) if schema.kind == "PROTOBUF" else _avro(schema, body)
-    except (BadInput, ValueError, RecursionError) as error:
+            return Shown(name, json.loads(body[0].as_py(), parse_float=_exact, parse_constant=_exact))
+        if schema.kind == "PROTOBUF":
+            message, decoded = _protobuf(schema, body, after_id)
+        else:
+            decoded = _avro(schema, body)
+    except (BadInput, *MISFITS) as error:
         return Shown(name, error=f"schema {name} can't be shown: {error}")
-    return Shown(name, plain(decoded.values[0].as_py(), decoded.values.type), decoded.errors.get(0))
+    content = plain(decoded.values[0].as_py(), decoded.values.type)
+    return Shown(name, content, decoded.errors.get(0), message)
+
+
+def _exact(text: str) -> float:
+    """Return a number of JSON, or raise ValueError if it would be shown as another one."""
+    number = float(text)
+    if not math.isfinite(number) or Decimal(repr(number)) != Decimal(text):
+        raise ValueError(f"{text[:SHOWN]} is no number of 64 bits")
+    return number
 
 
 def _avro(schema: Registered, body: pa.Array) -> Decoded:
@@ -83,12 +99,12 @@ def _avro(schema: Registered, body: pa.Array) -> Decoded:
     return decode(projection(parsed, parsed), body)
 
 
-def _protobuf(schema: Registered, body: pa.Array, after_id: bytes | None) -> Decoded:
+def _protobuf(schema: Registered, body: pa.Array, after_id: bytes | None) -> tuple[str, Decoded]:
     files = protobuf.parse(compiled(schema.text, schema.imports))
     places, size = indexes.parse(body[0].as_py() if after_id is None else after_id)
     message = files.at(places)
     skipped = np.array([size if after_id is None else 0])
-    return decode_protobuf(projection_of_protobuf(message, message), body, skipped)
+    return message.name, decode_protobuf(projection_of_protobuf(message, message), body, skipped)
 
 
 def plain(value: Any, kind: pa.DataType) -> Any:

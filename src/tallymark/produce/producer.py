@@ -16,11 +16,11 @@ from confluent_kafka import Producer as Client
 
 from tallymark.core.tls import Tls
 from tallymark.errors import BadInput, BufferFull, NotDelivered, StillWaiting, TallymarkError
-from tallymark.formats.value import Avro
+from tallymark.formats.value import Formatted
 from tallymark.kafka.brokers import connect
 from tallymark.kafka.cluster import Cluster, Sasl
-from tallymark.produce.avro import AvroRecords
 from tallymark.produce.delivery import WAIT_SECONDS, Delivery, Interceptors, Metadata, OnDelivery, Reports, Statistics
+from tallymark.produce.formats import FormattedRecords
 from tallymark.produce.pump import FORKED, Pump, still_open
 from tallymark.produce.settings import (
     NO_LOSS,
@@ -66,9 +66,10 @@ class Producer:
     override those of the profile.
 
     Values that are bytes, text or None are sent unchanged, others as JSON; ``value`` is a function that encodes all
-    values except None instead, or ``Avro(...)``, as is ``key``. ``partitioner`` is a function of (topic, key,
-    partitions); the default is that of Java. ``interceptors``, ``on_success(metadata)`` and ``on_error(record, error)``
-    receive the outcome of every record, in any thread that sends or waits, or in the producer's own thread.
+    values except None instead, or a format: ``Avro(...)``, ``Protobuf(...)`` or ``Json(...)``. ``key`` is a format.
+    ``partitioner`` is a function of (topic, key, partitions); the default is that of Java. ``interceptors``,
+    ``on_success(metadata)`` and ``on_error(record, error)`` receive the outcome of every record, in any thread that
+    sends or waits, or in the producer's own thread.
 
     A full buffer blocks ``send`` for up to ``buffer_seconds``. A failure that was not reported through
     ``on_delivery``, ``on_error`` or a future is raised by ``flush`` and ``close``. Process exit flushes open producers.
@@ -87,14 +88,14 @@ class Producer:
         interceptors: Sequence[Any] = (),
         on_success: Callable[[Metadata], Any] | None = None,
         on_error: Callable[[Outgoing, TallymarkError], Any] | None = None,
-        value: Encode | Avro | None = None,
-        key: Avro | None = None,
+        value: Encode | Formatted | None = None,
+        key: Formatted | None = None,
         buffer_seconds: float = WAIT_SECONDS,
     ) -> None:
         check(settings or {})
         chosen = choose(profile, transactional_id)
         self._encode, self._plain = check_encode(value)
-        self._avro = AvroRecords.of(key, value, patience=buffer_seconds)
+        self._formats = FormattedRecords.of(key, value, patience=buffer_seconds)
         cluster = Cluster(brokers, security, tls)
         self._reasons = Reasons(cluster, transactional_id)
         own = {"error_cb": self._reasons.complaints.on_error}
@@ -132,7 +133,7 @@ class Producer:
     ) -> Delivery:
         """Queue a record; its outcome is reported later. Records of a partition keep their order.
 
-        Keys are str, bytes or None, except with ``key=Avro(...)``. Raises ``BufferFull`` if the buffer has no room in
+        Keys are str, bytes or None, except with ``key=``, a format. Raises ``BufferFull`` if the buffer has no room in
         time, ``RecordTooLarge``, or ``ProducerStopped`` after a failure.
         """
         if self._state.halted:
@@ -143,8 +144,8 @@ class Producer:
             )
         if topic not in self._topics:
             self._topics.add(check_topic(topic))
-        if self._avro is not None:
-            key, value, headers = self._avro(topic, key, value, headers)
+        if self._formats is not None:
+            key, value, headers = self._formats(topic, key, value, headers)
         if value.__class__ not in self._plain:
             value = self._encode(value)
         if key.__class__ not in PLAIN:

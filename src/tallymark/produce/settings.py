@@ -19,7 +19,7 @@ from confluent_kafka import KafkaException
 
 from tallymark.core.times import LAST_MILLIS
 from tallymark.errors import BadInput, TallymarkError, Unreachable
-from tallymark.formats.value import Avro
+from tallymark.formats.value import Formatted
 from tallymark.kafka.cluster import check_settings
 
 Partitioner = Callable[[str, "bytes | None", int], int]
@@ -115,18 +115,21 @@ def encode(value: Any) -> str | bytes:
         return bytes(value)
     try:
         return _JSON.encode(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise BadInput(
             f"a value of type {type(value).__name__} can't be written as JSON: {error}; encode it, or pass value="
         ) from None
 
 
-def check_encode(value: Encode | Avro | None) -> tuple[Encode, frozenset[type]]:
+def check_encode(value: Encode | Formatted | None) -> tuple[Encode, frozenset[type]]:
     """Return the function that encodes values, and the types of values that it does not encode."""
-    if value is None or isinstance(value, Avro):
+    if value is None or isinstance(value, Formatted):
         return encode, PLAIN
     if not callable(value):
-        raise BadInput(f"Producer(value={value!r}) is not known; pass a function that encodes a value, or Avro(...)")
+        raise BadInput(
+            f"Producer(value={value!r}) is not known; pass a function that encodes a value, or Avro(...), "
+            "Protobuf(...) or Json(...)"
+        )
     return value, NOTHING
 
 

@@ -46,18 +46,28 @@ class OpenLetters(Work[Task]):
     """The selected open letters of a group, processed in order.
 
     Other processes may settle letters concurrently, so ``take`` looks letters up again and returns only open letters.
+    With ``in_runs``, letters of a partition are taken together only if their offsets follow each other: a change event
+    may lack a value that an event between two letters has, which was applied before.
     """
 
     verb, left, prefix, most = "replayed", "left", "replay-", MOST
 
     def __init__(
-        self, group: str, ledger: Store, topics: Collection[str], query: LetterQuery, brokers: Brokers
+        self,
+        group: str,
+        ledger: Store,
+        topics: Collection[str],
+        query: LetterQuery,
+        brokers: Brokers,
+        *,
+        in_runs: bool = False,
     ) -> None:
         if query.group not in (None, group):
             raise BadInput(f"LetterQuery(group={query.group!r}) does not match group {group}; leave out group=")
         self._group, self._ledger, self._brokers = group, ledger, brokers
         # A dict keeps the order and deletes in constant time.
-        self._left = dict.fromkeys(letter.id for letter in chosen(ledger, replace(query, group=group), topics))
+        self._left = {letter.id: coordinates(letter) for letter in chosen(ledger, replace(query, group=group), topics)}
+        self._in_runs = in_runs
         self._last: list[str] = []
         self._refusals = 0
         self._records: dict[tuple[Partition, int], DeadLetter] = {}
@@ -82,7 +92,7 @@ class OpenLetters(Work[Task]):
     def take(self, most: int) -> list[Letter]:
         """The next open letters, at most one for each record; empty if all were tried."""
         while self._left:
-            ids = list(islice(self._left, most))
+            ids = self._following(most)
             letters = self._ledger.journal().letters(LetterQuery(self._group, ids=ids))
             self.drop(set(ids) - {letter.id for letter in letters})
             if letters:
@@ -90,6 +100,18 @@ class OpenLetters(Work[Task]):
                 self._notice([letter.id for letter in distinct])
                 return sorted(distinct, key=coordinates)
         return []
+
+    def _following(self, most: int) -> list[str]:
+        """The next letters; with ``in_runs`` up to the first that does not follow the one before in its partition."""
+        ids: list[str] = []
+        last: dict[Partition, int] = {}
+        for letter, (partition, offset) in islice(self._left.items(), most):
+            before = last.get(partition, offset)
+            if self._in_runs and not before <= offset <= before + 1:
+                break
+            ids.append(letter)
+            last[partition] = offset
+        return ids
 
     def letters(self, refusals: Sequence[Refusal]) -> list[DeadLetter]:
         return [

@@ -10,18 +10,21 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Generic
 
+from tallymark.core.batch import BatchToCommit
 from tallymark.core.claims import Entry
 from tallymark.core.plan import Move
 from tallymark.core.progress import OnStep, Progress, Step, ignore
+from tallymark.core.records import Reading
 from tallymark.core.retry import Background
-from tallymark.core.spans import Tally
-from tallymark.core.tables import TableSpec
+from tallymark.core.spans import Partition, Tally
+from tallymark.core.tables import TableSpec, visible
 from tallymark.errors import BatchTooLarge, CommitRefused, TallymarkError, Unreachable
 from tallymark.run.commit import Committer, Destination
 from tallymark.run.prepare import Preparation, Prepared, Rereader
@@ -120,7 +123,8 @@ class Loop(BatchLoop[Task]):
         self._preparation = Preparation(job, work, reader, self._store.most_records, stop, on_step)
         self._background = Background("tallymark-read")
         self._total = Tally()
-        self._checked: set[TableSpec] = set()
+        self._checked: dict[TableSpec, set[str]] = {}
+        """The tables that were checked, with their columns."""
 
     def stop(self) -> None:
         """Finish the batch that is being committed, then end."""
@@ -150,17 +154,31 @@ class Loop(BatchLoop[Task]):
         self._store.check_tables(tables, schemas)
         self._ledger.create_ledger()
         self._store.create_tables(tables, schemas)
-        self._checked = set(tables)
+        self._checked = {spec: set(schemas[spec.name].names) for spec in tables}
 
-    def _check_new(self, tables: Sequence[TableSpec]) -> None:
-        """Check and create the tables of topics that are read for the first time."""
-        new = [spec for spec in tables if spec not in self._checked]
+    def _check_new(self, tables: Sequence[TableSpec], reading: Reading) -> None:
+        """Check and create the tables of topics that are read for the first time, and columns of new schemas."""
+        new = [spec for spec in tables if not self._has_columns(spec, reading)]
         if new:
             tables, schemas = self._reader.tables, self._reader.schemas()
             # With the tables that are known, because names may be too much alike.
             self._retrying(lambda: self._store.check_tables(tables, schemas))
             self._retrying(lambda: self._store.create_tables(new, schemas))
-            self._checked.update(new)
+            self._checked.update({spec: set(schemas[spec.name].names) for spec in new})
+
+    def _has_columns(self, spec: TableSpec, reading: Reading) -> bool:
+        """Whether the table has the columns of these rows."""
+        known = self._checked.get(spec)
+        if known is None or not spec.follows:
+            return known is not None
+        return known.issuperset(visible(reading.rows[spec.name]).column_names)
+
+    def _again(self, batch: BatchToCommit, without: Collection[tuple[Partition, int]]) -> Reading:
+        """Read a batch again. Its rows may have more columns than before."""
+        assert batch.again is not None
+        reading = batch.again(without)
+        self._check_new(batch.tables, reading)
+        return reading
 
     def _pump(self) -> None:
         """Commit batch after batch, each while the next is being read if the work reads ahead."""
@@ -225,7 +243,9 @@ class Loop(BatchLoop[Task]):
         progress = Progress(batch.name, task.size, task.behind, since=began)
         entry: Entry | None = None
         try:
-            self._check_new(batch.tables)
+            self._check_new(batch.tables, batch.reading)
+            if batch.again is not None:
+                batch = replace(batch, again=partial(self._again, batch))
             entry = self._committer.commit(batch, self.work.claims, lambda step: self.on_step(step, progress))
         except BatchTooLarge as error:
             self.on_step(Step.DROPPED, replace(progress, error=error))

@@ -55,6 +55,8 @@ class Ownership:
         """Whether topics may be created and deleted, because a pattern selects them."""
         self.claims: dict[Partition, Claim] = {}
         self.topics: dict[str, Topic] = {}
+        self.assigned = False
+        """Whether an assignment, which may be empty, has been claimed: a claim verifies that the topic is the same."""
         self._group, self._owner, self._membership = group, owner, membership
         self._brokers, self._ledger, self._start = brokers, ledger, start
         self._retrying = Retrying(brokers.stop, job.patience)
@@ -104,11 +106,6 @@ class Ownership:
         """Number of rebalances in this run."""
         return self._rebalances.count
 
-    @property
-    def assigned(self) -> bool:
-        """Whether the membership has made an assignment, even if it is empty."""
-        return self._membership.assignment().announced_at > 0
-
     def reconcile(self) -> OwnershipChange:
         """Bring claims in line with the assignment and with claims of other owners."""
         try:
@@ -142,6 +139,7 @@ class Ownership:
                     raise
             if gained:
                 self._rebalances.record("assigned", held=len(self.claims), gained=gained, since=now.announced_at)
+        self.assigned = self.assigned or now.announced_at > 0
         return OwnershipChange(gained, frozenset([*lost, *revoked]))
 
     def recover(self, refused: Fenced) -> OwnershipChange:

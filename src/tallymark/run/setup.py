@@ -133,6 +133,11 @@ class Setup:
         """The parameters of a run by this owner."""
         for spec in tables:
             check_exact(spec, self.delivery)
+            if spec.is_replica and self.catch_up:
+                raise BadInput(
+                    f"table {spec.name}: catch_up= would skip change events, and a replica can't fill in a value later "
+                    "that newer events of its row do not have; leave out catch_up="
+                )
             if spec.write == "merge" and self.starts.goes_back:
                 raise BadInput(
                     f"table {spec.name}: start={self.starts.kind!r} overrides the saved positions, so that every run "

@@ -156,7 +156,8 @@ def check_order(tables: Sequence[TableSpec], *, overwrite: bool, allow: str = "p
             continue
         if spec.version is None:
             raise BadInput(f"table {spec.name}: older records would overwrite newer rows; set version=, or {allow}")
-        if spec.delete is not None:
+        # Every deletion of a replica has a version, and is remembered.
+        if spec.delete is not None and not spec.is_replica:
             raise BadInput(
                 f"table {spec.name}: older records could restore rows that newer records have deleted; "
                 f"{allow} to accept that"

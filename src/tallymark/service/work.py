@@ -38,11 +38,11 @@ class ServiceWork(Work[Batch]):
 class Redelivery(ServiceWork):
     """Open skips or dead letters as batches for a handler, read with one Kafka client."""
 
-    def __init__(self, work: Work[Task], run: str, source: Kafka, brokers: Brokers) -> None:
+    def __init__(self, work: Work[Task], run: str, source: Kafka, brokers: Brokers, patience: float) -> None:
         self.verb, self.prefix, self.most = work.verb, work.prefix, work.most
         self._work = work
         self._client = Direct(source, brokers)
-        self._decoders = source.decoders(stop=brokers.stop)
+        self._decoders = source.decoders(None, brokers.stop, patience)
         self._run, self._batches = run, count(1)
 
     @property

@@ -5,6 +5,7 @@ Topics with the same formats and the same tables share a layout. A topic gets it
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +18,19 @@ from tallymark.core.spans import Span
 from tallymark.core.tables import PLACE, TableSpec
 from tallymark.core.topics import is_by_topic, is_pattern, table_of
 from tallymark.errors import BadInput
+from tallymark.formats import schema as ddl
 from tallymark.formats.debezium.changes import check_replica
 from tallymark.formats.decoders import Decoders
-from tallymark.formats.value import Avro, Debezium, Format, Protobuf
+from tallymark.formats.value import Avro, Debezium, Format, Protobuf, check_follows, is_latest
 from tallymark.kafka.source import Kafka
 from tallymark.spark.functions import TableFunction
+from tallymark.spark.plans import column
 from tallymark.spark.replica import of_changes
 from tallymark.spark.rows import Shaper
 from tallymark.spark.tasks import Tasks
+from tallymark.stores.arrow import SCHEMAS_MARK
+
+log = logging.getLogger(__name__)
 
 Table = tuple[TableSpec, TableFunction]
 
@@ -36,6 +42,11 @@ class Layout:
     decoders: Decoders
     shaper: Shaper
     tasks: Tasks
+
+    @property
+    def is_outgrown(self) -> bool:
+        """Whether records have fields for which a table may get columns that it lacks."""
+        return self.decoders.is_outgrown and any(spec.follows for spec, _ in self.shaper.tables)
 
 
 New = Callable[[Decoders, Sequence[Table], str | None], Layout]
@@ -51,7 +62,9 @@ class Layouts:
         self._source, self._tables, self._decoders, self._new = source, tables, decoders, new
         self._by_topic: dict[str, Layout] = {}
         self._by_content: dict[tuple[Format, tuple[TableSpec, ...]], Layout] = {}
+        self._made_from: dict[Layout, tuple[Sequence[Table], str | None, str | None]] = {}
         self._lock = threading.Lock()
+        self._has_begun = False
         formats = [source.value, source.key]
         self.is_shared = (
             not source.formats
@@ -72,6 +85,7 @@ class Layouts:
         """Create the layouts of the topics that there are."""
         for topic in () if self.is_shared else topics():
             self.of(topic)
+        self._has_begun = True
 
     @property
     def tables(self) -> list[TableSpec]:
@@ -80,21 +94,21 @@ class Layouts:
 
     def schemas(self) -> dict[str, pa.Schema]:
         """The columns of every table. A table that gets several topics has the same columns for each of them."""
-        found: dict[str, pa.Schema] = {}
         names = Counter(spec.name for spec in self.tables)
         if twice := sorted(name for name, count in names.items() if count > 1):
             raise BadInput(
                 f"more than one function fills table {', '.join(twice)}, and its rows would be there more than once; "
                 "give their tables other names, or use one function with a pattern of topics="
             )
-        for layout in self.known:
-            for name, schema in layout.shaper.schemas.items():
-                if not found.setdefault(name, schema).equals(schema):
-                    raise BadInput(
-                        f"table {name} would get other columns from some topics than from others: {schema} instead of "
-                        f"{found[name]}; give it topics=, or name it by the topic, such as {{topic}}"
-                    )
-        return found
+        return _columns(self.known)
+
+    def follow(self, spans: Sequence[Span]) -> bool:
+        """Ask for the latest schemas if records of these spans have fields that their layouts lack.
+
+        Layouts with new columns take the place of those. Returns whether there are any: the spans must be read again.
+        """
+        grown = [self._grown(layout) for layout in self.of_spans(spans) if layout.is_outgrown]
+        return any(grown)
 
     def of(self, topic: str) -> Layout:
         """Return the layout of a topic."""
@@ -104,6 +118,9 @@ class Layouts:
         if found is None:
             with self._lock:
                 found = self._by_topic.get(topic) or self._create(topic)
+                if self._has_begun:
+                    # Otherwise the start compares all layouts.
+                    _columns([*self.known, found])
                 self._by_topic[topic] = found
         return found
 
@@ -142,17 +159,66 @@ class Layouts:
     def _made(self, tables: Sequence[Table], topic: str | None, only: str | None) -> Layout:
         """Create the layout of a topic, or of all topics. ``only`` is the one topic that it is for."""
         decoders = self._decoders(topic)
-        return self._new(decoders, [self._with_changes(table, decoders, topic) for table in tables], only)
+        made = self._new(decoders, [self._with_changes(table, decoders, topic) for table in tables], only)
+        self._made_from[made] = tables, topic, only
+        return made
+
+    def _grown(self, layout: Layout) -> bool:
+        """Put a layout with the columns of the latest schemas in the place of this one, if it has more."""
+        decoders = layout.decoders.grown()
+        if decoders is None:
+            return False
+        tables, topic, only = self._made_from[layout]
+        columns = layout.shaper.schemas
+        made = self._new(
+            decoders,
+            [
+                (spec, function if spec.follows else _of(columns[spec.name].names, function))
+                for spec, function in (self._with_changes(table, decoders, topic) for table in tables)
+            ],
+            only,
+        )
+        # What the functions refuse is found before the layout is used.
+        for name, schema in made.shaper.schemas.items():
+            if changed := [field.name for field in columns[name] if field not in list(schema)]:
+                raise BadInput(
+                    f"table {name}: its function changes column {changed[0]} when records have the new fields of "
+                    f"{decoders.origin}; start the run again, or correct the function"
+                )
+        log.info("following schemas=%s instead=%s", decoders.origin, layout.decoders.origin)
+        with self._lock:
+            self._made_from[made] = self._made_from.pop(layout)
+            self._shared = made if self._shared is layout else self._shared
+            self._by_topic.update({topic: made for topic, one in self._by_topic.items() if one is layout})
+            self._by_content.update({content: made for content, one in self._by_content.items() if one is layout})
+        return True
 
     def _with_changes(self, table: Table, decoders: Decoders, topic: str | None) -> Table:
         """The table; a replica has a key, and a function that gets the rows of change events."""
         spec, function = table
+        value = self._source.value if topic is None else self._source.value_of(topic)
+        if spec.follows:
+            check_follows(spec.name, value, self._source.key)
         if not spec.is_replica:
             return table
-        check_replica(spec.name, self._source.value if topic is None else self._source.value_of(topic))
+        check_replica(spec.name, value)
         key = decoders.key.type if decoders.key else None
         spec = with_key(spec, [field.name for field in key] if key is not None and pa.types.is_struct(key) else ())
         return spec, of_changes(spec.key, function)
+
+
+def _columns(layouts: Sequence[Layout]) -> dict[str, pa.Schema]:
+    """The columns of every table; refuses a table that would get other columns from one layout than from another."""
+    found: dict[str, pa.Schema] = {}
+    for layout in layouts:
+        for spec, _ in layout.shaper.tables:
+            schema = _described(layout.shaper.schemas[spec.name], layout.decoders)
+            found[spec.name] = _both(spec, found.get(spec.name, schema), schema)
+    return found
+
+
+def _listed(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name} {ddl.name(field.type)}" for field in schema)
 
 
 def _is_plain(source: Kafka) -> bool:
@@ -163,4 +229,31 @@ def _is_plain(source: Kafka) -> bool:
 def _has_own_subject(source: Format) -> bool:
     """Whether each topic has another reader's schema."""
     found = source.inner if isinstance(source, Debezium) else source
-    return isinstance(found, (Avro, Protobuf)) and found.schema is None and found.subject is None
+    return is_latest(source) and isinstance(found, (Avro, Protobuf)) and found.subject is None
+
+
+def _of(names: Sequence[str], function: TableFunction) -> TableFunction:
+    """Return the function of a table that keeps these columns."""
+    return lambda records: function(records).select(*map(column, names))
+
+
+def _described(schema: pa.Schema, decoders: Decoders) -> pa.Schema:
+    """Return the columns with the schemas that they come from, for errors."""
+    origin = decoders.origin
+    return schema.with_metadata({SCHEMAS_MARK: origin.encode()}) if origin else schema
+
+
+def _both(spec: TableSpec, known: pa.Schema, other: pa.Schema) -> pa.Schema:
+    """Return the columns of a table that gets rows with these columns from different topics.
+
+    Only a table that follows the schemas may lack some in the rows of a topic: one topic is the first to get them.
+    """
+    common = [field for field in other if field.name in known.names]
+    needed = {*spec.key, *([spec.version] if spec.version else [])}
+    may_differ = spec.follows and needed <= set(known.names) & set(other.names)
+    if all(field.equals(known.field(field.name)) for field in common) and (may_differ or known.equals(other)):
+        return pa.schema([*known, *(field for field in other if field not in common)], metadata=known.metadata)
+    raise BadInput(
+        f"table {spec.name} would get other columns from some topics than from others: {_listed(other)} instead of "
+        f"{_listed(known)}; give it topics=, or name it by the topic, such as {{topic}}"
+    )

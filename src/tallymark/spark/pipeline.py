@@ -15,9 +15,11 @@ from tallymark.core.progress import OnStep, ignore
 from tallymark.core.replica import check_options, replica
 from tallymark.core.retry import retrying
 from tallymark.core.spans import Owner, Tally
-from tallymark.core.tables import TableSpec, Write
+from tallymark.core.tables import Evolve, TableSpec, Write
+from tallymark.core.unmatched import Unmatched
 from tallymark.errors import BadInput, TallymarkError
 from tallymark.formats.debezium.changes import check_replica
+from tallymark.formats.value import check_follows
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import Kafka
 from tallymark.run.claimed import run_loop
@@ -72,6 +74,9 @@ class Pipeline:
     ``delivery`` other than exactly-once writes rows and positions one after the other; then ``ledger`` may name another
     store for the positions. ``road`` selects how rows get to the store: through the driver, staged by the executors, or
     automatically by the size of the batch (``limits.memory``).
+
+    ``unmatched="dead"`` makes a record a dead letter if it gives no row to any table. By default it counts as applied,
+    because a function may leave out records on purpose.
     """
 
     def __init__(
@@ -83,11 +88,15 @@ class Pipeline:
         limits: Limits | None = None,
         road: Road = "auto",
         spark: Mapping[str, str] | None = None,
+        unmatched: Unmatched = "applied",
         **settings: Unpack[Settings],
     ) -> None:
         self.setup = Setup(group, source, store, **settings)
         if road not in get_args(Road):
             raise BadInput(f"road={road!r} is not known; write {', '.join(get_args(Road))}")
+        if unmatched not in get_args(Unmatched):
+            raise BadInput(f"unmatched={unmatched!r} is not known; write {' or '.join(get_args(Unmatched))}")
+        self.unmatched = unmatched
         self.limits = limits or Limits()
         self.road = road
         self.spark = dict(spark or {})
@@ -112,7 +121,7 @@ class Pipeline:
         delete: str | None = None,
         provenance: bool = False,
         create: bool = True,
-        evolve: bool = False,
+        evolve: Evolve = False,
         per_batch: bool = False,
         merge: Mapping[str, MergeFunction] | None = None,
         inexact: bool = False,
@@ -125,7 +134,8 @@ class Pipeline:
         that decides which row is newer, also compared with rows of earlier batches. ``delete="tombstone"``, or a
         condition on the record such as ``"value.op = 'd'"``, deletes the row of the key. ``write="ignore"`` keeps an
         existing row. ``provenance`` adds columns with the record and the batch that wrote a row. ``create=False``
-        raises an error if the table does not exist; ``evolve=True`` adds missing columns to it.
+        raises an error if the table does not exist; ``evolve=True`` adds missing columns to it, and ``evolve="follow"``
+        also those of schemas that are registered while a run reads their records (docs/howto/formats.md).
 
         ``write="merge"`` combines each column with that of the row that has the key, as ``merge`` says:
         ``{"orders": "sum", "largest": "max"}``. The functions are sum, count, min, max, newest, oldest, first
@@ -144,6 +154,8 @@ class Pipeline:
         if name in self._tables:
             raise BadInput(f"table {name} has two functions; give each table one function")
         columns = (key,) if isinstance(key, str) else tuple(key)
+        if evolve == "follow" and not self.setup.source.formats:
+            check_follows(name, self.setup.source.value, self.setup.source.key)
         if write == "replica":
             check_options(name, version=version, delete=delete, per_batch=per_batch, merge=merge, inexact=inexact)
             if not self.setup.source.formats:
@@ -214,7 +226,8 @@ class Pipeline:
             check_delivery(destination.delivery)
             check_order(job.tables, overwrite=overwrite)
             query, brokers = letters or LetterQuery(), Brokers(self.setup.source.cluster, stop)
-            found = partial(OpenLetters, job.group, destination.ledger, job.topics, query, brokers)
+            in_runs = self.setup.source.has_changes
+            found = partial(OpenLetters, job.group, destination.ledger, job.topics, query, brokers, in_runs=in_runs)
             open_letters = retrying(found, stop, self.setup.patience_seconds)
             if not len(open_letters):
                 return Tally()
@@ -272,7 +285,9 @@ class Pipeline:
                 # The executors are threads of the driver: smaller batches through the driver are faster.
                 stage = None
             path: Path | None = "executors" if forced else None
-            return SparkReader(spark, self.setup.source, tables, owner.run, self.limits.memory, stage, path)
+            memory, patience = self.limits.memory, self.setup.patience_seconds
+            options = memory, stage, path, self.unmatched, patience
+            return SparkReader(spark, self.setup.source, tables, owner.run, *options)
 
 
 def _unchanged(rows: DataFrame) -> DataFrame:

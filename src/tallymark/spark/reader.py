@@ -14,8 +14,8 @@ import logging
 import math
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from typing import Literal
 
 import pyarrow as pa
@@ -25,8 +25,10 @@ from pyspark.sql import SparkSession
 
 from tallymark.core import raw
 from tallymark.core.records import DeadLetter, Reading
+from tallymark.core.retry import PATIENCE
 from tallymark.core.spans import Partition, Span, split
 from tallymark.core.tables import TableSpec
+from tallymark.core.unmatched import NO_ROW, Unmatched, count_unmatched, unmatched
 from tallymark.errors import BadInput, BatchTooLarge
 from tallymark.formats.decoded import DecodedRecords
 from tallymark.formats.decoders import Decoders
@@ -74,7 +76,8 @@ class SparkReader:
     """Reads spans of a Kafka source with Spark and applies the tables' functions.
 
     ``memory`` is the maximum number of bytes of a batch in the driver. Larger batches go to ``stages``, or are refused.
-    ``path`` is the path of all batches, instead of the path that fits each.
+    ``path`` is the path of all batches, instead of the path that fits each. ``unmatched`` is what a record is that
+    gives no row to any table. ``patience`` is how long a schema registry is waited for.
     """
 
     def __init__(
@@ -86,11 +89,15 @@ class SparkReader:
         memory: int = sys.maxsize,
         stages: Stages | None = None,
         path: Path | None = None,
+        unmatched: Unmatched = "applied",
+        patience: float = PATIENCE,
     ) -> None:
         self._path = path
+        self._finds_unmatched = unmatched == "dead"
         self._spark = own_session(spark)
         self._source = source
         self._run = run
+        self._patience = patience
         self._memory = DriverMemory(memory)
         self._stages = stages
         self._stop = threading.Event()
@@ -99,15 +106,25 @@ class SparkReader:
         self._brokers = Brokers(source.cluster)
         self._direct = Direct(source, self._brokers)
         self._users = spark
-        self._layouts = Layouts(source, tables, lambda topic: source.decoders(topic, self._stop), self._layout)
+        self._layouts = Layouts(source, tables, self._decoders, self._layout)
         self._layouts.begin(lambda: self._brokers.resolve(source.topic_names))
+        # Held by the thread that reads, if tables follow the schemas.
+        self._one_at_a_time = threading.Lock() if any(spec.follows for spec, _ in tables) else nullcontext()
         self._rows_per_batch = 0
+
+    def _decoders(self, topic: str | None) -> Decoders:
+        return self._source.decoders(topic, self._stop, self._patience)
 
     @property
     def tables(self) -> Sequence[TableSpec]:
         return self._layouts.tables
 
     def schemas(self) -> Mapping[str, pa.Schema]:
+        if self._finds_unmatched and not all(layout.shaper.is_row_wise for layout in self._layouts.known):
+            raise BadInput(
+                "unmatched='dead' needs functions that compute the rows of each record by itself, and one aggregates, "
+                "joins, or uses a window; leave out unmatched=, or move its table to another pipeline"
+            )
         if self._stages is not None and (reason := self._unstageable):
             if self._path == "executors":
                 raise BadInput(f"road='executors': {reason}; leave out road=")
@@ -117,6 +134,8 @@ class SparkReader:
     @property
     def _unstageable(self) -> str | None:
         """The reason for which executors can't stage all tables, if there is one."""
+        if self._finds_unmatched:
+            return "unmatched='dead' compares the rows with the records, which executors can't"
         if not self._layouts.is_shared:
             return "executors stage the same tables for all topics"
         return next((reason for layout in self._layouts.known if (reason := layout.shaper.unstageable)), None)
@@ -131,18 +150,40 @@ class SparkReader:
     def read(
         self, spans: Sequence[Span], batch: str, without: Records = (), then: Sequence[Span] | None = None
     ) -> Reading:
-        with while_java_lives(self._spark):
-            check_running(self._stop)
-            self._scan.name_jobs(sum(map(len, spans)))
-            if self._memory.average in (None, math.inf):
-                self._sample(spans)
-            reading = self._read(spans, batch, without, then)
-            if reading is None:
-                # The size of the records is known now.
-                reading = self._read(spans, batch, without, None)
-            if reading is None:
-                raise self._memory.refusal(self._memory.guess(spans))
-            return reading
+        return self._followed(spans, lambda: self._read_fitting(spans, batch, without, then))
+
+    def _followed(self, spans: Sequence[Span], read: Callable[[], Reading]) -> Reading:
+        """What is read with the columns of the latest schemas: read again if the records have fields that these lack.
+
+        Otherwise several threads may read. They wait for each other if tables follow the schemas, because all records
+        of a batch are read with the same columns.
+        """
+        with while_java_lives(self._spark), self._one_at_a_time:
+            while True:
+                reading = read()
+                try:
+                    if not self._layouts.follow(spans):
+                        return reading
+                except BaseException:
+                    self.discard(reading)
+                    raise
+                self._ahead.drop()
+                self.discard(reading)
+
+    def _read_fitting(
+        self, spans: Sequence[Span], batch: str, without: Records, then: Sequence[Span] | None
+    ) -> Reading:
+        check_running(self._stop)
+        self._scan.name_jobs(sum(map(len, spans)))
+        if self._memory.average in (None, math.inf):
+            self._sample(spans)
+        reading = self._read(spans, batch, without, then)
+        if reading is None:
+            # The size of the records is known now.
+            reading = self._read(spans, batch, without, None)
+        if reading is None:
+            raise self._memory.refusal(self._memory.guess(spans))
+        return reading
 
     def _read(self, spans: Sequence[Span], batch: str, without: Records, then: Sequence[Span] | None) -> Reading | None:
         """The reading; None if records are larger than expected, and have to be staged."""
@@ -187,9 +228,8 @@ class SparkReader:
     def reread(self, letters: Sequence[DeadLetter], batch: str) -> Reading:
         """Like ``read``, for given records instead of records from Kafka."""
         spans = raw.hulls((letter.partition, letter.offset) for letter in letters)
-        with while_java_lives(self._spark):
-            self._scan.name_jobs(len(letters))
-            reading = self._shaped(raw.of_letters(letters), spans)
+        self._scan.name_jobs(len(letters))
+        reading = self._followed(spans, lambda: self._shaped(raw.of_letters(letters), spans))
         log.info("read batch=%s bytes=%d path=given", batch, reading.size)
         return reading
 
@@ -249,7 +289,13 @@ class SparkReader:
     def _collect(self, spans: Sequence[Span], without: Records) -> Reading:
         self._scan.name_jobs(sum(map(len, spans)))
         (layout,) = self._layouts.of_spans(spans)
-        return layout.tasks.collect(spans, without)
+        reading = layout.tasks.collect(spans, without)
+        if not self._finds_unmatched or not count_unmatched(reading):
+            return reading
+        check_running(self._stop)
+        # Tasks do not keep records as they are in Kafka. Another thread may use the reader's own client.
+        with closing(Direct(self._source, self._brokers)) as direct:
+            return self._shaped(raw.without(raw.of_messages(direct.read(spans)), without), spans)
 
     def _parts(self, spans: Sequence[Span]) -> Sequence[Sequence[Span]]:
         """The spans in parts, each of one layout."""
@@ -278,8 +324,11 @@ class SparkReader:
         decoded = DecodedRecords.of(records, layout.decoders)
         alive = raw.leave_out(decoded.records, decoded.errors.keys())
         rows, refusals = layout.shaper.shape_arrow(alive, spans)
-        letters = raw.letters(records, decoded.errors)
-        return Reading(raw.seen(records, decoded.errors.keys()), rows, letters, refusals, decoded.size)
+        errors = dict(decoded.errors)
+        if self._finds_unmatched:
+            errors = dict.fromkeys(unmatched(records, rows.values(), refusals), NO_ROW) | errors
+        letters = raw.letters(records, errors)
+        return Reading(raw.seen(records, errors.keys()), rows, letters, refusals, decoded.size)
 
     def _by_layout(self, records: pa.Table, spans: Sequence[Span]) -> Iterator[tuple[Layout, pa.Table, list[Span]]]:
         """The records and the spans of each layout."""

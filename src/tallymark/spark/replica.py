@@ -65,9 +65,11 @@ def _version(value: T.StructType) -> str:
     lsn, is_streamed = field("lsn"), f"coalesce({field('snapshot')}, '{NOT_SNAPSHOT}') = '{NOT_SNAPSHOT}'"
     sequence, without_commit = field("sequence"), f"if({is_streamed}, {lsn}, '0')"
     commit = f"if({sequence} RLIKE '{COMMIT.format('')}', {found(sequence, COMMIT)}, {without_commit})"
-    in_wal = f"concat({padded(commit)}, if({is_streamed}, '-1-', '-0-'), {padded(lsn)})"
+    order = f"if({is_streamed}, '1', '0')"
+    in_wal = f"concat_ws('-', {padded(commit)}, {order}, {padded(lsn)})"
     number, row = f"coalesce({found(field('file'), FILE_NUMBER)}, '')", f"coalesce({field('row')}, '0')"
     in_binlog = f"concat_ws('-', {padded(number, FILE_DIGITS)}, {padded(field('pos'))}, {padded(row, FILE_DIGITS)})"
     time = "CAST(value.ts_ms AS STRING)" if "ts_ms" in value.fieldNames() else NOTHING
     time = padded(f"coalesce({field('ts_ms')}, {time})")
-    return f"CASE WHEN {lsn} IS NOT NULL THEN {in_wal} WHEN {field('pos')} IS NOT NULL THEN {in_binlog} ELSE {time} END"
+    cases = f"WHEN {lsn} IS NOT NULL THEN {in_wal} WHEN {field('pos')} IS NOT NULL THEN {in_binlog}"
+    return f"CASE {cases} ELSE concat({order}, '-', {time}) END"

@@ -122,6 +122,8 @@ class Sink:
         """
         if write == "merge":
             raise BadInput(f"table {name}: a streaming query keeps its own totals; set write='upsert'")
+        if evolve not in (True, False):
+            raise BadInput(f"table {name}: evolve={evolve!r} is not known here; set evolve=True to add columns")
         columns = (key,) if isinstance(key, str) else tuple(key)
         # A streaming query aggregates across micro-batches itself, so its rows may replace earlier rows.
         keyed = write != "append"

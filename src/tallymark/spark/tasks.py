@@ -224,7 +224,8 @@ def joined(parts: Sequence[Reading]) -> Reading:
     return Reading(
         seen,
         {
-            name: pa.concat_tables(part.rows[name] for part in parts if name in part.rows)
+            # A table that follows the schemas may have more columns in the rows of one topic than in those of others.
+            name: pa.concat_tables((part.rows[name] for part in parts if name in part.rows), promote_options="default")
             for name in dict.fromkeys(name for part in parts for name in part.rows)
         },
         [letter for part in parts for letter in part.dead_letters],

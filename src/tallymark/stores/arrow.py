@@ -7,6 +7,8 @@ import pyarrow.compute as pc
 
 JSON_MARK = b"tallymark:json"
 """Field metadata of a string column that holds JSON: an array, struct or map on the Spark side."""
+SCHEMAS_MARK = b"tallymark:schemas"
+"""Metadata of rows' columns: the subjects and versions of the schemas that the records are read with."""
 FIRST_SECOND, END_SECOND = -62_135_596_800, 253_402_300_800
 """Bounds of the years 1 to 9999, in seconds since 1970."""
 OFF_CALENDAR = "a time beyond the years 1 to 9999"
@@ -15,6 +17,11 @@ OFF_CALENDAR = "a time beyond the years 1 to 9999"
 def is_json(field: pa.Field) -> bool:
     """Whether the text of the column is JSON."""
     return bool(field.metadata and JSON_MARK in field.metadata)
+
+
+def schemas_of(schema: pa.Schema) -> str:
+    """Return the schemas that the records are read with, for the end of a phrase; empty if there are none."""
+    return f" ({schema.metadata[SCHEMAS_MARK].decode()})" if SCHEMAS_MARK in (schema.metadata or {}) else ""
 
 
 def off_calendar(column: pa.ChunkedArray) -> pa.ChunkedArray:

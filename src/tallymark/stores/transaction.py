@@ -78,6 +78,8 @@ class Transaction(ABC):
         merge: Mapping[str, MergeFunction] | None,
         inexact: bool,
     ) -> TableSpec:
+        if evolve not in (True, False):
+            raise BadInput(f"table {table}: evolve={evolve!r} is not known here; set evolve=True to add columns")
         columns, merged = (key,) if isinstance(key, str) else tuple(key), tuple((merge or {}).items())
         if write == "replica":
             check_options(table, version=version, merge=merge, inexact=inexact)

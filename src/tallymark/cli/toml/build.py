@@ -51,6 +51,7 @@ def load_pipeline(path: Path) -> Pipeline:
         ledger=ledger,
         limits=said.limits,
         road=said.road,
+        unmatched=said.unmatched,
         spark=said.spark,
         start=start,
         membership=membership,

@@ -80,10 +80,16 @@ def _sentence(model: type[BaseModel], document: Document, keys: Keys, ones: Sequ
         return f"{name} is not known; {advice}"
     written = _at(document.written, keys)
     if first["type"] == "literal_error":
-        shown = json.dumps(written, ensure_ascii=False, default=str)
-        return f"{name} must be {_plain(first['ctx']['expected'])}, not {shown}"
-    wanted = dict.fromkeys(one.get("ctx", {}).get("wanted") or WANTED.get(one["type"], "a table") for one in ones)
-    return f"{name} must be {' or '.join(wanted)}, not {_kind(written)}"
+        ones = ones[:1]
+    is_literal = any(one["type"] == "literal_error" for one in ones)
+    given = json.dumps(written, ensure_ascii=False, default=str) if is_literal else _kind(written)
+    return f"{name} must be {' or '.join(dict.fromkeys(map(_wanted, ones)))}, not {given}"
+
+
+def _wanted(one: Mapping[str, Any]) -> str:
+    if one["type"] == "literal_error":
+        return str(one["ctx"]["expected"]).replace("'", "")
+    return str(one.get("ctx", {}).get("wanted") or WANTED.get(one["type"], "a table"))
 
 
 def known_names(model: type[BaseModel], table: Keys) -> list[str]:
@@ -98,10 +104,6 @@ def known_names(model: type[BaseModel], table: Keys) -> list[str]:
 def _meant(model: type[BaseModel], keys: Keys) -> str:
     """The known name that is most similar to the last of these keys, if there is one."""
     return next(iter(difflib.get_close_matches(keys[-1], known_names(model, keys[:-1]), n=1)), "")
-
-
-def _plain(expected: str) -> str:
-    return expected.replace("'", "")
 
 
 def _at(value: Any, keys: Keys) -> Any:

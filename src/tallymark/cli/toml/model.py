@@ -21,8 +21,9 @@ from tallymark.core.plan import Limits, OnLoss
 from tallymark.core.retention import Retention
 from tallymark.core.retry import PATIENCE
 from tallymark.core.skip_ahead import SkipAhead
-from tallymark.core.tables import Write
+from tallymark.core.tables import Evolve, Write
 from tallymark.core.tls import Tls
+from tallymark.core.unmatched import Unmatched
 from tallymark.errors import BadInput
 from tallymark.formats.value import Avro, Bytes, Debezium, Format, Json, Protobuf
 from tallymark.kafka.cluster import Sasl
@@ -182,7 +183,7 @@ class Table(Strict):
     delete: str | None = None
     provenance: bool = False
     create: bool = True
-    evolve: bool = False
+    evolve: Evolve = False
     per_batch: bool = False
     merge: dict[str, MergeFunction] = {}
     inexact: bool = False
@@ -205,6 +206,7 @@ class PipelineFile(Strict):
     metrics_host: str = ""
     tracing: bool = False
     road: Road = "auto"
+    unmatched: Unmatched = "applied"
     limits: Annotated[Limits, Checked] = Limits()
     budget: Annotated[Budget, Checked] = Budget()
     retention: Annotated[Retention, Checked] = Retention()

@@ -55,7 +55,7 @@ sql = \"\"\"
 # write = "merge"                       # add to the row of the key: running totals, with merge = {{ amount = "sum" }}
 # delete = "tombstone"                  # delete the row of a key: by records without a value, or "value.op = 'd'"
 # provenance = true                     # columns that say which record wrote a row
-# evolve = true                         # add columns that the table lacks
+# evolve = true                         # add columns that the table lacks; "follow": also while a run reads
 
 # [limits]
 # records = 250000                      # the most that one batch reads
@@ -84,7 +84,9 @@ class Answers:
     values: tuple[bytes, ...] = field(default=(), repr=False)
     registry: str | None = None
     registered: Mapping[Part, Subject] = field(default_factory=dict)
-    """The values and keys that the registry has schemas for."""
+    """The values and keys that the registry has Avro or Protobuf schemas for."""
+    framed: bool = False
+    """Whether the registry has a JSON Schema for the values, so that its id precedes them."""
 
     @cached_property
     def schema(self) -> str | None:
@@ -117,9 +119,16 @@ def _format(answers: Answers) -> str:
         part: f"{{ {subject.format} = {_quoted(answers.registry or '')} }}"
         for part, subject in answers.registered.items()
     }
-    otherwise = f"{{ json = {_quoted(answers.schema)} }}" if answers.schema else '"bytes"'
+    otherwise = f"{{ json = {_json(answers)} }}" if answers.schema else '"bytes"'
     lines = [f"format = {found.get('value', otherwise)}"]
     return "\n".join([*lines, f"key = {found['key']}"] if "key" in found else lines)
+
+
+def _json(answers: Answers) -> str:
+    schema = _quoted(answers.schema or "")
+    if not answers.framed:
+        return schema
+    return f"{{ schema = {schema}, framed = true, registry = {_quoted(answers.registry or '')} }}"
 
 
 def _query(answers: Answers) -> str:

@@ -16,6 +16,7 @@ from tallymark.formats.avro.cursor import Cursor, Longs, Mask, Rows
 from tallymark.formats.avro.lists import FixedArray, List, Map, Reads
 from tallymark.formats.avro.plain import Plain
 from tallymark.formats.avro.program import Program, Skips, Step, width
+from tallymark.formats.types import in_field
 
 Skip = Callable[[Cursor], None]
 Parts = list[tuple[Rows, pa.Array]]
@@ -159,14 +160,11 @@ class _Branch:
     """One branch of a union of the reader, of what the writer had no union for."""
 
     def __init__(self, step: Step, kind: pa.StructType, steps: _Steps) -> None:
-        self._fields = list(kind)
-        self._to = step["to"]
+        self._to, self._kind = step["to"], kind
         self._part = steps.read(step["step"], kind[self._to].type)
 
     def read(self, cursor: Cursor) -> pa.Array:
-        found = [pa.nulls(len(cursor), field.type) for field in self._fields]
-        found[self._to] = self._part.read(cursor)
-        return pa.StructArray.from_arrays(found, fields=self._fields)
+        return in_field(self._part.read(cursor), self._to, self._kind)
 
 
 def _branches(cursor: Cursor, count: int) -> Any:
@@ -232,7 +230,7 @@ def _skipping_items(skip: Skip) -> Skip:
 
 def _skip_empty(cursor: Cursor) -> None:
     """Skip arrays whose items take no bytes: only their blocks have to be found."""
-    rows = np.flatnonzero(~cursor.refused)
+    rows, rounds = np.flatnonzero(~cursor.refused), 0
     while len(rows):
         part = cursor.pick(rows)
         counts = part.longs()
@@ -242,4 +240,5 @@ def _skip_empty(cursor: Cursor) -> None:
             inner.longs()
             part.put(sized, inner)
         cursor.put(rows, part)
-        rows = rows[(counts != 0) & ~part.refused]
+        rounds += 1
+        rows = cursor.going_on(rows[(counts != 0) & ~part.refused], rounds)

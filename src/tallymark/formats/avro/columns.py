@@ -5,12 +5,12 @@ The types are those of ``formats/schema.py`` and of Spark's conversion to Arrow.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
 import pyarrow as pa
 
 from tallymark.formats.avro.schema import DEEPEST, Schema, SchemaInvalid, repeated
+from tallymark.formats.types import field_names
 
 MOST_DIGITS = 38
 MOST_COLUMNS = 100_000
@@ -49,13 +49,8 @@ def arrow_type(reader: Schema) -> pa.DataType:
 
 
 def branch_names(branches: Sequence[Schema]) -> list[str]:
-    """Name the fields that hold the branches of a union: by short names, or by full names where those are equal."""
-    shorts = [branch.short_name or branch.type for branch in branches]
-    uses = Counter(short.lower() for short in shorts)
-    names = [
-        branch.label.replace(".", "_") if uses[short.lower()] > 1 else short
-        for branch, short in zip(branches, shorts, strict=True)
-    ]
+    """Name the fields that hold the branches of a union."""
+    names = field_names([branch.label for branch in branches])
     _check_distinct(names, "a union")
     return names
 

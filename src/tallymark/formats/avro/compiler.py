@@ -11,8 +11,9 @@ from functools import cache, partial
 from typing import Any
 
 from tallymark.formats.avro.columns import not_null
-from tallymark.formats.avro.leaves import Misfit, Output, Write, append_long, append_text, leaf
+from tallymark.formats.avro.leaves import Output, Write, append_long, append_text, leaf
 from tallymark.formats.avro.schema import Field, Schema, cut
+from tallymark.formats.misfit import Misfit
 
 Fields = list[tuple[str, Write, Callable[[], bytes]]]
 """Names, functions, and what is written if the field is missing."""

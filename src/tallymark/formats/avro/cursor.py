@@ -165,9 +165,7 @@ class Cursor:
                 left[waiting] = part.blocks()
                 self.put(waiting, part)
                 rows = rows[left[rows] > 0]
-            if len(rows) < FEW_ROWS and len(owners) >= FIRST_ROUNDS:
-                self._refuse_rows(rows)
-                rows = rows[:0]
+            rows = self.going_on(rows, len(owners))
             if not len(rows):
                 return owners, results
             part = self.pick(rows)
@@ -178,7 +176,11 @@ class Cursor:
             left[rows] -= 1
             waiting = rows[left[rows] == 0]
 
-    def _refuse_rows(self, rows: Rows) -> None:
+    def going_on(self, rows: Rows, rounds: int) -> Rows:
+        """Return the records that are read in another round. A few that need many more than others are refused."""
+        if rounds < FIRST_ROUNDS or len(rows) >= FEW_ROWS:
+            return rows
         which = np.zeros(len(self), bool)
         which[rows] = True
         self.refuse(which)
+        return rows[:0]

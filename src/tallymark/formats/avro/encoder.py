@@ -13,9 +13,10 @@ from typing import Any
 from tallymark.errors import BadInput
 from tallymark.formats.avro.columns import branch_names
 from tallymark.formats.avro.compiler import Compiler, write_first
-from tallymark.formats.avro.leaves import Misfit, Output, Write, append_long, leaf, name_of
+from tallymark.formats.avro.leaves import Output, Write, append_long, leaf, name_of
 from tallymark.formats.avro.logical import logical_leaf
 from tallymark.formats.avro.schema import Field, Schema, SchemaInvalid, parse
+from tallymark.formats.misfit import Misfit
 
 
 class AvroEncoder:

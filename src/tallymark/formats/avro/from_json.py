@@ -5,9 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from datetime import UTC
-from decimal import Decimal
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,13 +14,12 @@ import pyarrow as pa
 from tallymark.errors import BadInput
 from tallymark.formats.avro.compiler import Compiler, write_first
 from tallymark.formats.avro.encoder import branch_of, struct_branches, writer_schema
-from tallymark.formats.avro.leaves import Misfit, Output, Write, append_long, leaf, name_of
+from tallymark.formats.avro.leaves import Output, Write, append_long, leaf, name_of
 from tallymark.formats.avro.logical import logical_leaf
 from tallymark.formats.avro.schema import Schema
-from tallymark.formats.fields import DECIMAL, LONGEST, MISFITS, Pairs, Real, Unfit, Whole, converter, shown
-
-Convert = Callable[[Any], Any]
-NOT_FINITE = ("nan", "inf", "-inf")
+from tallymark.formats.fields import Pairs, Unfit, converter, shown
+from tallymark.formats.json_values import Convert, JsonParts, converted, decimal, moment, real, same, text
+from tallymark.formats.misfit import Misfit
 
 
 class JsonEncoder:
@@ -43,23 +40,12 @@ class JsonEncoder:
         return bytes(out)
 
 
-class JsonValues(Compiler):
+class JsonValues(JsonParts, Compiler):
     """Encodes what ``fields.parse`` returns."""
-
-    an_object, a_list = "an object", "an array"
 
     def leaf(self, schema: Schema) -> Write:
         encode = (logical_leaf if schema.logical else leaf)(schema)
-        convert, name = _convert(schema), name_of(schema)
-
-        def write(value: Any, out: Output) -> None:
-            try:
-                encode(convert(value), out)
-            except MISFITS as error:
-                # The message shows the JSON, not what it was converted to.
-                raise Misfit(error.why if isinstance(error, Misfit) else name, value) from None
-
-        return write
+        return converted(_convert(schema), encode, name_of(schema))
 
     def union(self, schema: Schema) -> Write:
         """Encode an object with the name of a branch, because the types of JSON do not tell branches apart."""
@@ -87,53 +73,22 @@ class JsonValues(Compiler):
 
         return write
 
-    def fields_of(self, value: Any) -> dict[str, Any] | None:
-        return dict(value) if isinstance(value, Pairs) else None
-
-    def entries_of(self, value: Any) -> Collection[tuple[Any, Any]] | None:
-        return dict(value).items() if isinstance(value, Pairs) else None
-
-    def items_of(self, value: Any) -> Sequence[Any] | None:
-        return value if isinstance(value, list) else None
-
 
 def _convert(schema: Schema) -> Convert:
-    """Return the conversion of JSON to the value that is encoded; it raises one of MISFITS."""
+    """Return the conversion of JSON to the value that is encoded."""
     kind = schema.logical or schema.type
     if kind.startswith("timestamp"):
-        moment = converter(pa.timestamp("us", tz="UTC"))
-        return lambda value: moment(value).replace(tzinfo=UTC)
+        return moment
     if kind.startswith("local"):
         return converter(pa.timestamp("us"))
     if kind in ("float", "double"):
-        return partial(_real, converter(pa.float32() if kind == "float" else pa.float64()))
+        return real(kind)
     if kind in _COLUMNS:
         return converter(_COLUMNS[kind])
-    return {"null": _same, "boolean": _same, "decimal": _decimal, "duration": _duration}.get(kind, _text)
+    return {"null": same, "boolean": same, "decimal": decimal, "duration": _duration}.get(kind, text)
 
 
 _COLUMNS = {"int": pa.int32(), "long": pa.int64(), "bytes": pa.binary(), "fixed": pa.binary(), "date": pa.date32()}
-
-
-def _same(value: Any) -> Any:
-    return value
-
-
-def _text(value: Any) -> str:
-    if type(value) is not str:
-        raise Unfit
-    return value
-
-
-def _real(convert: Convert, value: Any) -> Any:
-    # JSON has no such numbers. As text, they are printed when records are shown.
-    return float(value) if type(value) is str and value in NOT_FINITE else convert(value)
-
-
-def _decimal(value: Any) -> Decimal:
-    if not isinstance(value, (str, Whole, Real)) or len(value) > LONGEST or not DECIMAL.fullmatch(value):
-        raise Unfit
-    return Decimal(value)
 
 
 def _duration(value: Any) -> dict[str, Any]:

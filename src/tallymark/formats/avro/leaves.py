@@ -6,13 +6,13 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-from tallymark.formats.avro.schema import SHOWN, Schema
+from tallymark.formats.avro.schema import Schema
+from tallymark.formats.misfit import Misfit
 
 Write = Callable[[Any, "Output"], None]
 """Appends the bytes of a value, or raises Misfit."""
 BITS = {"int": 31, "long": 63}
 PACK = {"float": struct.Struct("<f"), "double": struct.Struct("<d")}
-_NOTHING = object()
 
 
 class Output(bytearray):
@@ -22,36 +22,6 @@ class Output(bytearray):
 
     def __init__(self) -> None:
         self.tried: dict[tuple[int, int], bytes | Misfit] = {}
-
-
-def shown(value: Any) -> str:
-    """Return what an error message quotes of a value."""
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - the value's own code
-        return "the value"
-    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
-
-
-class Misfit(ValueError):
-    """A value does not fit its type. ``path`` leads to the part at fault.
-
-    The message is made when it is asked for, because a union tries its branches.
-    """
-
-    def __init__(self, why: str, value: Any = _NOTHING, path: str = "") -> None:
-        super().__init__(why)
-        self.why, self.path = why, path
-        self._value = value
-
-    def within(self, step: str) -> Misfit:
-        return Misfit(self.why, self._value, step + self.path)
-
-    def sentence(self, show: Callable[[Any], str] = shown) -> str:
-        why = self.why if self._value is _NOTHING else f"{show(self._value)} does not fit {self.why}"
-        return f"{self.path.removeprefix('.')}: {why}" if self.path else why
-
-    __str__ = sentence
 
 
 def name_of(schema: Schema) -> str:

@@ -51,7 +51,7 @@ class FixedArray:
             owners.append(np.repeat(rows, counts))
             positions.append(np.repeat(starts - self._size * (np.cumsum(counts) - counts), counts))
             positions[-1] += self._size * np.arange(len(positions[-1]))
-            rows = rows[counts > 0]
+            rows = cursor.going_on(rows[counts > 0], len(owners))
         return self._items_at(cursor, owners, positions)
 
     def _items_at(self, cursor: Cursor, owners: Sequence[Rows], positions: Sequence[Longs]) -> pa.Array:

@@ -11,9 +11,10 @@ from typing import Any
 from uuid import UUID
 
 from tallymark.formats.avro.conversions import LEAST, PER_SECOND
-from tallymark.formats.avro.leaves import BITS, Misfit, Output, Write, append_long, append_text, fixed, name_of, whole
+from tallymark.formats.avro.leaves import BITS, Output, Write, append_long, append_text, fixed, name_of, whole
 from tallymark.formats.avro.scalars import UUID as UUID_TEXT
 from tallymark.formats.avro.schema import Schema
+from tallymark.formats.misfit import Misfit
 
 EPOCH, LOCAL_EPOCH, FIRST_ORDINAL = datetime(1970, 1, 1, tzinfo=UTC), datetime(1970, 1, 1), 719163
 MICROSECOND = timedelta(microseconds=1)
@@ -61,7 +62,7 @@ def _ticks(schema: Schema) -> Callable[[Any], Converted]:
     """Return the conversion of a time of day or a timestamp. It cuts off digits beyond the unit."""
     assert schema.logical is not None
     kind, unit = schema.logical.rsplit("-", 1)
-    micros_of = {"time": _micros_of_day, "timestamp": _micros, "local-timestamp": _local_micros}[kind]
+    micros_of = {"time": _micros_of_day, "timestamp": micros_since_epoch, "local-timestamp": _local_micros}[kind]
     per_second = PER_SECOND[unit]
 
     def convert(value: Any) -> Converted:
@@ -86,7 +87,8 @@ def _micros_of_day(value: Any) -> Converted:
     return ((hour * 60 + minute) * 60 + second) * 1_000_000 + micros, ""
 
 
-def _micros(value: Any) -> Converted:
+def micros_since_epoch(value: Any) -> Converted:
+    """Convert a time with a zone."""
     if not isinstance(value, datetime):
         return None, ""
     if value.utcoffset() is None:

@@ -1,20 +1,27 @@
 """Resolves the schema that wrote records against the schema of their reader, as the Avro specification demands.
 
-There is one deviation: a field that was not written and has no default is NULL.
+There are two deviations: a field that was not written and has no default is NULL, and the types of whole values are
+told apart by full names.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from tallymark.formats.avro import values
 from tallymark.formats.avro.columns import arrow_type, not_null
 from tallymark.formats.avro.compiler import encoded
 from tallymark.formats.avro.conversions import Incompatible, conversion, promotes, unreadable
-from tallymark.formats.avro.leaves import Misfit
 from tallymark.formats.avro.program import Program, Step
 from tallymark.formats.avro.schema import Field, Schema
 from tallymark.formats.avro.skipping import Skipping
+from tallymark.formats.misfit import Misfit
+from tallymark.formats.types import none_of
 
 __all__ = ["Incompatible", "Program", "projection"]
+
+MOST_STEPS = 500_000
+"""Maximum size of a program. A few named types that unions combine again and again make one of any size."""
 
 
 def projection(writer: Schema, reader: Schema) -> Program:
@@ -22,9 +29,11 @@ def projection(writer: Schema, reader: Schema) -> Program:
     column = arrow_type(reader)
     skipping = Skipping()
     try:
-        root = _Resolution(skipping).step(writer, reader)
+        root = _Resolution(skipping, reader).step(writer, reader)
     except RecursionError:
         raise Incompatible("its types are nested too deeply") from None
+    except _TooLarge:
+        raise Incompatible(f"reading it takes more than {MOST_STEPS} steps") from None
     return Program(root, skipping.skips, column, _is_nullable(reader))
 
 
@@ -32,11 +41,21 @@ def _is_nullable(schema: Schema) -> bool:
     return schema.type == "null" or any(branch.type == "null" for branch in schema.branches)
 
 
+class _TooLarge(Exception):
+    """The program is too large. It is not ``Incompatible``, which makes a single branch of a union unreadable."""
+
+
 class _Resolution:
-    def __init__(self, skipping: Skipping) -> None:
+    def __init__(self, skipping: Skipping, top: Schema) -> None:
+        """``top`` is the whole schema of the reader."""
         self._skipping = skipping
+        self._top = top
+        self._steps = 0
 
     def step(self, writer: Schema, reader: Schema) -> Step:
+        self._steps += 1
+        if self._steps > MOST_STEPS:
+            raise _TooLarge
         if writer.type == "union":
             return self._from_union(writer, reader)
         if reader.type == "union":
@@ -71,8 +90,9 @@ class _Resolution:
         if writer.type == "null" and _is_nullable(reader):
             return {"read": "null"}
         others = not_null(reader)
+        candidates = _types(writer, others) if reader is self._top and len(others) > 1 else others
         errors = []
-        for branch in sorted(others, key=lambda branch: _distance(writer, branch)):
+        for branch in sorted(candidates, key=lambda branch: _distance(writer, branch)):
             try:
                 step = self.step(writer, branch)
             except Incompatible as error:
@@ -138,6 +158,18 @@ def _enum(writer: Schema, reader: Schema) -> Step:
     symbols = [symbol if symbol in known else reader.default for symbol in writer.symbols]
     step: Step = {"read": "enum", "symbols": symbols}
     return {**step, "written": list(writer.symbols)} if None in symbols else step
+
+
+def _types(writer: Schema, branches: Sequence[Schema]) -> Sequence[Schema]:
+    """The branches that a whole value may become: another type must not be read as a record of the same short name."""
+    if writer.type != "record":
+        return branches
+    records = [branch for branch in branches if branch.type == "record"]
+    found = [branch for branch in records if branch.name == writer.name]
+    found = found or [branch for branch in records if writer.name in branch.aliases]
+    if not found:
+        raise Incompatible(f"{writer.name} is {none_of([branch.label for branch in branches])}")
+    return found
 
 
 def _width(reader: Schema) -> int:

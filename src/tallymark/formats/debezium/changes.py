@@ -7,7 +7,8 @@
   have written its changes before it. If the connector knows no commit, a snapshot comes first, and for a change its own
   position takes the place of the commit.
 - MySQL and MariaDB: the number of the binlog file, the position in it, and the row of the event.
-- Others: the time of the event in milliseconds.
+- Others: 0 for a snapshot and 1 for the stream, and the time of the event in milliseconds. The time of a row in a
+  snapshot is that of reading it, and changes that were committed shortly before come later.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def versions(values: pa.Array) -> pa.Array:
     row = _padded(pc.fill_null(_text(source, "row"), "0"), FILE_DIGITS)
     in_binlog = _joined(number, _padded(_text(source, "pos")), row)
     time = pc.coalesce(_text(source, "ts_ms"), _text(values, "ts_ms"))
-    return pc.coalesce(in_wal, in_binlog, _padded(time))
+    return pc.coalesce(in_wal, in_binlog, _joined(order, _padded(time)))
 
 
 def _gone(values: pa.Array, keys: pa.Array | None, field: pa.Field) -> pa.Array:

@@ -35,7 +35,7 @@ _BINARY = fields.converter(pa.binary())
 
 
 class Described(NamedTuple):
-    """What the schema of an event says about a column."""
+    """What the schema of an event says about a column, or about the items of a column of arrays."""
 
     name: str | None = None
     type: str | None = None
@@ -44,6 +44,9 @@ class Described(NamedTuple):
     @classmethod
     def of(cls, column: Pairs) -> Described:
         given = dict(column)
+        items = given.get("items")
+        if isinstance(items, Pairs):
+            return cls.of(items)
         parameters = given.get("parameters")
         scale = dict(parameters).get("scale") if isinstance(parameters, Pairs) else None
         return cls(_text(given.get("name")), _text(given.get("type")), _text(scale))

@@ -18,6 +18,7 @@ from tallymark.formats.protobuf.packed import unpacked
 from tallymark.formats.protobuf.plain import Plain, array
 from tallymark.formats.protobuf.program import LENGTH, Program, Step, wire_of
 from tallymark.formats.protobuf.walk import Visit, Walk, seen_in
+from tallymark.formats.types import in_field
 
 NO_ROW = -1
 
@@ -39,6 +40,17 @@ class _Spans(Protocol):
 
     def read(self, cursor: Cursor) -> pa.Array:
         """Decode what the cursor has from its positions to its ends."""
+
+
+class _Branch:
+    """One of several types, each in a field of its own."""
+
+    def __init__(self, step: Step, kind: pa.StructType) -> None:
+        self._to, self._kind = step["to"], kind
+        self._of = _spans(step["step"], kind.field(self._to).type)
+
+    def read(self, cursor: Cursor) -> pa.Array:
+        return in_field(self._of.read(cursor), self._to, self._kind)
 
 
 class _Column(Protocol):
@@ -125,6 +137,8 @@ class _Json:
 
 
 def _spans(step: Step, kind: pa.DataType) -> _Spans:
+    if step["read"] == "branch":
+        return _Branch(step, kind)
     return _Json(step) if step["read"] == "json" else _Message(step, kind)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 
 from tallymark.formats.protobuf.schema import Field, Message, SchemaInvalid
+from tallymark.formats.types import field_names
 
 DEEPEST = 64
 """Maximum nesting of messages: beyond it Python may exceed its stack, and Arrow can't transport a column."""
@@ -90,7 +91,7 @@ class Columns:
         if message in self._open:
             raise SchemaInvalid(f"message {message.name} contains itself, so it has no column type")
         fields = self.fields(message)
-        _check_distinct([field.name for field in fields], message)
+        _check_distinct([field.name for field in fields], f"message {message.name}")
         self._open.append(message)
         found = pa.struct([pa.field(field.name, self._column(field)) for field in fields])
         self._open.pop()
@@ -109,6 +110,13 @@ class Columns:
 def arrow_type(reader: Message) -> pa.DataType:
     """Return the type of the column that holds a message; raises SchemaInvalid if there is none."""
     return Columns().type(reader)
+
+
+def types_type(readers: Sequence[Message]) -> pa.StructType:
+    """Return the type of the column that holds one of several messages, each in a field of its own."""
+    names = field_names([reader.name for reader in readers])
+    _check_distinct(names, "a value of several messages")
+    return pa.struct([pa.field(name, arrow_type(reader)) for name, reader in zip(names, readers, strict=True)])
 
 
 def _inside(message: Message) -> Iterator[Message]:
@@ -134,11 +142,11 @@ def _has_plain(message: Message) -> bool:
     return any(map(is_plain, message.fields))
 
 
-def _check_distinct(names: Sequence[str], message: Message) -> None:
+def _check_distinct(names: Sequence[str], where: str) -> None:
     seen: set[str] = set()
     for name in names:
         if name.lower() in seen:
             raise SchemaInvalid(
-                f"message {message.name} has two fields {name.lower()}; Spark and databases ignore upper and lower case"
+                f"{where} has two fields {name.lower()}; Spark and databases ignore upper and lower case"
             )
         seen.add(name.lower())

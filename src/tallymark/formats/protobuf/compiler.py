@@ -22,6 +22,8 @@ from tallymark.formats.protobuf.schema import WELL_KNOWN, SchemaInvalid
 MAIN = "schema.proto"
 """The name of a text that no other text imports."""
 SECONDS = 60.0
+SHOWN = 300
+"""Maximum number of characters of the compiler's error."""
 NO_NAME = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL)
 """Errors of the file system that a name causes; others pass."""
 IMPORT = re.compile(r'^\s*import\s+(?:public\s+|weak\s+)?["\']([^"\'\n]+)["\']', re.MULTILINE)
@@ -135,4 +137,6 @@ def _environment() -> Mapping[str, str]:
 def _first_error(said: str, root: Path) -> str:
     """The first error of the compiler, without the folder that the text was in."""
     lines = [line for line in said.splitlines() if ".proto:" in line and "warning:" not in line]
-    return lines[0].replace(f"{root}/", "") if lines else "the compiler refuses it"
+    error = lines[0].replace(f"{root}/", "") if lines else "the compiler refuses it"
+    # It may quote a name of any length.
+    return error if len(error) <= SHOWN else f"{error[:SHOWN]}..."

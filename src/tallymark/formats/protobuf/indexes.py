@@ -15,6 +15,7 @@ from tallymark.formats.avro.cursor import BEFORE, Longs, Rows, padded
 from tallymark.formats.bodies import layout
 from tallymark.formats.protobuf.body import Body, Dead
 from tallymark.formats.protobuf.cursor import Cursor
+from tallymark.formats.protobuf.numbers import varint, zigzag
 from tallymark.formats.protobuf.plain import binary, whole
 
 Indexes = tuple[int, ...]
@@ -38,8 +39,8 @@ def parse(content: bytes) -> tuple[Indexes, int]:
 
 
 def encoded(indexes: Indexes) -> bytes:
-    """Write indexes as Confluent's clients do; none of them is above 63."""
-    return b"\0" if indexes == FIRST else bytes([2 * len(indexes), *(2 * index for index in indexes)])
+    """Write indexes as Confluent's clients do."""
+    return b"\0" if indexes == FIRST else b"".join(varint(zigzag(number)) for number in (len(indexes), *indexes))
 
 
 def split(bodies: pa.Array) -> Iterator[tuple[Indexes | None, Rows, Longs]]:

@@ -21,6 +21,8 @@ A step reads one value. ``read`` is how it was written:
                         field's own step, on ``bytes`` in hexadecimal. Still others are NULL
     map, entry          the entry is a message with the key, as text, and the value
     json, of            a Struct, a Value or a ListValue, as its JSON text
+    branch, step        only of a whole value, one of several types: a struct of ``width`` fields, all of them NULL but
+                        the one at ``to``
 
 Other fields are skipped by their wire types.
 """
@@ -87,7 +89,6 @@ def wire_of(step: Step) -> int:
 
 
 def _parts(step: Step) -> Iterator[Step]:
-    if "entry" in step:
-        yield step["entry"]
+    yield from (step[key] for key in ("entry", "step") if key in step)
     for part in (*step.get("fields", ()), *step.get("defaults", ())):
         yield part.get("step", {})

@@ -5,30 +5,14 @@ Numbers are converted by their value, because the writer's types are known: a nu
 
 from __future__ import annotations
 
-import struct
+from collections.abc import Sequence
 from typing import Any
 
-from tallymark.formats.protobuf.columns import FIELD_MASK, JSON, SPECIAL, TIMESTAMP, WRAPPERS, Columns
+from tallymark.formats.protobuf.columns import FIELD_MASK, JSON, SPECIAL, TIMESTAMP, WRAPPERS, Columns, types_type
+from tallymark.formats.protobuf.numbers import LONG, RANGES, number_encoder, varint
 from tallymark.formats.protobuf.program import Program, Step
 from tallymark.formats.protobuf.schema import Field, Message
 
-INT, UINT = (-(1 << 31), (1 << 31) - 1), (0, (1 << 32) - 1)
-LONG, ULONG = (-(1 << 63), (1 << 63) - 1), (0, (1 << 64) - 1)
-RANGES = {
-    "bool": (0, 1),
-    "enum": INT,
-    "int32": INT,
-    "sint32": INT,
-    "sfixed32": INT,
-    "uint32": UINT,
-    "fixed32": UINT,
-    "int64": LONG,
-    "sint64": LONG,
-    "sfixed64": LONG,
-    "uint64": ULONG,
-    "fixed64": ULONG,
-}
-"""The least and the greatest number of each type."""
 WHOLE = {"bool": "boolean", "enum": "enum", **dict.fromkeys(("int32", "sint32", "sfixed32"), "int")}
 """What whole numbers become: otherwise a BIGINT, or a DECIMAL if they do not fit."""
 UNPACKED = ("string", "bytes", "message", "group")
@@ -54,6 +38,15 @@ def projection(writer: Message, reader: Message) -> Program:
         return Program(_Projection(columns).message(writer, reader), column)
     except RecursionError:
         raise Incompatible("its messages are nested too deeply") from None
+
+
+def one_of(writer: Message, readers: Sequence[Message]) -> Program | None:
+    """Return the program that decodes into the column of several messages; None if the writer's is none of them."""
+    at = next((at for at, reader in enumerate(readers) if reader.name == writer.name), None)
+    if at is None:
+        return None
+    program = projection(writer, readers[at])
+    return Program({"read": "branch", "to": at, "width": len(readers), "step": program.root}, types_type(readers))
 
 
 class _Projection:
@@ -195,23 +188,8 @@ def _encoded(field: Field) -> bytes:
     if isinstance(value, str):
         value = value.encode()
     if isinstance(value, bytes):
-        return _varint(len(value)) + value
-    if field.type in ("fixed32", "sfixed32", "float"):
-        return struct.pack({"fixed32": "<I", "sfixed32": "<i", "float": "<f"}[field.type], value)
-    if field.type in ("fixed64", "sfixed64", "double"):
-        return struct.pack({"fixed64": "<Q", "sfixed64": "<q", "double": "<d"}[field.type], value)
-    if field.type in ("sint32", "sint64"):
-        return _varint((value << 1) ^ (value >> 63))
-    return _varint(int(value) & ULONG[1])
-
-
-def _varint(rest: int) -> bytes:
-    found = bytearray()
-    while rest > 127:
-        found.append(rest & 127 | 128)
-        rest >>= 7
-    found.append(rest)
-    return bytes(found)
+        return varint(len(value)) + value
+    return number_encoder(field.type)(value)
 
 
 def _described(field: Field) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,17 +11,21 @@ import pyarrow as pa
 from tallymark.errors import BadInput
 from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.framing import HEADERS, Id, Identified, framed, in_headers
+from tallymark.formats.origin import GIVEN, Origin, Unread
 from tallymark.formats.protobuf import indexes
 from tallymark.formats.protobuf.body import Dead
-from tallymark.formats.protobuf.columns import arrow_type
-from tallymark.formats.protobuf.compiler import compiled, compiled_file
+from tallymark.formats.protobuf.columns import arrow_type, types_type
+from tallymark.formats.protobuf.compiler import compiled
 from tallymark.formats.protobuf.decoder import decode
+from tallymark.formats.protobuf.extension import extended
 from tallymark.formats.protobuf.indexes import Indexes
+from tallymark.formats.protobuf.messages import declared_message, subject_message
 from tallymark.formats.protobuf.program import Program
-from tallymark.formats.protobuf.projection import Incompatible, projection
+from tallymark.formats.protobuf.projection import Incompatible, one_of, projection
 from tallymark.formats.protobuf.schema import Files, Message, SchemaInvalid, parse
 from tallymark.formats.registered import as_array, placed, subject_name
 from tallymark.formats.registry import Registered, Schemas
+from tallymark.formats.types import none_of
 from tallymark.formats.value import Part, Protobuf
 
 Group = tuple[Id, Indexes, np.ndarray, pa.Array, np.ndarray | None]
@@ -45,22 +48,38 @@ class PlainProtobuf:
 
 
 class RegisteredProtobuf:
-    """Decodes contents by the schemas and message indexes that they name, for one reader's message.
+    """Decodes contents by the schemas and message indexes that they name, for one reader's message or for several.
 
+    The value is the message, or of several messages a struct in which only that of the value is not NULL.
     Each schema is fetched from the registry once. One that the registry does not know is asked for again later.
     """
 
     learns, is_nullable = True, False
 
-    def __init__(self, schemas: Schemas, reader: Message, part: Part, *, in_headers: bool) -> None:
+    def __init__(
+        self,
+        schemas: Schemas,
+        readers: Sequence[Message],
+        part: Part,
+        *,
+        in_headers: bool,
+        origin: Origin = GIVEN,
+        message: str | None = None,
+    ) -> None:
+        """``message`` is the name of the only reader's message in the subject; without it, it is the first."""
         self.header = HEADERS[part] if in_headers else None
         self._schemas = schemas
-        self._reader = reader
+        self._readers = readers
         self._part = part
+        self._message = message
+        self.origin = origin
+        self.unread = Unread(schemas, origin)
+        """Schemas that records were written with, and that have fields which the reader's message lacks."""
         self._files: dict[Id, Files | str] = {}
-        self._programs: dict[tuple[Id, Indexes], Program] = {}
-        own = projection(reader, reader)
-        self.type, self.in_bulk = own.type, own.in_bulk
+        self._programs: dict[tuple[Id, Indexes], Program | str] = {}
+        own = [projection(reader, reader) for reader in readers]
+        self.type = own[0].type if len(own) == 1 else types_type(readers)
+        self.in_bulk = all(program.in_bulk for program in own)
 
     @property
     def version(self) -> int:
@@ -69,7 +88,38 @@ class RegisteredProtobuf:
     @property
     def programs(self) -> Mapping[tuple[Id, Indexes], Program]:
         """How to read the messages that were needed so far."""
-        return self._programs.copy()
+        known = self._programs.copy().items()
+        return {name: program for name, program in known if isinstance(program, Program)}
+
+    def grown(self) -> RegisteredProtobuf | None:
+        """Return the decoder that reads the fields of the subject's latest message, too; None if there are no more."""
+        return self.unread.followed(self._extended)
+
+    def _extended(self, subject: str, latest: Registered) -> RegisteredProtobuf | None:
+        (before,) = self._readers
+        later = subject_message(subject, latest, self._message)
+        if later.short_name != before.short_name:
+            raise self.origin.not_extended(latest, f"its message is {later.name} instead of {before.name}")
+        reader = extended(before, later)
+        if reader is before:
+            return None
+        try:
+            arrow_type(reader)
+            origin = self.origin.extended(latest, fully=_reads(reader, later))
+        except SchemaInvalid as error:
+            raise self.origin.not_extended(latest, error) from None
+        found = RegisteredProtobuf(
+            self._schemas,
+            [reader],
+            self._part,
+            in_headers=self.header is not None,
+            origin=origin,
+            message=self._message,
+        )
+        # Tasks then know the schemas of earlier records.
+        for name, places in list(self._programs):
+            found._program(name, places)
+        return found
 
     def __call__(self, contents: Contents, headers: pa.Array | pa.ChunkedArray | None = None) -> Decoded:
         given = as_array(contents)
@@ -111,13 +161,28 @@ class RegisteredProtobuf:
         if isinstance(files, str):
             return files
         try:
-            writer = files.at(places)
-            if writer.short_name != self._reader.short_name:
-                return f"the value is a {writer.name} of schema {name}, not a {self._reader.name}"
-            self._programs[name, places] = projection(writer, self._reader)
-        except (SchemaInvalid, Incompatible) as error:
+            program = self._projected(files.at(places), name)
+        except SchemaInvalid as error:
             return f"schema {name} can't be read: {error}"
-        return self._programs[name, places]
+        except Incompatible as error:
+            self._programs[name, places] = unreadable = self.origin.unreadable(name, self._schemas, error)
+            return unreadable
+        if isinstance(program, Program):
+            self._programs[name, places] = program
+        return program
+
+    def _projected(self, writer: Message, name: Id) -> Program | str:
+        if len(self._readers) > 1:
+            names = [reader.name for reader in self._readers]
+            program = one_of(writer, self._readers)
+            return program or f"the value is a {writer.name} of schema {name}, {none_of(names)}"
+        (reader,) = self._readers
+        if writer.short_name != reader.short_name:
+            return f"the value is a {writer.name} of schema {name}, not a {reader.name}"
+        program = projection(writer, reader)
+        if extended(reader, writer) is not reader:
+            self.unread.add(name)
+        return program
 
     def _file(self, name: Id) -> Files | str:
         """The files of a schema, or why they can't be read."""
@@ -127,6 +192,14 @@ class RegisteredProtobuf:
                 return f"schema {name} is unknown to the registry"
             self._files[name] = self._schemas.retried(partial(_files, name, found))
         return self._files[name]
+
+
+def _reads(reader: Message, writer: Message) -> bool:
+    try:
+        projection(writer, reader)
+    except Incompatible:
+        return False
+    return True
 
 
 def _files(name: Id, found: Registered) -> Files | str:
@@ -140,42 +213,36 @@ def _files(name: Id, found: Registered) -> Files | str:
 
 def protobuf_decoder(source: Protobuf, schemas: Schemas | None, part: Part, topics: Sequence[str]) -> Decoder:
     """Create the decoder of a source's keys or values; asks the registry for the reader's schema if it is not given."""
+    messages: Sequence[str | None] = source.messages or [source.only_message]
+    origin = GIVEN
     if source.schema is not None:
-        reader = declared_message(source.schema, source.message)
+        readers = [declared_message(source.schema, message) for message in messages]
         if schemas is None:
-            return PlainProtobuf(reader)
+            return PlainProtobuf(readers[0])
     else:
-        subject = subject_name(source, part, topics)
+        subjects = source.subjects or [subject_name(source, part, topics)] * len(messages)
         assert schemas is not None
-        reader = subject_message(subject, schemas.latest(subject), source.message)
+        latest = {subject: schemas.latest(subject) for subject in subjects}
+        readers = [
+            subject_message(subject, latest[subject], message)
+            for subject, message in zip(subjects, messages, strict=True)
+        ]
+        if len(readers) == 1:
+            origin = Origin.of(subjects[0], latest[subjects[0]])
     assert schemas is not None
-    return RegisteredProtobuf(schemas, reader, part, in_headers=source.ids == "headers")
+    _check_several(readers)
+    in_headers, message = source.ids == "headers", source.only_message
+    return RegisteredProtobuf(schemas, readers, part, in_headers=in_headers, origin=origin, message=message)
 
 
-def declared_message(path: str, message: str | None) -> Message:
-    """Return the message of a ``.proto`` file or of a FileDescriptorSet: the one with this name, or the only one."""
-    try:
+def _check_several(readers: Sequence[Message]) -> None:
+    """Refuse messages that would not each have a field."""
+    names = [reader.name for reader in readers]
+    for name in names:
+        if names.count(name) > 1:
+            raise BadInput(f"Protobuf(message=[...]) names {name} twice; leave it out once")
+    if len(readers) > 1:
         try:
-            content = compiled_file(Path(path)) if path.endswith(".proto") else Path(path).read_bytes()
-        except OSError as error:
-            raise SchemaInvalid(error.strerror or "the file can't be read") from None
-        files = parse(content)
-        return _with_column(files.message(message) if message else files.only())
-    except SchemaInvalid as error:
-        raise BadInput(f"Protobuf(schema={path!r}) can't be used: {error}") from None
-
-
-def subject_message(subject: str, found: Registered, message: str | None = None) -> Message:
-    """Return the message of a subject: the one with this name, or the first."""
-    if found.kind != "PROTOBUF":
-        raise BadInput(f"subject {subject} is not Protobuf but {found.kind}; use the format of its values")
-    try:
-        files = parse(compiled(found.text, found.imports))
-        return _with_column(files.message(message) if message else files.first())
-    except SchemaInvalid as error:
-        raise BadInput(f"subject {subject} can't be used: {error}") from None
-
-
-def _with_column(message: Message) -> Message:
-    arrow_type(message)
-    return message
+            types_type(readers)
+        except SchemaInvalid as error:
+            raise BadInput(f"Protobuf(message=[...]) can't be used: {error}") from None

@@ -74,6 +74,10 @@ class Field:
     oneof: str = ""
     default: Any = None
     """The value of a field that was not set; None if there is none. That of an enum is its number."""
+    numbers: Mapping[str, int] = field(default_factory=dict, repr=False)
+    """The numbers of an enum's names."""
+    is_packed: bool = False
+    is_required: bool = False
 
     @property
     def is_map(self) -> bool:
@@ -91,7 +95,13 @@ class Files:
     @property
     def names(self) -> list[str]:
         """The full names of the messages at the top level, in the order of the files."""
-        return [kind.full_name for file in self._mains for kind in file.message_types_by_name.values()]
+        return [kind.full_name for kind in self._top_level]
+
+    @property
+    def imports(self) -> list[str]:
+        """The names of the files that the schema imports, except for those that every compiler has."""
+        used = {name for file in self._mains for name in (one.name for one in file.dependencies)}
+        return sorted(name for name in used if not name.startswith(WELL_KNOWN))
 
     def message(self, name: str) -> Message:
         """Return the message with this full name; of a name without a package, the only one with this name."""
@@ -118,7 +128,7 @@ class Files:
 
     def at(self, indexes: Sequence[int]) -> Message:
         """Return the message with these indexes: that of a message at the top level, then those of nested ones."""
-        kinds = [kind for file in self._mains for kind in file.message_types_by_name.values()]
+        kinds = self._top_level
         found = None
         for index in indexes:
             if not 0 <= index < len(kinds):
@@ -128,6 +138,22 @@ class Files:
         if found is None:
             raise SchemaInvalid("it has no message without indexes")
         return self._read(found)
+
+    def indexes(self, name: str) -> tuple[int, ...]:
+        """Return the indexes of the message with this full name, as ``at`` takes them."""
+        waiting: list[tuple[tuple[int, ...], Any]] = [((at,), kind) for at, kind in enumerate(self._top_level)]
+        while waiting:
+            places, kind = waiting.pop()
+            if kind.full_name == name:
+                return places
+            waiting += [((*places, at), inner) for at, inner in enumerate(kind.nested_types)]
+        raise SchemaInvalid(
+            f"message {name} is imported, so it has no message indexes: name one of {listed(self.names)}"
+        )
+
+    @property
+    def _top_level(self) -> list[Any]:
+        return [kind for file in self._mains for kind in file.message_types_by_name.values()]
 
     def _read(self, kind: Any) -> Message:
         """Read a message and those that its fields need; a loop, because a message may lead to many others."""
@@ -155,9 +181,9 @@ class Files:
         elif not presence:
             has_default = True
         symbols: dict[int, str] = {}
-        if part.enum_type is not None:
-            for value in part.enum_type.values:
-                symbols.setdefault(value.number, value.name)
+        names = () if part.enum_type is None else part.enum_type.values
+        for value in names:
+            symbols.setdefault(value.number, value.name)
         return Field(
             part.name,
             part.number,
@@ -168,6 +194,9 @@ class Files:
             symbols,
             part.containing_oneof.name if part.containing_oneof is not None else "",
             part.default_value if has_default else None,
+            {value.name: value.number for value in names},
+            part.is_packed,
+            part.is_required,
         )
 
 
@@ -247,3 +276,8 @@ def listed(names: Sequence[str]) -> str:
         return "no messages"
     more = f" and {len(names) - SHOWN} others" if len(names) > SHOWN else ""
     return f"the message{'s' if len(names) > 1 else ''} {', '.join(names[:SHOWN])}{more}"
+
+
+def listed_symbols(enum: Field) -> str:
+    """Write the names of an enum for an error message."""
+    return ", ".join(list(enum.numbers)[:SHOWN]) + (", ..." if len(enum.numbers) > SHOWN else "")

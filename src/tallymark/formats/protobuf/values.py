@@ -31,6 +31,8 @@ Found = list[Any]
 
 def decoder(root: Step) -> Callable[[bytes], Any]:
     """Return the function that decodes a record, or raises Dead."""
+    if root["read"] == "branch":
+        return _branch(root)
     reader = _reader(root)
 
     def decode(content: bytes) -> Any:
@@ -39,6 +41,13 @@ def decoder(root: Step) -> Callable[[bytes], Any]:
         return reader.finish(state)
 
     return decode
+
+
+def _branch(root: Step) -> Callable[[bytes], Any]:
+    """Return the function that decodes a record of one of several types."""
+    one, to, width = decoder(root["step"]), root["to"], root["width"]
+    before, after = (None,) * to, (None,) * (width - to - 1)
+    return lambda content: (*before, one(content), *after)
 
 
 def default_of(message: Step, default: Step) -> Any:

@@ -72,7 +72,9 @@ def compare(pipeline: Pipeline, at_once: int = AT_ONCE, on_progress: OnProgress 
     remaker = Remaker(session(pipeline.spark), setup.source, tables, new_owner().run)
     done.left_out |= dict.fromkeys(remaker.merging(), MERGES)
     _check_any(pipeline, done)
-    done.tables = [Compared(spec, origins[spec.name], scopes) for spec, _ in tables if spec.name not in done.left_out]
+    # The reader's, because a replica may have the key of its records.
+    specs = [spec for spec in remaker.tables if spec.name not in done.left_out]
+    done.tables = [Compared(spec, origins[spec.name], scopes) for spec in specs]
     held = _read(remaker, done.tables, scopes, at_once, on_progress)
     done.checks = [_counted(scope, held[partition]) for partition, scope in sorted(scopes.items()) if _is_whole(scope)]
     return done

@@ -112,6 +112,9 @@ public final class DebeziumDecoder implements Decoder, Serializable {
         for (int n = 0; n < fields.length; n++) {
             Object column = columns.get(fields[n].name());
             HashMap described = column instanceof HashMap ? (HashMap) column : new HashMap();
+            while (described.get("items") instanceof HashMap) {
+                described = (HashMap) described.get("items");
+            }
             types[n] = column(fields[n].dataType(), units(described), scale(described));
         }
         return new JsonDecoder.Struct(type, types);

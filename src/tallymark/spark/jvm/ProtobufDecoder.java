@@ -39,9 +39,16 @@ public final class ProtobufDecoder implements Decoder, Serializable {
     private static final long LOW = 0xffffffffL;
 
     private final MergedStep root;
+    /** If the value is one of several types: the number of types, and which of them. */
+    private final int width;
+    private final int to;
 
     public ProtobufDecoder(String program) throws IOException {
-        root = (MergedStep) step(new ObjectMapper().readTree(program));
+        JsonNode step = new ObjectMapper().readTree(program);
+        boolean isBranch = step.get("read").asText().equals("branch");
+        root = (MergedStep) step(isBranch ? step.get("step") : step);
+        width = isBranch ? step.get("width").asInt() : 0;
+        to = isBranch ? step.get("to").asInt() : 0;
     }
 
     public Object decode(byte[] value, int start) {
@@ -49,7 +56,13 @@ public final class ProtobufDecoder implements Decoder, Serializable {
             Body body = new Body(value, start);
             Object state = root.begin();
             root.add(body, state);
-            return root.finish(state);
+            Object found = root.finish(state);
+            if (width == 0) {
+                return found;
+            }
+            Object[] types = new Object[width];
+            types[to] = found;
+            return new GenericInternalRow(types);
         } catch (Dead error) {
             return null;
         }

@@ -79,6 +79,7 @@ class SqlStore(Store):
         self.dialect = DIALECTS[url.get_backend_name()]()
         self.name = shown(url)
         self._tables: dict[str, Table] = {}
+        self._found: dict[str, Table | None] = {}  # by check_tables, for create_tables
         self._schemas: Mapping[str, pa.Schema] = {}
         self._known: Known = {}
         try:
@@ -195,14 +196,17 @@ class SqlStore(Store):
         check_table_names([spec.name for spec in specs], self.engine.dialect.name)
         with self.look() as connection:
             for spec in specs:
-                self._existing_table(connection, spec, table_schema(spec, schemas[spec.name]))
+                self._found[spec.name] = self._existing_table(connection, spec, table_schema(spec, schemas[spec.name]))
 
     def create_tables(self, specs: Sequence[TableSpec], schemas: Mapping[str, pa.Schema]) -> None:
-        self._schemas = {**self._schemas, **schemas}
+        self._schemas, known, self._found = {**self._schemas, **schemas}, self._found, {}
         for spec in specs:
-            work = partial(self._in_transaction, self._create_table, spec, table_schema(spec, schemas[spec.name]))
+            schema, found = table_schema(spec, schemas[spec.name]), known.get(spec.name)
+            if found is not None and not spec.remembers and all(name in found.c for name in schema.names):
+                self._tables[spec.name] = found
+                continue
             with translated(self.name):
-                retrying_races(work)
+                retrying_races(partial(self._in_transaction, self._create_table, spec, schema))
 
     def stages(self, group: str, run: str) -> Stages | None:
         return Stages(self.engine, self.name, group, run) if self.dialect.stages else None

@@ -19,7 +19,7 @@ from sqlalchemy.schema import CreateColumn
 from tallymark.core.merging import BY_ORDER
 from tallymark.core.tables import TableSpec, check_merge
 from tallymark.errors import TableMismatch
-from tallymark.stores.arrow import is_json
+from tallymark.stores.arrow import is_json, schemas_of
 from tallymark.stores.sql.columns import column_type, columns_for, family, has_own_text, plain
 from tallymark.stores.sql.keys import check_key, exact_collation
 
@@ -113,7 +113,7 @@ def has_table(connection: Connection, name: str) -> bool:
 def reflected(connection: Connection, name: str) -> Table:
     """Read the table's definition from the database."""
     listeners = [("column_reflect", _unescape)] if connection.dialect.name == "mysql" else []
-    return Table(name, MetaData(), autoload_with=connection, listeners=listeners)
+    return Table(name, MetaData(), autoload_with=connection, listeners=listeners, resolve_fks=False)
 
 
 def _unescape(_: Inspector, __: Table, column: ReflectedColumn) -> None:
@@ -211,6 +211,7 @@ def _check_ranges(connection: Connection, spec: TableSpec) -> None:
 
 
 def _check_columns(table: Table, spec: TableSpec, schema: pa.Schema, dialect: str) -> None:
+    of = schemas_of(schema)
     for field in schema:
         wanted = column_type(field, in_key=False)
         column = table.c.get(field.name)
@@ -218,18 +219,18 @@ def _check_columns(table: Table, spec: TableSpec, schema: pa.Schema, dialect: st
             if spec.evolve:
                 continue
             raise TableMismatch(
-                f"table {table.name} has no column {field.name} for the rows' {_spark_like(field)}; add the column, "
-                "set evolve=True to add it, or leave it out of the table's function"
+                f"table {table.name} has no column {field.name} for the rows' {_spark_like(field)}{of}; add the "
+                "column, set evolve=True to add it, or leave it out of the table's function"
             )
         if dialect != "sqlite" and not fits(wanted, column.type):
             if family(wanted) == family(column.type) == "timestamp":
                 raise TableMismatch(
                     f"table {table.name}: column {field.name} is {column.type} and truncates fractions of a second of "
-                    f"the rows' {_spark_like(field)}; change the column to one with {SECOND_DIGITS} digits"
+                    f"the rows' {_spark_like(field)}{of}; change the column to one with {SECOND_DIGITS} digits"
                 )
             raise TableMismatch(
                 f"table {table.name}: column {field.name} is {column.type} and can't hold the rows' "
-                f"{_spark_like(field)}; change the column or cast the value"
+                f"{_spark_like(field)}{of}; change the column or cast the value"
             )
 
 
