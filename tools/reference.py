@@ -165,10 +165,17 @@ def _settings() -> str:
         f"| `{one.arg}` | {_type(one.annotation)} | `{_plain(' = ' + defaults[one.arg], vars(setup))[3:]}` |"
         for one in _fields(_tree(Settings))
     ]
-    kinds = [f"| `{name}` | {_type(' | '.join(map(repr, get_args(kind))))} |" for name, kind in sorted(CHOICES.items())]
+    kinds = [
+        f"| `{name}` | {_type(' | '.join(map(_choice, get_args(kind))))} |" for name, kind in sorted(CHOICES.items())
+    ]
     return "\n".join(
         ["| setting | type | default |", "|---|---|---|", *rows, "", "| type | values |", "|---|---|", *kinds]
     )
+
+
+def _choice(one: Any) -> str:
+    """A value of a Literal, or a type."""
+    return one.__name__ if isinstance(one, type) else " | ".join(map(repr, get_args(one) or [one]))
 
 
 def _type(annotation: str) -> str:

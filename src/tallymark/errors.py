@@ -9,6 +9,7 @@
     ├── DataRefused               a database refused a value
     │   └── TransactionUndone     and rolled back the whole transaction
     ├── TableChanged              a table was dropped or altered while a pipeline ran
+    ├── Drifted                   a record has a field that the schema does not name, and on_drift="fail"
     ├── TooManyDead               a batch has more dead records than its budget allows; no position moved
     ├── BatchTooLarge             a batch exceeds its limits and has to be split
     ├── GroupPaused               the group is paused, by hand or by its budget
@@ -81,6 +82,10 @@ class TransactionUndone(DataRefused):
 
 
 class TableChanged(TallymarkError):
+    pass
+
+
+class Drifted(TallymarkError):
     pass
 
 

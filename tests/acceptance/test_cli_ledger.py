@@ -34,6 +34,7 @@ NOW = datetime.now(UTC)
 OLD = NOW - timedelta(days=40)
 DIALECTS = {"postgresql": "postgresql", "mariadb": "mysql", "sqlite": "sqlite"}
 TO_VERSION: dict[int, Sequence[str]] = {
+    5: ("ALTER TABLE tallymark_positions DROP COLUMN drift",),
     4: ("DROP TABLE tallymark_tables",),
     3: ("ALTER TABLE tallymark_positions DROP COLUMN leader_epoch",),
     2: (

@@ -159,6 +159,30 @@ def test_check_refuses_what_does_not_fit(topics: Topics, shop: Callable[..., Pat
     )
 
 
+@pytest.mark.usefixtures("spark")
+def test_fields_that_the_schema_does_not_name_are_shown(topics: Topics, shop: Callable[..., Path]) -> None:
+    topic = topics.create(2)
+    discounts = [{"id": n, "customer": "c", "discount": 1} | ({"note": "x"} if n == 3 else {}) for n in range(20)]
+    topics.send(topic, [*discounts, {"customer": "no key", "discount": 1}], partitions=2)
+    checked = in_process("check", shop(topic))
+    assert "\nfields that the schema does not name: discount in 20 records, note in 1 record\n" in checked.stdout
+    assert json.loads(in_process("check", shop(topic), "--json").stdout)["drift"] == {"discount": 20, "note": 1}
+    failing = shop(topic, "[source]", 'on_drift = "fail"\n[source]')
+    for command, *options in (["check"], ["run", "--until", "caught-up"]):
+        done = in_process(command, failing, *options)
+        assert done.returncode == (1 if command == "check" else 2)
+        assert f"{topic}[0] offset 0 has the field discount, which the schema does not name" in done.stderr
+    unknown = said(in_process("check", shop(topic, "[source]", "on_drift = 'never'\n[source]")))
+    assert 'shop.toml line 4: on_drift must be ignore, record or fail, not "never"' in unknown
+
+    assert in_process("run", shop(topic), "--until", "caught-up").returncode == 0
+    line = "  fields that the schema does not name: discount in 20 records since "
+    assert line in in_process("status", "--file", "shop.toml").stdout
+    (group,) = json.loads(in_process("status", "--file", "shop.toml", "--json").stdout)["groups"]
+    assert [(one["field"], one["records"]) for one in group["drift"]] == [("discount", 20), ("note", 1)]
+    assert group["drift"][0].keys() == {"field", "records", "first_at", "last_at"}
+
+
 def test_check_of_an_app_looks_at_topics_and_store(topics: Topics, brokers: str) -> None:
     topic = topics.create(2)
     Path("app.py").write_text(

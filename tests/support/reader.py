@@ -18,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from tallymark.core.drift import Fields, Found
 from tallymark.core.records import DeadLetter, PartitionCounts, Reading
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import DELETED, OFFSET, PARTITION, TIMESTAMP, TOPIC, TableSpec
@@ -84,6 +85,10 @@ SUMS = Filled(
 """Every bucket has records of all partitions, so that several owners add to one row."""
 TOTALS = Filled(TableSpec("totals"), {"records": NUMBER}, lambda *_: (1,), merges=True)
 EVERY_WAY = (EVENTS, LATEST, FIRST, ALIVE, VERSIONS, TRACED, SUMS)
+
+
+NAMED = {"id", "op", "version"}
+"""The fields that the reader's schema names."""
 
 
 @dataclass
@@ -174,7 +179,14 @@ class PlainReader:
             {partition: PartitionCounts(one.records, len(one.letters), one.last) for partition, one in found.items()},
             {table.spec.name: _rows(table, taken) for table in self._filled},
             [letter for one in found.values() for letter in one.letters],
+            drift={partition: fields for partition, one in found.items() if (fields := _unnamed(one.taken))},
         )
+
+    def drift(self, letters: Sequence[DeadLetter]) -> Mapping[Partition, Fields]:
+        found: dict[Partition, _Found] = {}
+        for letter in letters:
+            _take(found.setdefault(letter.partition, _Found()), letter.partition, Message(letter))
+        return {partition: _unnamed(one.taken) for partition, one in found.items()}
 
     def discard(self, reading: Reading) -> None:
         pass
@@ -207,6 +219,15 @@ def _take(found: _Found, partition: Partition, message: Any) -> None:
         found.letters.append(DeadLetter(partition, message.offset(), *kept, None, reason))
     else:
         found.taken.append((message, value))
+
+
+def _unnamed(taken: Sequence[tuple[Any, Value]]) -> dict[str, Found]:
+    found: dict[str, Found] = {}
+    for message, value in taken:
+        for name in value.keys() - NAMED:
+            one = Found(1, message.offset())
+            found[name] = found[name] + one if name in found else one
+    return found
 
 
 def _time(message: Any) -> datetime:

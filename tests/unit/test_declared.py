@@ -107,6 +107,7 @@ def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:
         delivery = "at-least-once"
         start = "latest"
         on_loss = "record"
+        on_drift = "fail"
         patience = "5s"
         road = "driver"
         [source]
@@ -155,6 +156,7 @@ def test_a_file_can_say_all_that_a_pipeline_can_be_told(load: Load) -> None:
         "record",
         5.0,
     )
+    assert setup.on_drift == "fail"
     assert (setup.starts.kind, setup.starts.prefer_saved, pipeline.road) == ("latest", False, "driver")
     assert (setup.source.topic_names, setup.source.value) == (("^a-.*", "b"), Bytes())
     assert (setup.source.settings, setup.source.cluster.protocol) == ({"session.timeout.ms": 10000}, "SASL_SSL")

@@ -47,10 +47,10 @@ def values(*contents: bytes | None) -> pa.Table:
 def decode(source: Kafka, found: pa.Table) -> tuple[list[Any], Mapping[int, str]]:
     """The values of the records that are alive, and the errors of the others; services decode the same."""
     decoders = source.decoders()
-    table, errors = decoders.table(found)
+    table, errors, _ = decoders.table(found)
     alive = raw.leave_out(table, errors.keys())
     messages = [Message(letter) for letter in raw.letters(found, dict.fromkeys(range(found.num_rows), ""))]
-    served, letters = decoded(source.decoders(), messages)
+    served, letters, _ = decoded(source.decoders(), messages)
     assert served.to_arrow().select(["key", "value"]).equals(alive.select(["key", "value"]))
     assert [(letter.offset, letter.error) for letter in letters] == sorted(errors.items())
     return alive["value"].to_pylist(), errors
@@ -119,7 +119,7 @@ RETYPED = {**ORDER, "fields": [{"name": "id", "type": "long"}, {"name": "name", 
             "others",
             True,
             {"schema": text(ORDER)},
-            "schema 1 (others version 1) can't be read by the given schema: ",
+            "schema 1 (others version 1) can't be read by the reader's schema: ",
         ),
         ("orders-value", False, {}, "schema 1 can't be read by orders-value version 2: field name: "),
     ],
@@ -173,7 +173,7 @@ def test_a_schema_that_is_registered_later_is_learned(
     then = time.monotonic() + module.AGAIN_SECONDS
     with monkeypatch.context() as patch:
         patch.setattr("tallymark.formats.registry.time.monotonic", lambda: then)
-        table, errors = decoders.table(later)
+        table, errors, _ = decoders.table(later)
     assert not errors
     assert table["value"].to_pylist() == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
     assert decoders.version == before + 1
@@ -199,7 +199,7 @@ def test_keys_have_formats_too(registry: SchemaRegistry) -> None:
     good_key, good = framed(key, "string", "k1"), framed(id, ORDER, {"id": 1, "name": "a"})
     source = Kafka("localhost:9092", "orders", value=Avro(registry.url), key=Avro(registry.url))
     found = records((good_key, good), (b"k", good), (good_key, b"v"), (b"k", b"v"), (good_key, None), (None, good))
-    table, errors = source.decoders().table(found)
+    table, errors, _ = source.decoders().table(found)
     alive = raw.leave_out(table, errors.keys())
     assert alive["key"].to_pylist() == ["k1", "k1", None]
     assert alive["value"].to_pylist() == [{"id": 1, "name": "a"}, None, {"id": 1, "name": "a"}]
@@ -213,7 +213,7 @@ def test_keys_have_formats_too(registry: SchemaRegistry) -> None:
 
 def test_a_key_may_be_json_and_the_value_bytes() -> None:
     source = Kafka("localhost:9092", "orders", value=Bytes(), key=Json("id INT"))
-    table, errors = source.decoders().table(records((b'{"id": 1}', b"\xff"), (None, None), (b"x", b"y")))
+    table, errors, _ = source.decoders().table(records((b'{"id": 1}', b"\xff"), (None, None), (b"x", b"y")))
     assert table["key"].to_pylist()[:2] == [{"id": 1}, None]
     assert table["value"].to_pylist() == [b"\xff", None, b"y"]
     assert list(errors) == [2]

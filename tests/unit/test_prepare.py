@@ -47,7 +47,7 @@ class Prepares:
         brokers: Any = SimpleNamespace(
             logs=lambda _: {one.partition: one for one in self.logs}, ask_ids=lambda _: dict, stop=threading.Event()
         )
-        reader: Any = SimpleNamespace(tables=[], read=self.read)
+        reader: Any = SimpleNamespace(tables=[], read=self.read, drift=lambda _: {})
         nowhere: Any = None
         self.work = ClaimedPartitions(job, brokers, Destination(nowhere, nowhere), reader)
         self.preparation = Preparation(job, self.work, reader, None, brokers.stop, ignore)

@@ -17,6 +17,8 @@ from tallymark.spark.pipeline import Pipeline
 
 Limit = Annotated[int, typer.Option("--limit", min=0, help="Show at most so many sample rows of each table.")]
 STARTS = ("TOPIC", "PARTITION", "START:start_offset", "LOG-END-OFFSET", "TO READ:to_read", "BECAUSE")
+MOST_FIELDS = 10
+"""Number of fields that the schema does not name which are listed; --json lists all."""
 WIDEST = 60
 """Characters of a value that are shown in a table."""
 
@@ -75,6 +77,11 @@ def _show(trial: Trial) -> None:
     if trial.unmatched:
         fate = "count as applied, unless unmatched='dead' is set"
         say(f"records that give no row to any table: {trial.unmatched}; they {fate}", "yellow")
+    if trial.drift:
+        first = list(trial.drift.items())[:MOST_FIELDS]
+        fields = [f"{printable(name)} in {records} record{'s' * (records != 1)}" for name, records in first]
+        more = [f"and {len(trial.drift) - MOST_FIELDS} more"] if len(trial.drift) > MOST_FIELDS else []
+        say(f"fields that the schema does not name: {', '.join([*fields, *more])}", "yellow")
     if trial.tables:
         dead = len(trial.letters)
         say(f"\n{trial.group} fits; sample of {trial.records} records, {dead} of them dead; nothing was written")
@@ -128,6 +135,7 @@ def _as_json(trial: Trial) -> dict[str, Any]:
         "partitions": _starts(trial),
         "records": trial.records,
         "unmatched": trial.unmatched,
+        "drift": dict(trial.drift),
         "tables": [_table_as_json(sampled) for sampled in trial.tables],
         "dead_letters": [
             {

@@ -17,6 +17,7 @@ from tallymark.cli.output import FAILED, FOUND, Rows, note, plain, show
 from tallymark.cli.target import AsJson, Target, targeted
 from tallymark.cli.values import printable
 from tallymark.cli.watch import watch
+from tallymark.core.drift import described
 from tallymark.core.durations import parse_duration
 from tallymark.core.spans import OUTCOMES
 from tallymark.errors import BadInput
@@ -28,6 +29,8 @@ Watch = Annotated[bool, typer.Option("--watch", "-w", help="Repeat it until Ctrl
 Every = Annotated[str, typer.Option("--every", help="Interval of --watch, such as 500ms, 10s or 1m; at least 200ms.")]
 Fail = Annotated[bool, typer.Option("--fail", help=f"Exit with 1 if a group is {' or '.join(TROUBLE)}.")]
 
+MOST_FIELDS = 5
+"""Number of fields that the schema does not name which are listed; --json lists all."""
 SHORTEST = 0.2
 """The shortest interval of --watch in seconds."""
 
@@ -97,6 +100,8 @@ def _group(one: Survey, sight: Sight) -> Iterator[RenderableType]:
         yield Text(f"  run {run.name} on {run.host} since {moment(run.started)}, seen {seen} ago")
     counts = ", ".join(f"{count} {outcome}" for outcome, count in asdict(one.tally).items())
     yield Text(f"  {counts}; {one.letters} open dead letters, {one.open_skips} open skips")
+    if one.drift:
+        yield Text(f"  {printable(described(one.drift, MOST_FIELDS))}", "yellow")
     if paces := one.paces:
         styles = ["" if pace.position.balanced else "red" for pace in paces]
         yield Rows(COLUMNS, [_row(pace) for pace in paces], DISPENSABLE, styles)

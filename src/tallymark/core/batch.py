@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 from tallymark.core.claims import Advance, Claim, Entry, Fill, Note, Replay, Skip
+from tallymark.core.drift import Fields, reduced
 from tallymark.core.journal import Letter
 from tallymark.core.newest import finish
 from tallymark.core.plan import Move, Plan
@@ -28,6 +29,7 @@ NOT_KEPT = ("only in Kafka", "Kafka has deleted the record meanwhile")
 Letters = Callable[[Sequence[Refusal]], list[DeadLetter]]
 Again = Callable[[Collection[tuple[Partition, int]]], Reading]
 """Reads a batch without these records."""
+DriftOf = Callable[[Sequence[DeadLetter]], Mapping[Partition, Fields]]
 Records = Callable[[Mapping[Partition, list[int]]], Mapping[tuple[Partition, int], RawRecord]]
 
 
@@ -74,6 +76,7 @@ def _read_again(reading: Reading, refusals: Sequence[Refusal], again: Again) -> 
         seen={partition: seen(partition) for partition in reading.seen.keys() | rest.seen.keys()},
         dead_letters=[*reading.dead_letters, *rest.dead_letters],
         refusals=[*refusals, *rest.refusals],
+        left_out=dead,
     )
 
 
@@ -133,7 +136,8 @@ class BatchToCommit:
 
     Its moves advance positions. If it fills an open ``skip``, its only move is the first part of that skip. If it
     retries dead letters (``tried``), it has no moves, and ``letters`` are those that are still dead.
-    ``again`` reads the batch without refused records, for tables that merge records.
+    ``again`` reads the batch without refused records, for tables that merge records. ``drift_of`` finds the fields that
+    the schema does not name in records that were refused after they had been read.
     """
 
     name: str
@@ -146,6 +150,7 @@ class BatchToCommit:
     skip: Skip | None = None
     tried: Tried = field(default_factory=dict)
     again: Again | None = None
+    drift_of: DriftOf | None = None
 
     @classmethod
     def shaped(
@@ -159,6 +164,7 @@ class BatchToCommit:
         skip: Skip | None = None,
         tried: Tried | None = None,
         again: Again | None = None,
+        drift_of: DriftOf | None = None,
     ) -> BatchToCommit:
         """Create the batch with the rows of each table as they are written, without rows of dead records."""
         dead = records_of(letters)
@@ -166,14 +172,13 @@ class BatchToCommit:
             replace(finish(spec, without(reading.rows[spec.name], dead), name), staged=reading.staged.get(spec.name))
             for spec in tables
         ]
-        return cls(name, started, plan, reading, tables, letters, changes, skip, tried or {}, again)
+        return cls(name, started, plan, reading, tables, letters, changes, skip, tried or {}, again, drift_of)
 
     def refusing(self, reading: Reading, letters: Sequence[DeadLetter]) -> BatchToCommit:
         """Return the batch with more dead records. Their rows are replaced by older rows of the same keys."""
         letters = [*self.letters, *letters]
-        return self.shaped(
-            self.name, self.started, self.plan, reading, self.tables, letters, self.skip, self.tried, self.again
-        )
+        more = self.skip, self.tried, self.again, self.drift_of
+        return self.shaped(self.name, self.started, self.plan, reading, self.tables, letters, *more)
 
     def advances(self, claims: Mapping[Partition, Claim]) -> list[Advance]:
         if self.skip is not None:
@@ -206,6 +211,12 @@ class BatchToCommit:
             for record, letter in self.tried.items()
         ]
 
+    def drift(self) -> Mapping[Partition, Fields]:
+        """Return the fields that the schema does not name, in applied records."""
+        found = self.reading.drift
+        refused = [letter for letter in self.letters if (letter.partition, letter.offset) not in self.reading.left_out]
+        return reduced(found, self.drift_of(refused)) if found and refused and self.drift_of else found
+
     def _account(self, move: Move, epoch: int) -> Advance:
         dead = Counter(letter.partition for letter in self.letters)[move.partition]
         return account(move, self.reading.seen.get(move.partition, PartitionCounts()), dead, epoch)
@@ -225,6 +236,7 @@ class BatchToCommit:
             notes=[*lost, *skipped],
             fills=self.fills(),
             replays=self.replays(),
+            drift=self.drift(),
         )
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
+from tallymark.core.drift import Fields
 from tallymark.core.records import DeadLetter
 from tallymark.core.spans import Partition, Position, Span, Tally
 from tallymark.core.tables import WrittenTable
@@ -215,6 +216,8 @@ class Entry:
     replays: Sequence[Replay] = ()
     tables: Sequence[WrittenTable] = ()
     """Tables that the ledger may not know yet."""
+    drift: Mapping[Partition, Fields] = field(default_factory=dict)
+    """Fields that the schema does not name, in the records that this commit applies."""
 
     def __post_init__(self) -> None:
         skipped, noted = Counter[Partition](), Counter[Partition]()
@@ -260,16 +263,16 @@ def restarted(position: Position, to: Restart, now: datetime) -> tuple[Position,
     if to.emptied:
         # Also for a position that stays: its earlier notes explain no row any more.
         note = Note(EMPTYING, Span(position.partition, offset, max(offset, position.next_offset)), to.reason)
-        moved = replace(position, next_offset=offset, first_offset=offset, tally=Tally(), updated_at=now)
+        moved = replace(position, next_offset=offset, first_offset=offset, tally=Tally(), updated_at=now, drift={})
         return replace(moved, leader_epoch=to.leader_epoch), note
     if offset >= position.next_offset:
         span, kind = Span(position.partition, position.next_offset, offset), "skip"
-        tally, first = position.tally + Tally(skipped=len(span)), position.first_offset
+        tally, first, drift = position.tally + Tally(skipped=len(span)), position.first_offset, position.drift
     else:
         span = Span(position.partition, offset, position.next_offset)
         kind = "reset" if to.truncated_from is None else "truncation"
-        tally, first = Tally(), offset
-    moved = replace(position, next_offset=offset, first_offset=first, tally=tally, updated_at=now)
+        tally, first, drift = Tally(), offset, {}
+    moved = replace(position, next_offset=offset, first_offset=first, tally=tally, updated_at=now, drift=drift)
     if not len(span):
         return moved, None
     return replace(moved, leader_epoch=to.leader_epoch), Note(kind, span, to.reason)

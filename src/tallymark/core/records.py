@@ -15,6 +15,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
+from tallymark.core.drift import Fields
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import Refusal, Staged, TableSpec
 
@@ -114,6 +115,10 @@ class Reading:
     """Bytes of keys and values."""
     staged: Mapping[str, Staged] = field(default_factory=dict)
     """Tables whose rows the executors have already staged in the store; they have no ``rows`` here."""
+    drift: Mapping[Partition, Fields] = field(default_factory=dict)
+    """Fields of decoded records that the schema does not name."""
+    left_out: Collection[tuple[Partition, int]] = frozenset()
+    """Dead records that are counted in ``seen``, but were not read again with the others."""
 
 
 class Reader(Protocol):
@@ -139,6 +144,9 @@ class Reader(Protocol):
         be read next, so that the reader may fetch them ahead; None if unknown. ``BatchTooLarge`` asks the caller for
         smaller spans.
         """
+
+    def drift(self, letters: Sequence[DeadLetter]) -> Mapping[Partition, Fields]:
+        """Return the fields that the schema does not name in these records, as far as they can be decoded."""
 
     def discard(self, reading: Reading) -> None:
         """Release what was staged for this reading: it was committed, or never will be."""

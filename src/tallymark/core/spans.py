@@ -7,9 +7,11 @@ This module does not depend on Kafka, Spark or a database.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from typing import NamedTuple
+
+from tallymark.core.drift import Drift
 
 STREAMING = "structured-streaming"
 """The cluster id of positions that belong to a streaming query and are unknown to brokers."""
@@ -79,7 +81,7 @@ class Tally:
         return sum(tallies, cls())
 
 
-OUTCOMES = tuple(field.name for field in fields(Tally))
+OUTCOMES = tuple(outcome.name for outcome in fields(Tally))
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,8 @@ class Position:
     updated_at: datetime
     leader_epoch: int | None = None
     """A leader epoch in which the log held all offsets before the position; None if unknown."""
+    drift: Drift = field(default_factory=dict)
+    """Fields of applied records that the schema does not name, since the tally began."""
 
     @property
     def mark(self) -> Mark:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import pyarrow as pa
+
+from tallymark.formats.unnamed import Unnamed
 
 Contents: TypeAlias = Sequence[bytes | None] | pa.Array | pa.ChunkedArray
 """Keys or values of records."""
@@ -14,10 +16,14 @@ Contents: TypeAlias = Sequence[bytes | None] | pa.Array | pa.ChunkedArray
 
 @dataclass(frozen=True)
 class Decoded:
-    """``values`` is NULL for tombstones and for dead records; ``errors`` maps the index of dead records to errors."""
+    """``values`` is NULL for tombstones and for dead records; ``errors`` maps the index of dead records to errors.
+
+    ``unnamed`` are the fields that the schema does not name, if the decoder looks for them.
+    """
 
     values: pa.ChunkedArray | pa.Array
     errors: Mapping[int, str]
+    unnamed: Unnamed = field(default_factory=dict)
 
 
 class Decoder(Protocol):
@@ -40,6 +46,10 @@ class Decoder(Protocol):
     @property
     def learns(self) -> bool:
         """Whether the decoder asks for schemas that it does not know."""
+
+    @property
+    def finds(self) -> bool:
+        """Whether the decoder finds fields that the schema does not name."""
 
     @property
     def version(self) -> int:

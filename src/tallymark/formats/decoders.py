@@ -20,13 +20,15 @@ from tallymark.formats.json import JsonDecoder
 from tallymark.formats.protobuf.registered import RegisteredProtobuf, protobuf_decoder
 from tallymark.formats.registered import RegisteredAvro, as_array, avro_decoder
 from tallymark.formats.registry import Schemas
+from tallymark.formats.unnamed import Rowset, Unnamed
 from tallymark.formats.value import Avro, Bytes, Debezium, Format, Json, Part, Protobuf
 
 
 class BytesDecoder:
     """Leaves contents as they are."""
 
-    type, in_bulk, is_nullable, header, learns, version = pa.binary(), True, False, None, False, 0
+    type, in_bulk, is_nullable, header = pa.binary(), True, False, None
+    learns, version, finds = False, 0, False
 
     def __call__(self, contents: Contents, headers: pa.Array | pa.ChunkedArray | None = None) -> Decoded:  # noqa: ARG002
         return Decoded(contents if isinstance(contents, pa.ChunkedArray) else as_array(contents), {})
@@ -40,12 +42,12 @@ class FramedDecoder:
     def __init__(self, decoder: Decoder) -> None:
         self.decoder = decoder
         self.type, self.in_bulk = decoder.type, decoder.in_bulk
-        self.is_nullable = decoder.is_nullable
+        self.is_nullable, self.finds = decoder.is_nullable, decoder.finds
 
     def __call__(self, contents: Contents, headers: pa.Array | pa.ChunkedArray | None = None) -> Decoded:  # noqa: ARG002
         found = framed(as_array(contents))
         decoded = self.decoder(found.bodies)
-        return Decoded(decoded.values, {**decoded.errors, **found.errors})
+        return Decoded(decoded.values, {**decoded.errors, **found.errors}, decoded.unnamed)
 
 
 class Decoders:
@@ -64,26 +66,31 @@ class Decoders:
         topics: Sequence[str] = (),
         stop: threading.Event | None = None,
         patience: float = PATIENCE,
+        *,
+        finds: bool = False,
     ) -> Decoders:
-        """Create the decoders of these formats. A registry is asked for schemas, until ``stop`` is set."""
+        """Create the decoders of these formats. A registry is asked for schemas, until ``stop`` is set.
+
+        With ``finds`` they find fields that the schema does not name.
+        """
 
         def created(source: Format, part: Part) -> Decoder:
             if isinstance(source, Debezium):
                 return events(source, part)
             if isinstance(source, Json):
-                decoder = JsonDecoder(source)
+                decoder = JsonDecoder(source, finds=finds)
                 return FramedDecoder(decoder) if source.framed else decoder
             if isinstance(source, Avro):
                 schemas = Schemas.of(source.server, stop, patience) if source.server else None
-                return avro_decoder(source, schemas, part, topics)
+                return avro_decoder(source, schemas, part, topics, finds=finds)
             if isinstance(source, Protobuf):
                 schemas = Schemas.of(source.server, stop, patience) if source.server else None
-                return protobuf_decoder(source, schemas, part, topics)
+                return protobuf_decoder(source, schemas, part, topics, finds=finds)
             return BytesDecoder()
 
         def events(source: Debezium, part: Part) -> Decoder:
             if isinstance(source.inner, Json):
-                from_json = DebeziumJson(source)
+                from_json = DebeziumJson(source, finds=finds)
                 return FramedDecoder(from_json) if source.inner.framed else from_json
             decoder = created(source.inner, part)
             check_event(decoder.type, "the schema")
@@ -99,6 +106,11 @@ class Decoders:
     def header_names(self) -> set[str]:
         """The headers that are needed."""
         return {decoder.header for decoder in self._parts.values() if decoder.header}
+
+    @property
+    def finds(self) -> bool:
+        """Whether fields that the schema does not name are found."""
+        return any(decoder.finds for decoder in self._parts.values())
 
     @property
     def learns(self) -> bool:
@@ -135,26 +147,33 @@ class Decoders:
             return None
         return Decoders(grown.get("value") or self.value, grown.get("key") or self.key)
 
-    def table(self, found: pa.Table) -> tuple[pa.Table, Mapping[int, str]]:
-        """Replace keys and values by what they decode to. The second result maps rows of dead records to errors."""
+    def table(self, found: pa.Table) -> tuple[pa.Table, Mapping[int, str], Unnamed]:
+        """Replace keys and values by what they decode to.
+
+        The second result maps rows of dead records to errors, the third has fields that the schema does not name.
+        """
         errors: dict[int, str] = {}
+        unnamed = Rowset()
         records = found
         for part, decoder in self._parts.items():
             decoded = decoder(found[part], found["headers"] if decoder.header else None)
             records = records.set_column(records.schema.get_field_index(part), part, decoded.values)
             _add(errors, part, decoded.errors)
-        return records, errors
+            unnamed.add_rows(_named(part, decoded.unnamed))
+        return records, errors, unnamed.found()
 
-    def messages(self, messages: Sequence[Any]) -> tuple[Mapping[Part, pa.Array], Mapping[int, str]]:
-        """Decode librdkafka's messages; the second result maps dead messages to errors."""
+    def messages(self, messages: Sequence[Any]) -> tuple[Mapping[Part, pa.Array], Mapping[int, str], Unnamed]:
+        """Decode librdkafka's messages, with the same further results as ``table``."""
         values: dict[Part, pa.Array] = {}
         errors: dict[int, str] = {}
+        unnamed = Rowset()
         for part, decoder in self._parts.items():
             headers = raw.of_messages(messages, ["headers"])["headers"] if decoder.header else None
             decoded = decoder(list(map(methodcaller(part), messages)), headers)
             values[part] = decoded.values
             _add(errors, part, decoded.errors)
-        return values, errors
+            unnamed.add_rows(_named(part, decoded.unnamed))
+        return values, errors, unnamed.found()
 
     def explained(self, letters: Sequence[DeadLetter], otherwise: str) -> list[DeadLetter]:
         """Replace the errors of records by what makes them dead; by ``otherwise`` if they can be decoded."""
@@ -165,6 +184,10 @@ class Decoders:
             letter if letter.value is None and letter.key is None else replace(letter, error=next(said))
             for letter in letters
         ]
+
+
+def _named(part: Part, unnamed: Unnamed) -> Unnamed:
+    return unnamed if part == "value" else {f"{part}: {name}": rows for name, rows in unnamed.items()}
 
 
 def _add(errors: dict[int, str], part: Part, more: Mapping[int, str]) -> None:

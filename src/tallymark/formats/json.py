@@ -7,6 +7,7 @@ smaller pieces; the last pieces are decoded value by value (``formats/fields.py`
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate
 from typing import Any
@@ -14,13 +15,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
 
 from tallymark.core.retry import threads
 from tallymark.formats import fields
 from tallymark.formats import schema as ddl
 from tallymark.formats.decoder import Contents, Decoded
+from tallymark.formats.json_lines import LineParser
 from tallymark.formats.limits import has_long_number, is_deep, is_doubtful
+from tallymark.formats.unnamed import Rowset, finder
 from tallymark.formats.value import Json
 
 JSON_SPACE = b" \t\r\n"
@@ -60,9 +62,11 @@ class JsonDecoder:
 
     is_nullable, header, learns, version = False, None, False, 0
 
-    def __init__(self, source: Json) -> None:
+    def __init__(self, source: Json, *, finds: bool = False) -> None:
+        """``finds``: look for fields that the schema does not name."""
         self._schema = source.schema
-        self._objects = _Objects(source.schema)
+        self.finds = finds
+        self._objects = _Objects(source.schema, finds=finds)
         self.type: pa.DataType = self._objects.type
         self.in_bulk = self._objects.bulk
 
@@ -74,25 +78,29 @@ class JsonDecoder:
         else:
             given = pa.array(contents, pa.binary())
         dead: list[int] = []
+        unnamed = Rowset()
         chunks = list(_chunks(given.drop_null() if given.null_count else given))
         firsts = list(accumulate((len(chunk) for chunk in chunks), initial=0))
         # Arrow's parser releases the GIL.
         each = threads().map if len(chunks) > 1 else map
         pieces: list[pa.Array] = []
-        for found_pieces, found_dead in each(self._objects.decoded, chunks, firsts):
-            pieces += found_pieces
-            dead += found_dead
-        found = pa.chunked_array(pieces, self.type)
+        for part in each(self._objects.decoded, chunks, firsts):
+            pieces += part.pieces
+            dead += part.dead
+            unnamed.add_rows(part.unnamed.found())
+        found, rows = pa.chunked_array(pieces, self.type), unnamed.found()
         if given.null_count:
-            places = pc.indices_nonzero(given.is_valid())
-            dead = [places[at].as_py() for at in dead]
+            places = pc.indices_nonzero(given.is_valid()).to_numpy()
+            dead = places[dead].tolist() if dead else []
+            rows = {name: places[at].astype(np.int64) for name, at in rows.items()}
             found = _spread(found, given.is_valid())
-        return Decoded(found, {at: explain(self._schema, given[at].as_py()) for at in dead})
+        return Decoded(found, {at: explain(self._schema, given[at].as_py()) for at in dead}, rows)
 
     def _few(self, values: Sequence[bytes | None]) -> Decoded:
-        dead: list[int] = []
-        found = self._objects.one_by_one(values, 0, dead)
-        return Decoded(found, {at: explain(self._schema, values[at] or b"") for at in dead})
+        part = Part()
+        found = self._objects.one_by_one(values, 0, part)
+        errors = {at: explain(self._schema, values[at] or b"") for at in part.dead}
+        return Decoded(found, errors, part.unnamed.found())
 
 
 def explain(schema: str, value: bytes) -> str:
@@ -138,36 +146,45 @@ class _Doubt(Exception):
     """Arrow may parse a value differently from the specification."""
 
 
+@dataclass
+class Part:
+    """What was decoded of some values: pieces, indexes of dead values, and fields that the schema does not name."""
+
+    pieces: list[pa.Array] = field(default_factory=list)
+    dead: list[int] = field(default_factory=list)
+    unnamed: Rowset = field(default_factory=Rowset)
+
+
 class _Objects:
     """JSON objects of one schema."""
 
-    def __init__(self, schema: str) -> None:
+    def __init__(self, schema: str, *, finds: bool) -> None:
         self.type, self._convert = _fields(schema)
-        self.bulk = all(_is_time(field.type) or _in_bulk(field.type) for field in self.type)
+        self._find = finder(self.type) if finds else None
+        self._is_flat = not any(pa.types.is_nested(column.type) for column in self.type)
+        self.bulk = all(_is_time(column.type) or _in_bulk(column.type) for column in self.type)
         self._check_digits = "decimal" in str(self.type)
-        self._parsing = pyarrow.json.ParseOptions(
-            explicit_schema=pa.schema(pa.field(f.name, pa.string()) if _is_time(f.type) else f for f in self.type),
-            unexpected_field_behavior="ignore",
-        )
+        as_text = pa.schema(pa.field(f.name, pa.string()) if _is_time(f.type) else f for f in self.type)
+        self._parse = LineParser(as_text, finds=finds)
 
-    def decoded(self, values: pa.Array, first: int) -> tuple[list[pa.Array], list[int]]:
-        """Return the decoded pieces, and the indexes of dead values, counted from ``first``."""
-        dead: list[int] = []
-        return list(self.decode(values, first, dead)), dead
+    def decoded(self, values: pa.Array, first: int) -> Part:
+        """Decode values, whose indexes are counted from ``first``."""
+        part = Part()
+        self._decode(values, first, part)
+        return part
 
-    def decode(self, values: pa.Array, first: int, dead: list[int]) -> Iterator[pa.Array]:
-        """Yield the decoded pieces; appends the indexes of dead values, counted from ``first``, to ``dead``."""
+    def _decode(self, values: pa.Array, first: int, part: Part) -> None:
         if not self.bulk or len(values) <= FEW:
-            yield self.one_by_one(values.to_pylist(), first, dead)
+            part.pieces.append(self.one_by_one(values.to_pylist(), first, part))
             return
         try:
-            yield self._at_once(values)
+            part.pieces.append(self._at_once(values, first, part.unnamed))
         except (_Doubt, pa.ArrowException):
             step = -(-len(values) // PIECES)
             for at in range(0, len(values), step):
-                yield from self.decode(values[at : at + step], first + at, dead)
+                self._decode(values[at : at + step], first + at, part)
 
-    def one_by_one(self, values: Sequence[bytes | None], first: int, dead: list[int]) -> pa.Array:
+    def one_by_one(self, values: Sequence[bytes | None], first: int, part: Part) -> pa.Array:
         found: list[Any] = []
         for at, value in enumerate(values, first):
             if value is None:
@@ -176,13 +193,20 @@ class _Objects:
             try:
                 if is_deep(value) or has_long_number(value):
                     raise fields.Unfit
-                found.append(self._convert(fields.parse(value.strip(JSON_SPACE))))
+                parsed_value = fields.parse(value.strip(JSON_SPACE))
+                found.append(self._convert(parsed_value))
             except fields.MISFITS:
                 found.append(None)
-                dead.append(at)
+                part.dead.append(at)
+                continue
+            # All fields of a flat object are named if as many were converted.
+            if self._find is not None and not (self._is_flat and len(found[-1]) == len(parsed_value)):
+                paths: set[str] = set()
+                self._find(parsed_value, paths)
+                part.unnamed.add(paths, at)
         return pa.array(found, self.type)
 
-    def _at_once(self, values: pa.Array) -> pa.Array:
+    def _at_once(self, values: pa.Array, first: int, unnamed: Rowset) -> pa.Array:
         longest = pc.max(pc.binary_length(values)).as_py()
         text = _lines(values, longest)
         if text is None:
@@ -193,14 +217,14 @@ class _Objects:
             raise _Doubt
         if self._check_digits and pc.any(pc.match_substring_regex(values, TINY_DECIMAL)).as_py():
             raise _Doubt
-        reading = pyarrow.json.ReadOptions(use_threads=False, block_size=len(text))
-        table = pyarrow.json.read_json(pa.BufferReader(text), reading, self._parsing)
+        table, rows = self._parse(text)
         if len(table) != len(values):
             raise _Doubt
-        columns = [_column(table[field.name].combine_chunks(), field.type) for field in self.type]
+        columns = [_column(table[column.name].combine_chunks(), column.type) for column in self.type]
         found = pa.StructArray.from_arrays(columns, fields=list(self.type))
         # Arrow parses 1e3 as DECIMAL(5, 2), although it does not fit; only full validation detects this.
         found.validate(full=self._check_digits)
+        unnamed.add_rows(rows, first)
         return found
 
 
@@ -240,7 +264,7 @@ def _is_time(kind: pa.DataType) -> bool:
 def _in_bulk(kind: pa.DataType) -> bool:
     """Whether Arrow's parser decodes this type."""
     if pa.types.is_struct(kind):
-        return all(_in_bulk(field.type) for field in kind)
+        return all(_in_bulk(inner.type) for inner in kind)
     if pa.types.is_list(kind):
         return _in_bulk(kind.value_type)
     return not (_is_time(kind) or pa.types.is_map(kind) or pa.types.is_binary(kind))

@@ -25,7 +25,7 @@ class Origin:
 
     def __str__(self) -> str:
         if self.subject is None:
-            return "the given schema"
+            return "the reader's schema"
         return f"{self.subject} {self._versions}" if self.versions else f"subject {self.subject}"
 
     @classmethod

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,13 +20,14 @@ from tallymark.formats.decoder import Contents, Decoded, Decoder
 from tallymark.formats.framing import HEADERS, Id, Identified, framed, in_headers
 from tallymark.formats.origin import GIVEN, Origin, Unread
 from tallymark.formats.registry import Registered, Schemas
+from tallymark.formats.unnamed import Rowset, written
 from tallymark.formats.value import Avro, Part, Protobuf
 
 
 class PlainAvro:
     """Decodes contents that were all written with one schema, which they do not name."""
 
-    header, learns, version = None, False, 0
+    header, learns, version, finds = None, False, 0, False
 
     def __init__(self, writer: Schema, reader: Schema | None = None) -> None:
         self.program = projection(writer, reader or writer)
@@ -46,8 +49,16 @@ class RegisteredAvro:
     learns = True
 
     def __init__(
-        self, schemas: Schemas, reader: Schema, part: Part, *, in_headers: bool, origin: Origin = GIVEN
+        self,
+        schemas: Schemas,
+        reader: Schema,
+        part: Part,
+        *,
+        in_headers: bool,
+        origin: Origin = GIVEN,
+        finds: bool = False,
     ) -> None:
+        self.finds = finds
         self.header = HEADERS[part] if in_headers else None
         self.type = arrow_type(reader)
         self._schemas = schemas
@@ -84,8 +95,8 @@ class RegisteredAvro:
             origin = self.origin.extended(latest, fully=_reads(reader, later))
         except SchemaInvalid as error:
             raise self.origin.not_extended(latest, error) from None
-        in_headers = self.header is not None
-        found = RegisteredAvro(self._schemas, reader, self._part, in_headers=in_headers, origin=origin)
+        more = {"in_headers": self.header is not None, "finds": self.finds}
+        found = RegisteredAvro(self._schemas, reader, self._part, origin=origin, **more)
         # Tasks then know the schemas of earlier records.
         for name in list(self._programs):
             found._program(name)
@@ -107,7 +118,7 @@ class RegisteredAvro:
                 errors.update(dict.fromkeys(rows.tolist(), program))
             else:
                 bodies = found.bodies if len(rows) == len(found.bodies) else found.bodies.take(pa.array(rows))
-                yield rows, decode(program, bodies)
+                yield rows, with_unnamed(decode(program, bodies), program.root if self.finds else {})
 
     def _program(self, name: Id) -> Program | str:
         """How to read the contents of a schema, or why they can't be read."""
@@ -141,7 +152,15 @@ def _reads(reader: Schema, writer: Schema) -> bool:
     return True
 
 
-def avro_decoder(source: Avro, schemas: Schemas | None, part: Part, topics: Sequence[str]) -> Decoder:
+def with_unnamed(decoded: Decoded, root: Mapping[str, Any]) -> Decoded:
+    """Add the fields that the writer's schema has and the reader's has not. They are those of every content."""
+    names = list(written(root))
+    return replace(decoded, unnamed=dict.fromkeys(names, np.arange(len(decoded.values)))) if names else decoded
+
+
+def avro_decoder(
+    source: Avro, schemas: Schemas | None, part: Part, topics: Sequence[str], *, finds: bool = False
+) -> Decoder:
     """Create the decoder of a source's keys or values; asks the registry for the reader's schema if it is not given."""
     origin = GIVEN
     if source.schema is not None:
@@ -157,7 +176,8 @@ def avro_decoder(source: Avro, schemas: Schemas | None, part: Part, topics: Sequ
         latest = schemas.latest(subject)
         reader, origin = subject_schema(subject, latest), Origin.of(subject, latest)
     assert schemas is not None
-    return RegisteredAvro(schemas, reader, part, in_headers=source.ids == "headers", origin=origin)
+    in_headers = source.ids == "headers"
+    return RegisteredAvro(schemas, reader, part, in_headers=in_headers, origin=origin, finds=finds)
 
 
 def subject_name(source: Avro | Protobuf, part: Part, topics: Sequence[str]) -> str:
@@ -217,17 +237,19 @@ def placed(
     parts: Sequence[tuple[np.ndarray, Decoded]], errors: dict[int, str], count: int, kind: pa.DataType
 ) -> Decoded:
     """Return all parts together, each in its rows; NULL in rows of no part."""
+    unnamed = Rowset()
     for rows, decoded in parts:
         errors.update({int(rows[at]): error for at, error in decoded.errors.items()})
+        unnamed.add_rows({name: rows[at] for name, at in decoded.unnamed.items()})
     if len(parts) == 1 and len(parts[0][0]) == count:
-        return Decoded(parts[0][1].values, errors)
+        return Decoded(parts[0][1].values, errors, unnamed.found())
     places = np.full(count, -1, np.int64)
     first = 0
     for rows, _ in parts:
         places[rows] = np.arange(first, first + len(rows))
         first += len(rows)
     values = pa.chunked_array([chunk for _, decoded in parts for chunk in _chunks(decoded.values)], kind)
-    return Decoded(values.take(pa.array(places, mask=places < 0)), errors)
+    return Decoded(values.take(pa.array(places, mask=places < 0)), errors, unnamed.found())
 
 
 def _chunks(values: pa.Array | pa.ChunkedArray) -> list[pa.Array]:

@@ -89,21 +89,27 @@ class Kafka:
         return any(isinstance(value, Debezium) for value in (self.value, *self.formats.values()))
 
     def decoders(
-        self, topic: str | None = None, stop: threading.Event | None = None, patience: float = PATIENCE
+        self,
+        topic: str | None = None,
+        stop: threading.Event | None = None,
+        patience: float = PATIENCE,
+        *,
+        finds: bool = False,
     ) -> Decoders:
         """Create what decodes the records of one topic, or of all topics.
 
-        A registry that does not answer is waited for, until ``stop`` is set.
+        A registry that does not answer is waited for, until ``stop`` is set. With ``finds``, the decoders find fields
+        that the schema does not name.
         """
         if topic is not None:
-            return Decoders.of(self.value_of(topic), self.key, [topic], stop, patience)
+            return Decoders.of(self.value_of(topic), self.key, [topic], stop, patience, finds=finds)
         formats = list(self.formats.values()) or [self.value]
         if any(other != formats[0] for other in formats):
             raise BadInput(
                 f"the topics {', '.join(self.formats)} have different formats, and a handler takes one; "
                 "listen to each of them separately"
             )
-        return Decoders.of(formats[0], self.key, self.topic_names, stop, patience)
+        return Decoders.of(formats[0], self.key, self.topic_names, stop, patience, finds=finds)
 
     def value_of(self, topic: str) -> Format:
         """Return the format of a topic's values."""

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 
+from tallymark.core import drift
 from tallymark.core.batch import BatchToCommit, fetched, refused
 from tallymark.core.plan import Plan, check_identity, plan
 from tallymark.core.records import DeadLetter
@@ -68,6 +70,8 @@ class Trial:
     letters: Sequence[DeadLetter] = ()
     unmatched: int | None = None
     """The number of records that give no row to any table; None if that is unknown, because functions merge records."""
+    drift: Mapping[str, int] = field(default_factory=dict)
+    """The number of records with each field that the schema does not name."""
 
 
 def try_setup(setup: Setup) -> Trial:
@@ -89,15 +93,25 @@ def try_pipeline(pipeline: Pipeline, rows: int = 10) -> Trial:
             specs, schemas = reader.tables, reader.schemas()
             destination.rows.check_tables(specs, schemas)
             reading = reader.read(sample.spans, "check") if sample else None
+            if setup.on_drift == "fail" and reading is not None:
+                drift.check(setup.group, reading.drift)
         if reading is None:
             tables = [_sampled(destination.rows, spec, schemas, None, rows) for spec in specs]
             return Trial(setup.group, starts, tables=tables)
         read = [spec for spec in specs if spec.name in reading.rows]
         letters = [*reading.dead_letters, *fetched(refused(reading, read), brokers.records)]
-        batch = BatchToCommit.shaped("check", datetime.now(UTC), sample, reading, read, letters)
+        batch = BatchToCommit.shaped("check", datetime.now(UTC), sample, reading, read, letters, drift_of=reader.drift)
         tables = [_sampled(destination.rows, spec, schemas, batch, rows) for spec in specs]
         records = sum(seen.records for seen in reading.seen.values())
-        return Trial(setup.group, starts, records, tables, letters, count_unmatched(reading))
+        return Trial(setup.group, starts, records, tables, letters, count_unmatched(reading), _drift(batch))
+
+
+def _drift(batch: BatchToCommit) -> dict[str, int]:
+    """The fields of most records first."""
+    found = Counter[str]()
+    for fields in batch.drift().values():
+        found.update({name: one.records for name, one in fields.items()})
+    return dict(found.most_common())
 
 
 def _brokers(setup: Setup, destination: Destination) -> Brokers:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from tallymark.core.claims import BACK
+from tallymark.core.drift import Seen, total
 from tallymark.core.journal import DEAD, Journal
 from tallymark.core.spans import GroupState, Position, Tally
 from tallymark.errors import BadInput, TableChanged, TallymarkError, Unreachable
@@ -80,6 +81,11 @@ class Survey:
         return Tally.sum(position.tally for position in self.facts.positions)
 
     @property
+    def drift(self) -> dict[str, Seen]:
+        """The fields that the schema does not name, over all partitions."""
+        return total(position.drift for position in self.facts.positions)
+
+    @property
     def open_skips(self) -> int:
         return sum(line.note.kind == "skip" for line in self.facts.notes)
 
@@ -113,6 +119,7 @@ class Survey:
             **asdict(self.tally),
             "open_dead_letters": self.letters,
             "open_skips": self.open_skips,
+            "drift": [{"field": name, **asdict(seen)} for name, seen in self.drift.items()],
         }
 
 

@@ -16,6 +16,7 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
+from tallymark.core import drift
 from tallymark.core.batch import BatchToCommit, check_letters, refused, without_refused
 from tallymark.core.plan import adapt
 from tallymark.core.progress import OnStep, Progress, Step
@@ -118,12 +119,13 @@ class Preparation:
         again = partial(self._reading, task, name)
         reading = again(then=task.then)
         tables = [spec for spec in self._reader.tables if spec.name in reading.rows]
+        if self._job.on_drift == "fail":
+            drift.check(self._job.group, reading.drift)
         self._on_step(Step.READ, progress)
         reading, refusals = without_refused(reading, refused(reading, tables), tables, again)
         letters = [*task.gone, *reading.dead_letters, *self._work.letters(refusals)]
-        batch = BatchToCommit.shaped(
-            name, started, task.plan, reading, tables, letters, task.skip, task.tried, again=again
-        )
+        more = task.skip, task.tried, again, self._reader.drift
+        batch = BatchToCommit.shaped(name, started, task.plan, reading, tables, letters, *more)
         self._on_step(Step.STAGED, progress)
         return batch
 

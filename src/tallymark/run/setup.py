@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from typing import TypedDict, get_args
 
 from tallymark.core.budget import Budget
+from tallymark.core.drift import OnDrift
 from tallymark.core.durations import Duration, parse_duration
 from tallymark.core.plan import Limits, OnLoss
 from tallymark.core.retention import Retention
@@ -34,6 +35,7 @@ class Settings(TypedDict, total=False):
 
     start: str | Start
     on_loss: OnLoss
+    on_drift: OnDrift
     budget: Budget
     patience: Duration
     delivery: Delivery
@@ -57,6 +59,7 @@ class Setup:
     ledger: str | None = field(default=None, repr=False)
     start: str | Start = "uncommitted-earliest"
     on_loss: OnLoss = "fail"
+    on_drift: OnDrift = "record"
     budget: Budget = field(default_factory=Budget)
     patience: Duration = PATIENCE
     delivery: Delivery = "exactly-once"
@@ -74,6 +77,8 @@ class Setup:
             raise BadInput("group= must be a name of 1 to 255 characters, without leading or trailing spaces")
         if self.on_loss not in get_args(OnLoss):
             raise BadInput(f"on_loss={self.on_loss!r} is not known; write {' or '.join(get_args(OnLoss))}")
+        if self.on_drift not in get_args(OnDrift):
+            raise BadInput(f"on_drift={self.on_drift!r} is not known; write {', '.join(get_args(OnDrift))}")
         if isinstance(self.membership, Group) and self.membership.protocol == "consumer":
             for name in {"session.timeout.ms", "heartbeat.interval.ms"} & self.source.settings.keys():
                 raise BadInput(
@@ -151,6 +156,7 @@ class Setup:
             start=self.starts,
             limits=limits or Limits(),
             on_loss=self.on_loss,
+            on_drift=self.on_drift,
             budget=self.budget,
             patience=self.patience_seconds,
             catch_up=self.catch_up,
@@ -174,7 +180,13 @@ class Job:
     start: Start
     limits: Limits = field(default_factory=Limits)
     on_loss: OnLoss = "fail"
+    on_drift: OnDrift = "record"
     budget: Budget = field(default_factory=Budget)
     patience: float | None = None
     catch_up: SkipAhead | None = None
     retention: Retention = field(default_factory=Retention)
+
+    @property
+    def finds_drift(self) -> bool:
+        """Whether decoders look for fields that the schema does not name."""
+        return self.on_drift != "ignore"

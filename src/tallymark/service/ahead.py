@@ -20,7 +20,7 @@ from tallymark.core.spans import Partition
 from tallymark.errors import TallymarkError
 from tallymark.formats.decoders import Decoders
 from tallymark.kafka.fetch import Fetched, Fetcher
-from tallymark.service.records import Records, decoded
+from tallymark.service.records import Records, Unnamed, decoded
 
 Answer = Callable[[], None]
 
@@ -36,6 +36,7 @@ class Taken:
     same_topics: Answer | None
     records: Records
     letters: list[DeadLetter]
+    unnamed: Unnamed
 
 
 class Ahead:

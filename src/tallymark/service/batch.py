@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from tallymark.core.batch import BatchToCommit, Tried
 from tallymark.core.claims import Skip
+from tallymark.core.drift import Found
 from tallymark.core.plan import Move, Plan
 from tallymark.core.records import DeadLetter, PartitionCounts, Reading
 from tallymark.core.spans import Partition, Span
 from tallymark.core.times import timestamp
 from tallymark.errors import BadInput, TallymarkError, described
-from tallymark.service.records import Record, Records, letter
+from tallymark.service.records import Record, Records, Unnamed, letter
 from tallymark.stores.transaction import Transaction
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class Batch:
         skip: Skip | None = None,
         tried: Tried | None = None,
         behind: int = 0,
+        unnamed: Unnamed | None = None,
     ) -> None:
         self.name = name
         self.records = records
@@ -54,6 +56,7 @@ class Batch:
         self.moves = tuple(moves)
         self._messages = messages
         self._letters = {(letter.partition, letter.offset): letter for letter in letters}
+        self._unnamed = unnamed or {}
         self._skip = skip
         self.tried = tried or {}
         """In a replay, the dead letters by partition and offset. A record that dies again keeps its dead letter."""
@@ -155,9 +158,21 @@ class Batch:
         }
         moves = Plan(tuple(move for move in self.moves if move.stop > move.start))
         letters = list(self._letters.values())
-        return BatchToCommit(
-            self.name, self._started, moves, Reading(seen, {}, []), (), letters, (), self._skip, self.tried
-        )
+        reading = Reading(seen, {}, [], drift=self.drift)
+        return BatchToCommit(self.name, self._started, moves, reading, (), letters, (), self._skip, self.tried)
+
+    @property
+    def drift(self) -> dict[Partition, dict[str, Found]]:
+        """The fields that the schema does not name, in records that this batch applies."""
+        found: dict[Partition, dict[str, Found]] = {}
+        stops = self.stops
+        for name, places in self._unnamed.items():
+            for partition, offset in places:
+                there = (partition, offset) in self.tried if self.tried else offset < stops.get(partition, 0)
+                if there and (partition, offset) not in self._letters:
+                    fields, one = found.setdefault(partition, {}), Found(1, offset)
+                    fields[name] = fields[name] + one if name in fields else one
+        return found
 
     def check_taken(self) -> None:
         if not self.committed and not self.abandoned:

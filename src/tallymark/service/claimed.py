@@ -50,7 +50,9 @@ class FetchedPartitions(Claimed[Batch], ServiceWork):
         self.owner = owner
         fetcher = Fetcher(setup.source, brokers)
         self._ahead = Ahead(
-            fetcher, setup.source.decoders(None, stop, setup.patience_seconds), self.ownership.ask_identity
+            fetcher,
+            setup.source.decoders(None, stop, setup.patience_seconds, finds=self._job.finds_drift),
+            self.ownership.ask_identity,
         )
         self._same_topics: Answer | None = None
         """The check that topics were not recreated. It was requested after the last fetch and is used only once."""
@@ -183,4 +185,4 @@ class FetchedPartitions(Claimed[Batch], ServiceWork):
         if not moves:
             return None
         name = f"{self.owner.run}-{next(self._batches)}"
-        return Batch(name, moves, messages, taken.records, taken.letters)
+        return Batch(name, moves, messages, taken.records, taken.letters, unnamed=taken.unnamed)

@@ -103,7 +103,7 @@ class Consumer:
         """
         with self._mending() as (job, destination, brokers):
             skips = OpenSkips(job, destination, brokers, topic, partition)
-            work = Redelivery(skips, job.owner.run, self.setup.source, brokers, self.setup.patience_seconds)
+            work = Redelivery(skips, job, self.setup.source, brokers)
             yield from HandlerLoop(job, work, destination, self._stop, on_step).batches(max_records)
 
     def replay(
@@ -121,7 +121,7 @@ class Consumer:
             in_runs = self.setup.source.has_changes
             found = partial(OpenLetters, job.group, destination.ledger, job.topics, query, brokers, in_runs=in_runs)
             chosen = retrying(found, self._stop, job.patience)
-            work = Redelivery(chosen, job.owner.run, self.setup.source, brokers, self.setup.patience_seconds)
+            work = Redelivery(chosen, job, self.setup.source, brokers)
             job = replace(job, budget=UNLIMITED)
             yield from HandlerLoop(job, work, destination, self._stop, on_step).batches(max_records)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from tallymark.core import drift
 from tallymark.core.batch import BatchToCommit
 from tallymark.core.claims import Entry
 from tallymark.core.progress import OnStep, Progress, Step, ignore
@@ -62,6 +63,8 @@ class HandlerLoop(BatchLoop[Batch]):
         batch = self._retrying(lambda: self.work.next(most))
         if batch is None:
             return None
+        if self.job.on_drift == "fail":
+            drift.check(self.job.group, batch.drift)
         self.on_step(Step.READ, Progress(batch.name, batch.offsets, batch.behind, since=began))
         if not len(batch):
             self._settle(batch)

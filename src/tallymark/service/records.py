@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, NamedTuple, overload
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from tallymark.core.spans import Partition
 from tallymark.core.times import EPOCH, headers, timestamp
 from tallymark.formats.debezium.changes import changes
 from tallymark.formats.decoders import Decoders
+from tallymark.formats.unnamed import Unnamed as RowsByName
 
 
 class Record(NamedTuple):
@@ -154,14 +155,25 @@ class Message:
         return list(self.letter.headers) or None
 
 
-def decoded(decoders: Decoders, messages: Sequence[Any]) -> tuple[Records, list[DeadLetter]]:
-    """Return the messages that can be decoded, and dead letters for the others."""
-    values, errors = decoders.messages(messages)
+Unnamed = Mapping[str, Sequence[tuple[Partition, int]]]
+"""The records that have each of the fields that the schema does not name."""
+
+
+def decoded(decoders: Decoders, messages: Sequence[Any]) -> tuple[Records, list[DeadLetter], Unnamed]:
+    """Return the messages that can be decoded, dead letters for the others, and the unnamed fields of the former."""
+    values, errors, rows = decoders.messages(messages)
+    unnamed = _places(messages, rows, errors) if rows else {}
     records = Records(messages, values["value"], values.get("key"))
     if not errors:
-        return records, []
+        return records, [], unnamed
     alive = records._some([at for at in range(len(messages)) if at not in errors])
-    return alive, [letter(messages[at], error) for at, error in sorted(errors.items())]
+    return alive, [letter(messages[at], error) for at, error in sorted(errors.items())], unnamed
+
+
+def _places(messages: Sequence[Any], unnamed: RowsByName, dead: Container[int]) -> Unnamed:
+    partition = cache(Partition)
+    places = [(partition(message.topic(), message.partition()), message.offset()) for message in messages]
+    return {name: [places[at] for at in rows.tolist() if at not in dead] for name, rows in unnamed.items()}
 
 
 def letter(message: Any, error: str, table: str | None = None) -> DeadLetter:

@@ -8,11 +8,13 @@ from typing import Any
 
 from tallymark.core.claims import Entry
 from tallymark.core.records import DeadLetter
+from tallymark.core.retry import PATIENCE
 from tallymark.core.spans import Partition
 from tallymark.core.tables import Refusal
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.fetch import Direct
 from tallymark.kafka.source import Kafka
+from tallymark.run.setup import Job
 from tallymark.run.work import Task, Work
 from tallymark.service.batch import Batch
 from tallymark.service.records import Message, decoded
@@ -38,12 +40,14 @@ class ServiceWork(Work[Batch]):
 class Redelivery(ServiceWork):
     """Open skips or dead letters as batches for a handler, read with one Kafka client."""
 
-    def __init__(self, work: Work[Task], run: str, source: Kafka, brokers: Brokers, patience: float) -> None:
+    def __init__(self, work: Work[Task], job: Job, source: Kafka, brokers: Brokers) -> None:
         self.verb, self.prefix, self.most = work.verb, work.prefix, work.most
         self._work = work
         self._client = Direct(source, brokers)
-        self._decoders = source.decoders(None, brokers.stop, patience)
-        self._run, self._batches = run, count(1)
+        self._decoders = source.decoders(
+            None, brokers.stop, PATIENCE if job.patience is None else job.patience, finds=job.finds_drift
+        )
+        self._run, self._batches = job.owner.run, count(1)
 
     @property
     def finished(self) -> bool:
@@ -55,13 +59,14 @@ class Redelivery(ServiceWork):
             return None
         messages = self._messages(task)
         self._work.check()
-        records, undecoded = decoded(self._decoders, messages)
+        records, undecoded, unnamed = decoded(self._decoders, messages)
         by_partition: dict[Partition, list[Any]] = {}
         for message in messages:
             by_partition.setdefault(Partition(message.topic(), message.partition()), []).append(message)
         name = f"{self._run}-{self.prefix}{next(self._batches)}"
         letters = [*undecoded, *task.gone]
-        return Batch(name, task.plan.moves, by_partition, records, letters, task.skip, task.tried, task.behind)
+        more = task.skip, task.tried, task.behind, unnamed
+        return Batch(name, task.plan.moves, by_partition, records, letters, *more)
 
     def _messages(self, task: Task) -> Sequence[Any]:
         if not task.tried:

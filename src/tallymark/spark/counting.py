@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from tallymark.core.drift import Fields, Found
 from tallymark.core.records import PartitionCounts
 from tallymark.core.spans import Partition
 from tallymark.core.times import from_micros
@@ -23,6 +24,7 @@ class Counted:
     seen: Mapping[Partition, PartitionCounts]
     dead: Sequence[tuple[Partition, int]]
     size: int
+    drift: Mapping[Partition, Fields] = field(default_factory=dict)
 
 
 def counted(counts: Any) -> Counted | None:
@@ -35,13 +37,16 @@ def counted(counts: Any) -> Counted | None:
         return None
     seen: dict[Partition, PartitionCounts] = {}
     dead: list[tuple[Partition, int]] = []
+    drift: dict[Partition, Fields] = {}
     size = 0
-    for topic, number, records, bytes_, micros, offsets in found["partitions"]:
+    for topic, number, records, bytes_, micros, offsets, names in found["partitions"]:
         partition = Partition(topic, number)
         seen[partition] = PartitionCounts(records, len(offsets), from_micros(micros))
         dead += [(partition, offset) for offset in offsets]
         size += bytes_
-    return Counted(seen, dead, size)
+        if names:
+            drift[partition] = {name: Found(*each) for name, each in names.items()}
+    return Counted(seen, dead, size, drift)
 
 
 def count(decoded: DataFrame) -> Counted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -17,6 +18,7 @@ from tallymark.formats.json import JsonDecoder
 from tallymark.formats.protobuf.indexes import FIRST
 from tallymark.formats.protobuf.registered import PlainProtobuf, RegisteredProtobuf
 from tallymark.formats.registered import PlainAvro, RegisteredAvro
+from tallymark.formats.unnamed import written
 from tallymark.spark.java import classes, new_counts
 from tallymark.spark.plans import Selection, invoked
 
@@ -41,8 +43,10 @@ class SparkDecoder:
         self.counts = new_counts(spark)
         self.version = decoders.version
         java = classes(spark)
-        key, value = (_content(java, decoder) if decoder else None for decoder in (decoders.key, decoders.value))
-        decoder = java.RecordDecoder(key, value, self.counts)
+        unnamed = java.Names("key: "), java.Names("")
+        contents = zip((decoders.key, decoders.value), unnamed, strict=True)
+        key, value = (_content(java, decoder, names) if decoder else None for decoder, names in contents)
+        decoder = java.RecordDecoder(key, value, self.counts, *unnamed)
         headers = F.col("headers") if decoders.header_names else F.lit(None).cast(HEADERS)
         arguments = [*map(F.col, RECORD[:6]), headers]
         value_type = _spark_type(decoders.value)
@@ -74,24 +78,37 @@ class SparkDecoder:
         return self._records(self._decode(raw).where(self._is_alive))
 
 
-def _content(java: Any, decoder: Decoder) -> Any:
-    """The Java object that decodes the same; None for bytes."""
+def _content(java: Any, decoder: Decoder, unnamed: Any) -> Any:
+    """The Java object that decodes the same, and adds fields to ``unnamed``; None for bytes."""
     if isinstance(decoder, FramedDecoder):
-        return java.Content(_decoder(java, decoder.decoder), True)
+        return java.Content(_decoder(java, decoder.decoder, unnamed), True)
     if isinstance(decoder, RegisteredAvro):
         content = java.Content(decoder.header)
         for name, program in decoder.programs.items():
-            content.add(_name(name), java.AvroDecoder(program.as_json()))
+            found = java.AvroDecoder(program.as_json())
+            content.add(_name(name), _naming(java, found, decoder, program.root, unnamed))
         return content
     if isinstance(decoder, RegisteredProtobuf):
         content = java.Content(decoder.header)
         content.readIndexes()
         for (name, indexes), steps in decoder.programs.items():
             after = "" if indexes == FIRST else f"/{'.'.join(map(str, indexes))}"
-            content.add(_name(name) + after, java.ProtobufDecoder(steps.as_json()))
+            found = java.ProtobufDecoder(steps.as_json())
+            content.add(_name(name) + after, _naming(java, found, decoder, steps.root, unnamed))
         return content
-    plain = _decoder(java, decoder)
+    plain = _decoder(java, decoder, unnamed)
     return java.Content(plain, False) if plain else None
+
+
+def _naming(java: Any, found: Any, decoder: Decoder, root: Mapping[str, Any], unnamed: Any) -> Any:
+    """The Java decoder of a schema, with the fields that the reader's schema does not name."""
+    paths = list(written(root)) if decoder.finds else []
+    if not paths:
+        return found
+    naming = java.NamingDecoder(found, unnamed)
+    for path in paths:
+        naming.add(path)
+    return naming
 
 
 def _name(id: Id) -> str:
@@ -99,11 +116,12 @@ def _name(id: Id) -> str:
     return str(id).replace("-", "")
 
 
-def _decoder(java: Any, decoder: Decoder) -> Any:
+def _decoder(java: Any, decoder: Decoder, unnamed: Any) -> Any:
+    unnamed = unnamed if decoder.finds else None
     if isinstance(decoder, DebeziumJson):
-        return java.DebeziumDecoder(_spark_type(decoder).json(), decoder.per_second, decoder.is_base64)
+        return java.DebeziumDecoder(_spark_type(decoder).json(), decoder.per_second, decoder.is_base64, unnamed)
     if isinstance(decoder, JsonDecoder):
-        return java.JsonDecoder(_spark_type(decoder).json())
+        return java.JsonDecoder(_spark_type(decoder).json(), unnamed)
     if isinstance(decoder, PlainProtobuf):
         return java.ProtobufDecoder(decoder.program.as_json())
     return java.AvroDecoder(decoder.program.as_json()) if isinstance(decoder, PlainAvro) else None

@@ -22,7 +22,7 @@ from tallymark.errors import BadInput, SandboxError
 from tallymark.local.cache import cache_dir, replace_file
 from tallymark.spark.session import is_local
 
-FORMATS = ("Decoder", "JsonDecoder", "DebeziumDecoder", "AvroDecoder", "ProtobufDecoder")
+FORMATS = ("Decoder", "Names", "JsonDecoder", "DebeziumDecoder", "AvroDecoder", "ProtobufDecoder", "NamingDecoder")
 SOURCES = (*FORMATS, "Counts", "LongSums", "Content", "RecordDecoder")
 _loading = threading.Lock()
 

@@ -61,8 +61,10 @@ class Pipeline:
 
     ``start`` sets where a partition without a saved position begins (see ``Start``). ``limits`` sets the maximum size
     of a batch. ``on_loss="record"`` continues when Kafka deleted records before they were read, or a log was truncated,
-    and records the affected offsets. ``budget`` limits the number of dead letters. ``patience`` is how long
-    brokers and store may be unreachable, such as "5m". ``spark`` holds settings for the Spark session.
+    and records the affected offsets. ``on_drift`` says what becomes of fields that the schema does not name: they are
+    counted ("record"), end the run ("fail"), or are not looked for ("ignore"). ``budget`` limits the number of dead
+    letters. ``patience`` is how long brokers and store may be unreachable, such as "5m". ``spark`` holds settings for
+    the Spark session.
 
     Runs with the same group share its partitions, as members of a Kafka group. ``membership=Group(...)`` configures
     that; ``Standalone()`` reads without other members. ``catch_up=SkipAhead(...)`` skips ahead when a partition is too
@@ -285,9 +287,18 @@ class Pipeline:
                 # The executors are threads of the driver: smaller batches through the driver are faster.
                 stage = None
             path: Path | None = "executors" if forced else None
-            memory, patience = self.limits.memory, self.setup.patience_seconds
-            options = memory, stage, path, self.unmatched, patience
-            return SparkReader(spark, self.setup.source, tables, owner.run, *options)
+            return SparkReader(
+                spark,
+                self.setup.source,
+                tables,
+                owner.run,
+                self.limits.memory,
+                stage,
+                path,
+                unmatched=self.unmatched,
+                patience=self.setup.patience_seconds,
+                finds_drift=self.setup.on_drift != "ignore",
+            )
 
 
 def _unchanged(rows: DataFrame) -> DataFrame:

@@ -16,6 +16,8 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
+from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import pyarrow as pa
@@ -24,6 +26,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from tallymark.core import raw
+from tallymark.core.drift import Fields, merged
 from tallymark.core.records import DeadLetter, Reading
 from tallymark.core.retry import PATIENCE
 from tallymark.core.spans import Partition, Span, split
@@ -77,7 +80,8 @@ class SparkReader:
 
     ``memory`` is the maximum number of bytes of a batch in the driver. Larger batches go to ``stages``, or are refused.
     ``path`` is the path of all batches, instead of the path that fits each. ``unmatched`` is what a record is that
-    gives no row to any table. ``patience`` is how long a schema registry is waited for.
+    gives no row to any table. ``patience`` is how long a schema registry is waited for. With ``finds_drift`` it finds
+    fields that the schema does not name.
     """
 
     def __init__(
@@ -89,15 +93,16 @@ class SparkReader:
         memory: int = sys.maxsize,
         stages: Stages | None = None,
         path: Path | None = None,
+        *,
         unmatched: Unmatched = "applied",
         patience: float = PATIENCE,
+        finds_drift: bool = False,
     ) -> None:
         self._path = path
         self._finds_unmatched = unmatched == "dead"
         self._spark = own_session(spark)
         self._source = source
         self._run = run
-        self._patience = patience
         self._memory = DriverMemory(memory)
         self._stages = stages
         self._stop = threading.Event()
@@ -106,14 +111,12 @@ class SparkReader:
         self._brokers = Brokers(source.cluster)
         self._direct = Direct(source, self._brokers)
         self._users = spark
-        self._layouts = Layouts(source, tables, self._decoders, self._layout)
+        decoders = partial(source.decoders, stop=self._stop, patience=patience, finds=finds_drift)
+        self._layouts = Layouts(source, tables, decoders, self._layout)
         self._layouts.begin(lambda: self._brokers.resolve(source.topic_names))
         # Held by the thread that reads, if tables follow the schemas.
         self._one_at_a_time = threading.Lock() if any(spec.follows for spec, _ in tables) else nullcontext()
         self._rows_per_batch = 0
-
-    def _decoders(self, topic: str | None) -> Decoders:
-        return self._source.decoders(topic, self._stop, self._patience)
 
     @property
     def tables(self) -> Sequence[TableSpec]:
@@ -233,6 +236,13 @@ class SparkReader:
         log.info("read batch=%s bytes=%d path=given", batch, reading.size)
         return reading
 
+    def drift(self, letters: Sequence[DeadLetter]) -> Mapping[Partition, Fields]:
+        records, spans = raw.of_letters(letters), raw.hulls((letter.partition, letter.offset) for letter in letters)
+        found: Mapping[Partition, Fields] = {}
+        for layout, part, _ in self._by_layout(records, spans):
+            found = merged(found, DecodedRecords.of(part, layout.decoders).drift)
+        return found
+
     def discard(self, reading: Reading) -> None:
         if self._stages is not None:
             self._stages.drop(staged.name for staged in reading.staged.values())
@@ -324,11 +334,12 @@ class SparkReader:
         decoded = DecodedRecords.of(records, layout.decoders)
         alive = raw.leave_out(decoded.records, decoded.errors.keys())
         rows, refusals = layout.shaper.shape_arrow(alive, spans)
-        errors = dict(decoded.errors)
         if self._finds_unmatched:
-            errors = dict.fromkeys(unmatched(records, rows.values(), refusals), NO_ROW) | errors
-        letters = raw.letters(records, errors)
-        return Reading(raw.seen(records, errors.keys()), rows, letters, refusals, decoded.size)
+            no_row = dict.fromkeys(unmatched(records, rows.values(), refusals), NO_ROW)
+            decoded = replace(decoded, errors=no_row | dict(decoded.errors))
+        letters = raw.letters(records, decoded.errors)
+        seen = raw.seen(records, decoded.errors.keys())
+        return Reading(seen, rows, letters, refusals, decoded.size, drift=decoded.drift)
 
     def _by_layout(self, records: pa.Table, spans: Sequence[Span]) -> Iterator[tuple[Layout, pa.Table, list[Span]]]:
         """The records and the spans of each layout."""

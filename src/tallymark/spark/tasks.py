@@ -20,10 +20,12 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from tallymark.core import raw
 from tallymark.core.batch import fetched
+from tallymark.core.drift import Fields
+from tallymark.core.drift import merged as all_fields
 from tallymark.core.records import DeadLetter, PartitionCounts, Reading, merged
 from tallymark.core.spans import Partition, Span
 from tallymark.core.tables import Refusal, Staged
-from tallymark.errors import ReadFailed
+from tallymark.errors import ReadFailed, Unreachable
 from tallymark.formats.decoders import Decoders
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.source import Kafka
@@ -68,7 +70,7 @@ class Tasks:
 
         def collected(decode: SparkDecoder) -> Reading:
             reading = None if without else self._in_one_pass(decode, spans)
-            return reading or self._by_cache(decode, spans, without)
+            return reading or self._by_cache(spans, without)
 
         return self._read(collected)
 
@@ -77,7 +79,7 @@ class Tasks:
 
         def staged(decode: SparkDecoder) -> Reading:
             reading = None if without else self._staged_in_one_pass(decode, stages, spans, batch)
-            return reading or self._staged_by_cache(decode, stages, spans, batch, without)
+            return reading or self._staged_by_cache(stages, spans, batch, without)
 
         return self._read(staged, lambda reading: stages.drop(table.name for table in reading.staged.values()))
 
@@ -135,12 +137,13 @@ class Tasks:
         found = counted(decode.counts)
         if found is None or len(found.dead) > MOST_FETCHED:
             return None
-        return Reading(found.seen, rows, self._fetched_letters(found), size=found.size)
+        return Reading(found.seen, rows, self._fetched_letters(found), size=found.size, drift=found.drift)
 
-    def _by_cache(self, decode: SparkDecoder, spans: Sequence[Span], without: Records) -> Reading:
-        with self._counted_cache(decode, spans, without) as (decoded, found):
+    def _by_cache(self, spans: Sequence[Span], without: Records) -> Reading:
+        with self._counted_cache(spans, without) as (decoded, found):
             rows, refusals = self._shaper.shape(_records(decoded), spans)
-            return Reading(found.seen, rows, self._cached_letters(found, decoded), refusals, found.size)
+            letters = self._cached_letters(found, decoded)
+            return Reading(found.seen, rows, letters, refusals, found.size, drift=found.drift)
 
     def _staged_in_one_pass(
         self, decode: SparkDecoder, stages: Stages, spans: Sequence[Span], batch: str
@@ -166,27 +169,42 @@ class Tasks:
         stages.drop([done.name])
         return None
 
-    def _staged_by_cache(
-        self, decode: SparkDecoder, stages: Stages, spans: Sequence[Span], batch: str, without: Records
-    ) -> Reading:
-        with self._counted_cache(decode, spans, without) as (decoded, found):
+    def _staged_by_cache(self, stages: Stages, spans: Sequence[Span], batch: str, without: Records) -> Reading:
+        with self._counted_cache(spans, without) as (decoded, found):
             done = self._shaper.stage(stages, _records(decoded), batch)
             with stages.kept(table.name for table in done.values()):
                 return self._of_stages(found, done, self._cached_letters(found, decoded))
 
     def _of_stages(self, found: Counted, done: Mapping[str, Staged], letters: list[DeadLetter]) -> Reading:
-        return Reading(found.seen, self._shaper.no_rows(), letters, size=found.size, staged=done)
+        return Reading(found.seen, self._shaper.no_rows(), letters, size=found.size, staged=done, drift=found.drift)
 
     @contextmanager
-    def _counted_cache(
-        self, decode: SparkDecoder, spans: Sequence[Span], without: Records
-    ) -> Iterator[tuple[DataFrame, Counted]]:
-        """The decoded records, cached and counted."""
+    def _counted_cache(self, spans: Sequence[Span], without: Records) -> Iterator[tuple[DataFrame, Counted]]:
+        """The decoded records, cached and counted.
+
+        Not with the decoder of a pass that has failed, whose tasks may still count.
+        """
         check_running(self._stop)
-        with _cached(decode(leave_out(self._scan.frame(spans), without))) as decoded:
+        with self._decoder() as decode, _cached(decode(leave_out(self._scan.frame(spans), without))) as decoded:
+            decode.counts.reset()
             with explained(self._source.brokers):
                 found = count(decoded)
-            yield decoded, found
+            yield decoded, replace(found, drift=self._drift(decode, found))
+
+    def _drift(self, decode: SparkDecoder, found: Counted) -> Mapping[Partition, Fields]:
+        """The drift of records that were counted in a cache, counted by the decoder when it filled the cache."""
+        if not self._decoders.finds or not found.seen:
+            return {}
+        by_decoder = counted(decode.counts)
+        if (
+            by_decoder is None
+            or by_decoder.seen.keys() != found.seen.keys()
+            or any(by_decoder.seen[partition].records != seen.records for partition, seen in found.seen.items())
+        ):
+            raise Unreachable(
+                "Spark decoded a part of the batch twice, so its drift is not known exactly; it is read again"
+            )
+        return by_decoder.drift
 
     def _fetched_letters(self, found: Counted) -> list[DeadLetter]:
         """The dead letters of the records that could not be decoded."""
@@ -219,8 +237,9 @@ def joined(parts: Sequence[Reading]) -> Reading:
     if len(parts) == 1:
         return parts[0]
     seen: Mapping[Partition, PartitionCounts] = {}
+    drift: Mapping[Partition, Fields] = {}
     for part in parts:
-        seen = merged(seen, part.seen)
+        seen, drift = merged(seen, part.seen), all_fields(drift, part.drift)
     return Reading(
         seen,
         {
@@ -231,6 +250,7 @@ def joined(parts: Sequence[Reading]) -> Reading:
         [letter for part in parts for letter in part.dead_letters],
         [refusal for part in parts for refusal in part.refusals],
         sum(part.size for part in parts),
+        drift=drift,
     )
 
 

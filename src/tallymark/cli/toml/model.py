@@ -15,6 +15,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from tallymark.core.budget import Budget
+from tallymark.core.drift import OnDrift
 from tallymark.core.durations import Duration
 from tallymark.core.merging import MergeFunction
 from tallymark.core.plan import Limits, OnLoss
@@ -200,6 +201,7 @@ class PipelineFile(Strict):
     delivery: Delivery = "exactly-once"
     start: str = "uncommitted-earliest"
     on_loss: OnLoss = "fail"
+    on_drift: OnDrift = "record"
     patience: Duration = PATIENCE
     mirror: bool = False
     metrics_port: int | None = None

@@ -33,6 +33,8 @@ store = {store}
 # start = "uncommitted-earliest"
 # When Kafka deleted records before they were read: "fail", or "record" them as lost and go on.
 # on_loss = "fail"
+# Fields that the schema does not name: "record" counts them, also "ignore" or "fail".
+# on_drift = "record"
 
 [source]
 brokers = {brokers}

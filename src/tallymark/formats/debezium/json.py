@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,7 @@ from tallymark.formats.decoder import Contents, Decoded
 from tallymark.formats.fields import Convert, Pairs
 from tallymark.formats.json import JSON_SPACE, parsed, too_long
 from tallymark.formats.limits import has_long_number, is_deep
+from tallymark.formats.unnamed import Rowset
 from tallymark.formats.value import Debezium, Json
 
 SOURCE = ddl.parse(
@@ -35,11 +36,13 @@ class DebeziumJson:
 
     in_bulk, is_nullable, header, learns, version = False, False, None, False, 0
 
-    def __init__(self, source: Debezium) -> None:
+    def __init__(self, source: Debezium, *, finds: bool = False) -> None:
+        self.finds = finds
         assert isinstance(source.inner, Json)
         self.per_second, self.is_base64 = UNITS[source.times], source.decimals == "base64"
         self._row = pa.struct(list(ddl.parse(source.inner.schema)))
         self.type: pa.DataType = _event(self._row)
+        self._names = {field.name for field in self._row}
         self._default = Encoding(self.per_second, self.is_base64)
         # Events of a topic have few different schemas.
         self._known = lru_cache(64)(self._columns)
@@ -49,15 +52,18 @@ class DebeziumJson:
         given = contents.to_pylist() if isinstance(contents, (pa.Array, pa.ChunkedArray)) else contents
         found: list[Any] = []
         errors: dict[int, str] = {}
+        unnamed = Rowset()
         for at, value in enumerate(given):
+            paths: set[str] = set()
             try:
-                found.append(None if value is None else self._decoded(value))
+                found.append(None if value is None else self._decoded(value, paths))
+                unnamed.add(paths, at)
             except fields.MISFITS:
                 found.append(None)
                 errors[at] = self._explained(value)
-        return Decoded(pa.array(found, self.type), errors)
+        return Decoded(pa.array(found, self.type), errors, unnamed.found())
 
-    def _decoded(self, value: bytes) -> Any:
+    def _decoded(self, value: bytes, unnamed: set[str]) -> Any:
         if is_deep(value) or has_long_number(value):
             raise fields.Unfit
         event, columns = self._parts(fields.parse(value.strip(JSON_SPACE)))
@@ -65,7 +71,15 @@ class DebeziumJson:
         found = fields.struct({**self._others, "before": row, "after": row})(event)
         if found.get("op") is None:
             raise fields.Unfit
+        if self.finds:
+            unnamed.update(self._unnamed(event))
         return found
+
+    def _unnamed(self, event: Pairs) -> Iterator[str]:
+        """Yield the columns of rows that the schema does not name."""
+        for side, row in event:
+            if side in ROWS and row is not None:
+                yield from (f"{side}.{name}" for name, item in row if item is not None and name not in self._names)
 
     def _parts(self, value: Any) -> tuple[Any, Mapping[str, Convert]]:
         """Return the event, and the functions that convert the columns of its rows."""

@@ -23,7 +23,7 @@ from tallymark.formats.protobuf.messages import declared_message, subject_messag
 from tallymark.formats.protobuf.program import Program
 from tallymark.formats.protobuf.projection import Incompatible, one_of, projection
 from tallymark.formats.protobuf.schema import Files, Message, SchemaInvalid, parse
-from tallymark.formats.registered import as_array, placed, subject_name
+from tallymark.formats.registered import as_array, placed, subject_name, with_unnamed
 from tallymark.formats.registry import Registered, Schemas
 from tallymark.formats.types import none_of
 from tallymark.formats.value import Part, Protobuf
@@ -35,7 +35,7 @@ Group = tuple[Id, Indexes, np.ndarray, pa.Array, np.ndarray | None]
 class PlainProtobuf:
     """Decodes contents that are all messages of one type, which they do not name."""
 
-    header, learns, version, is_nullable = None, False, 0, False
+    header, learns, version, is_nullable, finds = None, False, 0, False, False
 
     def __init__(self, writer: Message, reader: Message | None = None) -> None:
         self.program = projection(writer, reader or writer)
@@ -65,8 +65,10 @@ class RegisteredProtobuf:
         in_headers: bool,
         origin: Origin = GIVEN,
         message: str | None = None,
+        finds: bool = False,
     ) -> None:
         """``message`` is the name of the only reader's message in the subject; without it, it is the first."""
+        self.finds = finds
         self.header = HEADERS[part] if in_headers else None
         self._schemas = schemas
         self._readers = readers
@@ -115,6 +117,7 @@ class RegisteredProtobuf:
             in_headers=self.header is not None,
             origin=origin,
             message=self._message,
+            finds=self.finds,
         )
         # Tasks then know the schemas of earlier records.
         for name, places in list(self._programs):
@@ -131,7 +134,8 @@ class RegisteredProtobuf:
             if isinstance(program, str):
                 errors.update(dict.fromkeys(rows.tolist(), program))
             else:
-                parts.append((rows, decode(program, bodies, skipped)))
+                decoded = decode(program, bodies, skipped)
+                parts.append((rows, with_unnamed(decoded, program.root if self.finds else {})))
         return placed(parts, errors, len(given), self.type)
 
     def _groups(self, found: Identified, errors: dict[int, str]) -> Iterator[Group]:
@@ -211,7 +215,9 @@ def _files(name: Id, found: Registered) -> Files | str:
         return f"schema {name} can't be read: {error}"
 
 
-def protobuf_decoder(source: Protobuf, schemas: Schemas | None, part: Part, topics: Sequence[str]) -> Decoder:
+def protobuf_decoder(
+    source: Protobuf, schemas: Schemas | None, part: Part, topics: Sequence[str], *, finds: bool = False
+) -> Decoder:
     """Create the decoder of a source's keys or values; asks the registry for the reader's schema if it is not given."""
     messages: Sequence[str | None] = source.messages or [source.only_message]
     origin = GIVEN
@@ -231,8 +237,15 @@ def protobuf_decoder(source: Protobuf, schemas: Schemas | None, part: Part, topi
             origin = Origin.of(subjects[0], latest[subjects[0]])
     assert schemas is not None
     _check_several(readers)
-    in_headers, message = source.ids == "headers", source.only_message
-    return RegisteredProtobuf(schemas, readers, part, in_headers=in_headers, origin=origin, message=message)
+    return RegisteredProtobuf(
+        schemas,
+        readers,
+        part,
+        in_headers=source.ids == "headers",
+        origin=origin,
+        message=source.only_message,
+        finds=finds,
+    )
 
 
 def _check_several(readers: Sequence[Message]) -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from tallymark.core.drift import limited, total
 from tallymark.core.spans import Partition, Position
 from tallymark.errors import TallymarkError
 from tallymark.kafka.brokers import Brokers
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 Value = Callable[[Position, Lag], float | None]
 
+MOST_FIELDS = 20
+"""Number of fields that the schema does not name which have a series; the others share one."""
 REFRESH_SECONDS = 10.0
 SOON_SECONDS = 1.0
 """Refresh interval while this process owns no partition."""
@@ -113,7 +116,17 @@ class Gauges(Collector):
         for watch in watches:
             paused.add_metric([watch.group], watch.seen.paused)
             measured.add_metric([watch.group], watch.seen.at)
-        yield from (paused, measured)
+        yield from (paused, measured, _drift(watches))
+
+
+def _drift(watches: Iterable[Watch]) -> GaugeMetricFamily:
+    words = "Records with a field that the schema does not name, from the ledger."
+    family = GaugeMetricFamily("tallymark_drift_records", words, labels=["group", "field"])
+    for watch in watches:
+        found = limited(total(position.drift for position in watch.seen.positions), MOST_FIELDS)
+        for name, seen in found.items():
+            family.add_metric([watch.group, name], seen.records)
+    return family
 
 
 def _log_end(_: Position, lag: Lag) -> float | None:

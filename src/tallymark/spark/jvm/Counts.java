@@ -1,6 +1,8 @@
 package tallymark;
 
+import java.io.ByteArrayOutputStream;
 import java.io.Serializable;
+import java.nio.charset.StandardCharsets;
 import java.util.Arrays;
 import java.util.HashMap;
 import java.util.Iterator;
@@ -15,6 +17,8 @@ import org.apache.spark.unsafe.types.UTF8String;
  * record is counted twice, the counts say so.
  */
 public final class Counts extends AccumulatorV2 {
+    private static final int MOST_NAMES = 100;
+
     /** The records of one partition. */
     private static final class Partition implements Serializable {
         final UTF8String topic;
@@ -25,6 +29,8 @@ public final class Counts extends AccumulatorV2 {
         long lastMicros = 0;
         long[] dead = new long[4];
         int deadCount = 0;
+        /** For each field that the schema does not name: the number of its records, and the offset of the first. */
+        HashMap names;
 
         Partition(UTF8String topic, int number) {
             this.topic = topic;
@@ -52,6 +58,26 @@ public final class Counts extends AccumulatorV2 {
                 current.dead = Arrays.copyOf(current.dead, 2 * current.deadCount);
             }
             current.dead[current.deadCount++] = offset;
+        }
+    }
+
+    /** Counts the names of the record that was counted last. */
+    void countNames(Names found, long offset) {
+        if (current.names == null) {
+            current.names = new HashMap();
+        }
+        for (Iterator names = found.iterator(); names.hasNext();) {
+            Object name = names.next();
+            long[] counted = (long[]) current.names.get(name);
+            if (counted == null && current.names.size() >= MOST_NAMES) {
+                name = Names.OTHERS;
+                counted = (long[]) current.names.get(name);
+            }
+            if (counted == null) {
+                counted = new long[] {0, offset};
+                current.names.put(name, counted);
+            }
+            counted[0]++;
         }
     }
 
@@ -97,7 +123,10 @@ public final class Counts extends AccumulatorV2 {
         }
     }
 
-    /** The counts as JSON: for each partition its topic, number, records, bytes, last timestamp and dead offsets. */
+    /**
+     * The counts as JSON: for each partition its topic, number, records, bytes, last timestamp, dead offsets, and the
+     * fields that the schema does not name.
+     */
     public Object value() {
         StringBuilder text = new StringBuilder("{\"is_twice\":").append(isTwice).append(",\"partitions\":[");
         for (Iterator found = partitions.values().iterator(); found.hasNext();) {
@@ -108,8 +137,25 @@ public final class Counts extends AccumulatorV2 {
             for (int n = 0; n < partition.deadCount; n++) {
                 text.append(n == 0 ? "" : ",").append(partition.dead[n]);
             }
-            text.append(found.hasNext() ? "]]," : "]]");
+            text.append("],{");
+            appendNames(partition.names, text);
+            text.append(found.hasNext() ? "}]," : "}]");
         }
         return text.append("]}").toString();
+    }
+
+    private static void appendNames(HashMap names, StringBuilder text) {
+        if (names == null) {
+            return;
+        }
+        for (Iterator all = names.keySet().iterator(); all.hasNext();) {
+            String name = (String) all.next();
+            long[] counted = (long[]) names.get(name);
+            ByteArrayOutputStream quoted = new ByteArrayOutputStream();
+            JsonDecoder.quote(name.getBytes(StandardCharsets.UTF_8), quoted);
+            text.append(new String(quoted.toByteArray(), StandardCharsets.UTF_8));
+            text.append(":[").append(counted[0]).append(',').append(counted[1]);
+            text.append(all.hasNext() ? "]," : "]");
+        }
     }
 }

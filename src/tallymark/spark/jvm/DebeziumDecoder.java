@@ -26,12 +26,17 @@ public final class DebeziumDecoder implements Decoder, Serializable {
     private final int op;
     private final long perSecond;
     private final int decimals;
+    private final Names unnamed;
     private final JsonDecoder.Struct plain;
     private transient byte[] lastSchema;
     private transient JsonDecoder.Struct last;
 
-    /** The type of events in Spark's JSON, the units of a time in a second, and whether decimals are base64. */
-    public DebeziumDecoder(String schema, long perSecond, boolean isBase64) {
+    /**
+     * The type of events in Spark's JSON, the units of a time in a second, and whether decimals are base64. The last
+     * argument collects columns of rows that the type does not name; null to ignore them.
+     */
+    public DebeziumDecoder(String schema, long perSecond, boolean isBase64, Names unnamed) {
+        this.unnamed = unnamed;
         this.event = (StructType) DataType.fromJson(schema);
         this.op = event.fieldIndex("op");
         this.perSecond = perSecond;
@@ -75,7 +80,7 @@ public final class DebeziumDecoder implements Decoder, Serializable {
             throw JsonDecoder.Unfit.IT;
         }
         JsonDecoder.Struct type = payload < 0 || schema < 0 ? plain : struct(value, schema, schemaEnd);
-        Object found = type.read(new JsonDecoder.Parser(value, payload < 0 ? start : payload));
+        Object found = type.read(new JsonDecoder.Parser(value, payload < 0 ? start : payload, unnamed));
         if (((InternalRow) found).isNullAt(op)) {
             throw JsonDecoder.Unfit.IT;
         }
@@ -98,15 +103,15 @@ public final class DebeziumDecoder implements Decoder, Serializable {
         for (int n = 0; n < fields.length; n++) {
             String name = fields[n].name();
             if (name.equals("before") || name.equals("after")) {
-                types[n] = row((StructType) fields[n].dataType(), columns);
+                types[n] = row((StructType) fields[n].dataType(), columns, name + ".");
             } else {
                 types[n] = JsonDecoder.of(fields[n].dataType());
             }
         }
-        return new JsonDecoder.Struct(event, types);
+        return new JsonDecoder.Struct(event, types, null);
     }
 
-    private JsonDecoder.Struct row(StructType type, HashMap columns) {
+    private JsonDecoder.Struct row(StructType type, HashMap columns, String path) {
         StructField[] fields = type.fields();
         JsonDecoder.Type[] types = new JsonDecoder.Type[fields.length];
         for (int n = 0; n < fields.length; n++) {
@@ -117,7 +122,7 @@ public final class DebeziumDecoder implements Decoder, Serializable {
             }
             types[n] = column(fields[n].dataType(), units(described), scale(described));
         }
-        return new JsonDecoder.Struct(type, types);
+        return new JsonDecoder.Struct(type, types, path);
     }
 
     private static JsonDecoder.Type column(DataType type, long perSecond, int scale) {

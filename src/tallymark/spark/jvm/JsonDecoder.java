@@ -27,15 +27,18 @@ public final class JsonDecoder implements Decoder, Serializable {
     static final int LONGEST_NUMBER = 1000;
 
     private final Struct type;
+    private final Names unnamed;
 
-    public JsonDecoder(String schema) {
-        type = new Struct((StructType) DataType.fromJson(schema));
+    /** The second argument collects fields that the schema does not name; null to ignore them. */
+    public JsonDecoder(String schema, Names unnamed) {
+        type = new Struct((StructType) DataType.fromJson(schema), "");
+        this.unnamed = unnamed;
     }
 
     /** The fields of an object; null if the value does not fit. */
     public Object decode(byte[] value, int start) {
         try {
-            Parser parser = new Parser(value, start);
+            Parser parser = new Parser(value, start, unnamed);
             parser.space();
             Object found = type.read(parser);
             parser.space();
@@ -61,11 +64,18 @@ public final class JsonDecoder implements Decoder, Serializable {
     static final class Parser {
         final byte[] bytes;
         int at;
+        /** Collects fields that the schema does not name, if it is not null. */
+        final Names unnamed;
         private int depth = 0;
 
         Parser(byte[] bytes, int start) {
+            this(bytes, start, null);
+        }
+
+        Parser(byte[] bytes, int start, Names unnamed) {
             this.bytes = bytes;
             this.at = start;
+            this.unnamed = unnamed;
         }
 
         void space() {
@@ -422,14 +432,19 @@ public final class JsonDecoder implements Decoder, Serializable {
     }
 
     static Type of(DataType type) {
+        return of(type, null);
+    }
+
+    /** The path begins the names of fields in it; null if unnamed fields in it are ignored. */
+    static Type of(DataType type, String path) {
         if (type instanceof StructType) {
-            return new Struct((StructType) type);
+            return new Struct((StructType) type, path);
         }
         if (type instanceof ArrayType) {
-            return new Array(of(((ArrayType) type).elementType()));
+            return new Array(of(((ArrayType) type).elementType(), path));
         }
         if (type instanceof MapType) {
-            return new Map(of(((MapType) type).valueType()));
+            return new Map(of(((MapType) type).valueType(), path));
         }
         if (type instanceof DecimalType) {
             return new Exact(((DecimalType) type).precision(), ((DecimalType) type).scale());
@@ -441,15 +456,17 @@ public final class JsonDecoder implements Decoder, Serializable {
         private final byte[][] names;
         private final Type[] types;
         private final HashMap places = new HashMap();
+        private final String path;
 
-        Struct(StructType type) {
-            this(type, all(type.fields()));
+        Struct(StructType type, String path) {
+            this(type, all(type.fields(), path), path);
         }
 
         /** Fields that are read by these types. */
-        Struct(StructType type, Type[] types) {
+        Struct(StructType type, Type[] types, String path) {
             StructField[] fields = type.fields();
             this.types = types;
+            this.path = path;
             names = new byte[fields.length][];
             for (int n = 0; n < fields.length; n++) {
                 names[n] = fields[n].name().getBytes(StandardCharsets.UTF_8);
@@ -457,10 +474,10 @@ public final class JsonDecoder implements Decoder, Serializable {
             }
         }
 
-        private static Type[] all(StructField[] fields) {
+        private static Type[] all(StructField[] fields, String path) {
             Type[] types = new Type[fields.length];
             for (int n = 0; n < fields.length; n++) {
-                types[n] = of(fields[n].dataType());
+                types[n] = of(fields[n].dataType(), path == null ? null : path + fields[n].name() + ".");
             }
             return types;
         }
@@ -470,9 +487,14 @@ public final class JsonDecoder implements Decoder, Serializable {
             int expected = 0;
             parser.open('{');
             for (boolean first = true; !parser.closes('}', first); first = false) {
+                parser.peek();
+                int before = parser.at;
                 int place = place(parser, expected);
                 parser.take(':');
                 if (place < 0) {
+                    if (parser.unnamed != null && path != null && parser.peek() != 'n') {
+                        parser.unnamed.add(path + name(parser.bytes, before));
+                    }
                     parser.any();
                 } else {
                     values[place] = types[place].readOrNull(parser);
@@ -484,13 +506,16 @@ public final class JsonDecoder implements Decoder, Serializable {
 
         /** The field of the next name; -1 if there is none. Fields usually come in the order of the schema. */
         private int place(Parser parser, int expected) {
-            parser.peek();
             if (expected < names.length && isNext(parser, names[expected])) {
                 parser.at += names[expected].length + 2;
                 return expected;
             }
             Object place = places.get(new String(parser.string(), StandardCharsets.UTF_8));
             return place == null ? -1 : ((Integer) place).intValue();
+        }
+
+        private static String name(byte[] bytes, int start) {
+            return new String(new Parser(bytes, start).string(), StandardCharsets.UTF_8);
         }
 
         private static boolean isNext(Parser parser, byte[] name) {

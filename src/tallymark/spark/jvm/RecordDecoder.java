@@ -10,12 +10,17 @@ public final class RecordDecoder implements Serializable {
     private final Content keys;
     private final Content values;
     private final Counts counts;
+    private final Names[] unnamed;
 
-    /** Keys or values without a decoder stay bytes. */
-    public RecordDecoder(Content keys, Content values, Counts counts) {
+    /**
+     * Keys or values without a decoder stay bytes. The decoders of keys and values collect the fields that the schema
+     * does not name in the last two arguments.
+     */
+    public RecordDecoder(Content keys, Content values, Counts counts, Names ofKeys, Names ofValues) {
         this.keys = keys;
         this.values = values;
         this.counts = counts;
+        this.unnamed = new Names[] {ofKeys, ofValues};
     }
 
     /** The decoded value; null for a record without a value, and for a dead record. */
@@ -53,5 +58,13 @@ public final class RecordDecoder implements Serializable {
     ) {
         int size = (key == null ? 0 : key.length) + (value == null ? 0 : value.length);
         counts.count(topic, partition, offset, micros, size, isDead);
+        for (int n = 0; n < unnamed.length; n++) {
+            if (!unnamed[n].isEmpty()) {
+                if (!isDead) {
+                    counts.countNames(unnamed[n], offset);
+                }
+                unnamed[n].clear();
+            }
+        }
     }
 }

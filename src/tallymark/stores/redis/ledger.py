@@ -13,7 +13,7 @@
     schema                                                a hash: the version of the ledger
 
 Positions are computed here and set by the script, which expects the epoch and the offset that they were computed from.
-The script increments tallies itself, because a fill may change them between read and write.
+The script increments tallies and drift itself, because a fill may change them between read and write.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from tallymark.core.claims import (
     check_held,
     restarted,
 )
+from tallymark.core.drift import Drift, Seen, bounded
 from tallymark.core.journal import Letter
 from tallymark.core.records import storable
 from tallymark.core.spans import OUTCOMES, GroupState, Owner, Partition, Position, Tally
@@ -43,10 +44,12 @@ from tallymark.stores.redis import letters, notes
 from tallymark.stores.redis.keys import RedisKeys, as_text, from_text, score
 from tallymark.stores.redis.script import ScriptInput
 
-VERSION = 5
+VERSION = 6
 KEEP_BATCHES = 100_000
 """History is kept in memory: this limit is about 30 MB for each group, whatever retention the loop asks for."""
 OWNERSHIP = ("epoch", "owner", "owner_host", "owned_since")
+RECORDS, FIRST, LAST = "drift_records:", "drift_first:", "drift_last:"
+"""Beginnings of the fields of a position that count a field of records, and tell when it was first and last counted."""
 MOVED = ("next_offset", "record_time", "leader_epoch", "updated_at")
 PLACE = (*MOVED, "first_offset", *OUTCOMES)
 
@@ -100,6 +103,8 @@ def _restart(
     for name, value in (("next_offset", old.next_offset), ("skipped", old.tally.skipped), ("dead", old.tally.dead)):
         work.expect(keys.position(group, old.partition), name, value)
     new, note = restarted(new, to, now)
+    if not new.drift:
+        _forget_drift(work, keys.position(group, old.partition), old.drift)
     if note is not None and note.kind in BACK:
         notes.void(work, keys, group, old.partition, to.offset, skips)
         letters.void(work, keys, old.partition, to.offset, dead(), now)
@@ -167,6 +172,8 @@ def commit(
         work.expect(key, "next_offset", step.start)
         _move(work, keys, entry.group, replace(old, epoch=step.epoch), new, MOVED)
         work.add(key, {name: getattr(step.tally, name) for name in OUTCOMES})
+    for partition in entry.drift:
+        _add_drift(work, keys.position(entry.group, partition), entry, found[partition])
     for each in entry.fills:
         notes.fill(work, keys, entry.group, each, skips or {}, found.get(each.skip.partition))
     for tried in entry.replays:
@@ -221,6 +228,7 @@ def position(fields: Mapping[str, str]) -> Position:
         record_time=from_text(fields["record_time"]) if "record_time" in fields else None,
         updated_at=from_text(fields["updated_at"]),
         leader_epoch=int(fields["leader_epoch"]) if "leader_epoch" in fields else None,
+        drift=_drift(fields),
     )
 
 
@@ -243,6 +251,30 @@ def _fields(group: str, position: Position) -> dict[str, str | int | None]:
         "updated_at": as_text(position.updated_at),
         "leader_epoch": position.leader_epoch,
     }
+
+
+def _drift(fields: Mapping[str, str]) -> Drift:
+    names = [name.removeprefix(RECORDS) for name in fields if name.startswith(RECORDS)]
+    return {
+        name: Seen(int(fields[RECORDS + name]), *(from_text(fields[when + name]) for when in (FIRST, LAST)))
+        for name in names
+    }
+
+
+def _add_drift(work: ScriptInput, key: str, entry: Entry, position: Position) -> None:
+    """Count fields in the script itself, because a fill may count some between read and write."""
+    known, now = dict[str, object](position.drift), entry.now.replace(microsecond=0)
+    for path, found in sorted(entry.drift[position.partition].items()):
+        name = bounded(path, known)
+        known[name] = found
+        work.add(key, {RECORDS + name: found.records})
+        work.call("HSETNX", key, FIRST + name, as_text(now))
+        work.call("HSET", key, LAST + name, as_text(now))
+
+
+def _forget_drift(work: ScriptInput, key: str, drift: Drift) -> None:
+    for name in drift:
+        work.call("HDEL", key, RECORDS + name, FIRST + name, LAST + name)
 
 
 def _move(work: ScriptInput, keys: RedisKeys, group: str, old: Position, new: Position, names: Sequence[str]) -> None:

@@ -20,6 +20,7 @@ from tallymark.core.claims import (
     check_held,
     restarted,
 )
+from tallymark.core.drift import to_json
 from tallymark.core.journal import Consent, Decision, unexpected
 from tallymark.core.spans import OUTCOMES, Owner, Partition, Position
 from tallymark.errors import PositionMoved, Unreachable
@@ -110,7 +111,7 @@ def restart(connection: Connection, group: str, held: Claim, to: Restart, now: d
     moved, note = restarted(held.position, to, now)
     values: dict[str, Any] = {name: getattr(moved.tally, name) for name in OUTCOMES}
     values |= {"next_offset": moved.next_offset, "first_offset": moved.first_offset, "updated_at": now}
-    values["leader_epoch"] = moved.leader_epoch
+    values |= {"leader_epoch": moved.leader_epoch, "drift": to_json(moved.drift)}
     _update_each(connection, values, [key_parameters(group, held.partition) | {"_epoch": held.epoch}], same_epoch=True)
     if note is not None and note.kind in BACK:
         void_skips(connection, group, held.partition, to.offset)

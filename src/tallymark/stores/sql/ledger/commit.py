@@ -17,11 +17,12 @@ from sqlalchemy import Connection, Select, Update, bindparam, func, insert, sele
 from sqlalchemy.dialects.postgresql import psycopg
 
 from tallymark.core.claims import Advance, Entry, Note, explain_refusal, explain_settled, explain_unfillable
+from tallymark.core.drift import added, to_json
 from tallymark.core.records import DeadLetter, storable
 from tallymark.core.spans import OUTCOMES, GroupState
 from tallymark.errors import CommitRefused
 from tallymark.stores.sql.ledger.letters import letter_states, replay
-from tallymark.stores.sql.ledger.read import by_driver, key_condition, key_parameters, read_positions
+from tallymark.stores.sql.ledger.read import by_driver, key_condition, key_parameters, lock_positions, read_positions
 from tallymark.stores.sql.ledger.runs import record_tables, write_state
 from tallymark.stores.sql.ledger.skips import fill, read_skips
 from tallymark.stores.sql.ledger.tables import batches, dead_letters, exceptions, positions
@@ -72,6 +73,8 @@ def advance(connection: Connection, entry: Entry) -> None:
         replay(connection, entry)
     if entry.advances:
         _advance(connection, entry)
+    if entry.drift:
+        _record_drift(connection, entry)
 
 
 def _advance_statement() -> Update:
@@ -111,7 +114,7 @@ _RECORD_AND_ADVANCE = str(_record_and_advance_statement().compile(dialect=psycop
 
 def _is_plain(entry: Entry) -> bool:
     """Whether the entry only moves one position and adds a line of history."""
-    more = (entry.dead_letters, entry.journal, entry.fills, entry.replays, entry.tables)
+    more = (entry.dead_letters, entry.journal, entry.fills, entry.replays, entry.tables, entry.drift)
     return len(entry.advances) == 1 and not any(more) and entry.pause is None
 
 
@@ -131,6 +134,18 @@ def _advance(connection: Connection, entry: Entry) -> None:
     if moved != len(steps):
         stale = len(steps) - moved
         raise CommitRefused(f"group {entry.group}: {stale} of {len(steps)} positions had changed; nothing was written")
+
+
+def _record_drift(connection: Connection, entry: Entry) -> None:
+    """Add to the drift of positions that this transaction has locked."""
+    found = lock_positions(connection, entry.group, entry.drift)
+    parameters = [
+        key_parameters(entry.group, partition)
+        | {"_drift": to_json(added(position.drift, entry.drift[partition], entry.now))}
+        for partition, position in found.items()
+    ]
+    if parameters:
+        connection.execute(update(positions).where(*key_condition()).values(drift=bindparam("_drift")), parameters)
 
 
 def record_notes(

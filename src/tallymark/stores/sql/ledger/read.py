@@ -11,6 +11,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql.dml import Insert
 
+from tallymark.core.drift import from_json
 from tallymark.core.spans import OUTCOMES, Owner, Partition, Position, Tally
 from tallymark.stores.sql.ledger.tables import positions
 
@@ -118,4 +119,5 @@ def _position(row: Row[Any]) -> Position:
         record_time=row.record_time,
         updated_at=row.updated_at,
         leader_epoch=row.leader_epoch,
+        drift=from_json(row.drift),
     )

@@ -27,7 +27,7 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-VERSION = 5
+VERSION = 6
 SINCE = "since"
 """The key of ``info`` that holds the version that added a table or column; version 1 without it."""
 VIEW = "tallymark_status"
@@ -117,6 +117,7 @@ positions = Table(
     Column("cluster_id", _name(64), nullable=False),
     Column("updated_at", UtcTime, nullable=False),
     Column("leader_epoch", Integer, info={SINCE: 4}),
+    Column("drift", _text(), info={SINCE: 6}),
     **_options,
 )
 
