@@ -20,6 +20,7 @@ import tallymark
 from tallymark import errors
 from tallymark.cli.main import Commands
 from tallymark.cli.output import FAILED, FOUND, INTERRUPTED
+from tallymark.core.drift import OnDrift
 from tallymark.core.plan import OnLoss
 from tallymark.core.tables import Evolve, Write
 from tallymark.core.unmatched import Unmatched
@@ -50,6 +51,7 @@ METHODS = {
 CHOICES = {
     "Delivery": Delivery,
     "Evolve": Evolve,
+    "OnDrift": OnDrift,
     "OnLoss": OnLoss,
     "Order": Order,
     "Road": Road,
