@@ -31,7 +31,8 @@ if TYPE_CHECKING:
         UnknownPartition,
         Unreachable,
     )
-    from tallymark.formats.value import Avro, Bytes, Debezium, Json, Protobuf, Registry
+    from tallymark.formats.registry_server import Registry
+    from tallymark.formats.value import Avro, Bytes, Debezium, Json, Protobuf
     from tallymark.kafka.cluster import Sasl
     from tallymark.kafka.membership import Group, Standalone
     from tallymark.kafka.source import Kafka
@@ -112,7 +113,7 @@ _ELSEWHERE = {
     "Protobuf": "formats.value",
     "Record": "service.records",
     "Records": "service.records",
-    "Registry": "formats.value",
+    "Registry": "formats.registry_server",
     "Retention": "core.retention",
     "Sasl": "kafka.cluster",
     "Sink": "spark.sink",

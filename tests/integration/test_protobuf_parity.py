@@ -14,7 +14,7 @@ from tallymark.formats.framing import prefix
 from tallymark.formats.protobuf.projection import Incompatible
 from tallymark.formats.protobuf.registered import PlainProtobuf, RegisteredProtobuf
 from tallymark.formats.registry import Schemas
-from tallymark.formats.value import Registry
+from tallymark.formats.registry_server import Registry
 from tests.integration.test_spark_decode import kafka_frame
 from tests.support.protobuf_schemas import REALS, Schema, corrupted, fill, schema_of, tagged
 from tests.support.protobuf_schemas import Schemas as RandomSchemas

@@ -15,7 +15,7 @@ from typing import Any
 import tallymark as tm
 from tallymark.core.progress import Progress, Step
 from tallymark.formats.registry import Schemas
-from tallymark.formats.value import Registry
+from tallymark.formats.registry_server import Registry
 from tests.support.avro import ORDER, framed, text
 from tests.support.background import wait_for
 from tests.support.databases import query

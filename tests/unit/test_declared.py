@@ -16,7 +16,8 @@ from tallymark.cli.toml.model import PipelineFile, Table
 from tallymark.core.budget import Budget
 from tallymark.core.tls import Tls
 from tallymark.errors import BadInput
-from tallymark.formats.value import Bytes, Protobuf, Registry
+from tallymark.formats.registry_server import Registry
+from tallymark.formats.value import Bytes, Protobuf
 from tallymark.run.setup import Settings
 from tallymark.spark.pipeline import Pipeline
 

@@ -13,7 +13,8 @@ from tallymark.cli.lines import Line, from_json, from_lines
 from tallymark.cli.values import member
 from tallymark.errors import BadInput
 from tallymark.formats.registry import Schemas
-from tallymark.formats.value import Part, Registry
+from tallymark.formats.registry_server import Registry
+from tallymark.formats.value import Part
 from tallymark.operate.json_records import JsonPart, json_part
 from tallymark.operate.shown import shown
 from tests.support.avro import LATER_ORDER, ORDER, encoded, framed, text

@@ -16,7 +16,7 @@ from tallymark.errors import AccessDenied, BadInput, TallymarkError, Unreachable
 from tallymark.formats import registry as module
 from tallymark.formats import registry_http
 from tallymark.formats.registry import Reference, Registered, Schemas
-from tallymark.formats.value import Registry
+from tallymark.formats.registry_server import Registry
 from tests.support.background import Background, wait_for
 from tests.support.registry import Reply, SchemaRegistry
 from tests.support.tls import Files

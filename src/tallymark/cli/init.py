@@ -18,7 +18,8 @@ from tallymark.formats.protobuf.columns import arrow_type as protobuf_type
 from tallymark.formats.protobuf.messages import subject_message
 from tallymark.formats.registered import subject_schema
 from tallymark.formats.registry import Schemas
-from tallymark.formats.value import Part, Registry
+from tallymark.formats.registry_server import Registry
+from tallymark.formats.value import Part
 from tallymark.kafka.cluster import Cluster
 from tallymark.operate.tail import Look
 

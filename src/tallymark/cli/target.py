@@ -167,7 +167,8 @@ class Target:
     def schemas(self, registry: str | None) -> Schemas | None:
         """The schemas of a registry that an option names, or else of the one that the file's formats name."""
         from tallymark.formats.registry import Schemas
-        from tallymark.formats.value import Debezium, Formatted, Registry
+        from tallymark.formats.registry_server import Registry
+        from tallymark.formats.value import Debezium, Formatted
 
         if registry is not None:
             return Schemas.of(Registry(registry))

@@ -15,7 +15,7 @@ from urllib.parse import quote, urlsplit
 from tallymark.core.retry import PATIENCE, retrying
 from tallymark.errors import BadInput, TallymarkError, Unreachable
 from tallymark.formats.registry_http import Missing, RegistryClient, WrongAddress
-from tallymark.formats.value import Registry
+from tallymark.formats.registry_server import Registry
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from tallymark.core.tls import Tls
 from tallymark.errors import AccessDenied, BadInput, TallymarkError, Unreachable
-from tallymark.formats.value import Registry
+from tallymark.formats.registry_server import Registry
 
 SECONDS = 10.0
 """How long a connection may take, and how long a registry may be silent."""

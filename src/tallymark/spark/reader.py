@@ -16,24 +16,21 @@ import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from tallymark.core import raw
-from tallymark.core.drift import Fields, merged
+from tallymark.core.drift import Fields
 from tallymark.core.records import DeadLetter, Reading
 from tallymark.core.retry import PATIENCE
 from tallymark.core.spans import Partition, Span, split
 from tallymark.core.tables import TableSpec
-from tallymark.core.unmatched import NO_ROW, Unmatched, count_unmatched, unmatched
+from tallymark.core.unmatched import Unmatched, count_unmatched
 from tallymark.errors import BadInput, BatchTooLarge
-from tallymark.formats.decoded import DecodedRecords
 from tallymark.formats.decoders import Decoders
 from tallymark.kafka.brokers import Brokers
 from tallymark.kafka.fetch import Direct
@@ -41,6 +38,7 @@ from tallymark.kafka.source import Kafka
 from tallymark.spark.decode import RECORD, SparkDecoder
 from tallymark.spark.errors import while_java_lives
 from tallymark.spark.functions import TableFunction
+from tallymark.spark.given import GivenRecords
 from tallymark.spark.layouts import Layout, Layouts, Table
 from tallymark.spark.memory import DriverMemory
 from tallymark.spark.read_ahead import ReadAhead
@@ -113,6 +111,7 @@ class SparkReader:
         self._users = spark
         decoders = partial(source.decoders, stop=self._stop, patience=patience, finds=finds_drift)
         self._layouts = Layouts(source, tables, decoders, self._layout)
+        self._given = GivenRecords(self._layouts, finds_unmatched=self._finds_unmatched)
         self._layouts.begin(lambda: self._brokers.resolve(source.topic_names))
         # Held by the thread that reads, if tables follow the schemas.
         self._one_at_a_time = threading.Lock() if any(spec.follows for spec, _ in tables) else nullcontext()
@@ -232,16 +231,12 @@ class SparkReader:
         """Like ``read``, for given records instead of records from Kafka."""
         spans = raw.hulls((letter.partition, letter.offset) for letter in letters)
         self._scan.name_jobs(len(letters))
-        reading = self._followed(spans, lambda: self._shaped(raw.of_letters(letters), spans))
+        reading = self._followed(spans, lambda: self._given.shaped(raw.of_letters(letters), spans))
         log.info("read batch=%s bytes=%d path=given", batch, reading.size)
         return reading
 
     def drift(self, letters: Sequence[DeadLetter]) -> Mapping[Partition, Fields]:
-        records, spans = raw.of_letters(letters), raw.hulls((letter.partition, letter.offset) for letter in letters)
-        found: Mapping[Partition, Fields] = {}
-        for layout, part, _ in self._by_layout(records, spans):
-            found = merged(found, DecodedRecords.of(part, layout.decoders).drift)
-        return found
+        return self._given.drift(letters)
 
     def discard(self, reading: Reading) -> None:
         if self._stages is not None:
@@ -268,7 +263,7 @@ class SparkReader:
         first = [Span(span.partition, span.start, min(span.stop, span.start + SAMPLE)) for span in spans[:SAMPLE]]
         sample = raw.of_messages(self._direct.read(first))
         self._memory.learn(raw.size(sample), sample.num_rows)
-        for layout, records, _ in self._by_layout(sample, first):
+        for layout, records, _ in self._given.by_layout(sample, first):
             # Tasks then know the schemas of these records.
             layout.decoders.table(records)
 
@@ -277,7 +272,7 @@ class SparkReader:
         least = sum(map(len, spans)) == len(spans)
         with self._growing():
             fetched = raw.of_messages(self._direct.read(spans, sys.maxsize if least else self._memory.most))
-        return self._shaped(raw.without(fetched, without), spans)
+        return self._given.shaped(raw.without(fetched, without), spans)
 
     def _by_tasks(self, spans: Sequence[Span], without: Records, then: Sequence[Span] | None) -> Reading:
         """Decode and compute in Spark's tasks, in parts that fit the JVM's heap if the functions allow it."""
@@ -305,7 +300,7 @@ class SparkReader:
         check_running(self._stop)
         # Tasks do not keep records as they are in Kafka. Another thread may use the reader's own client.
         with closing(Direct(self._source, self._brokers)) as direct:
-            return self._shaped(raw.without(raw.of_messages(direct.read(spans)), without), spans)
+            return self._given.shaped(raw.without(raw.of_messages(direct.read(spans)), without), spans)
 
     def _parts(self, spans: Sequence[Span]) -> Sequence[Sequence[Span]]:
         """The spans in parts, each of one layout."""
@@ -325,29 +320,6 @@ class SparkReader:
             self._memory.forget()
             self._ahead.drop()
             raise
-
-    def _shaped(self, records: pa.Table, spans: Sequence[Span]) -> Reading:
-        """The reading of records in the driver."""
-        return joined([self._shaped_alike(*part) for part in self._by_layout(records, spans)])
-
-    def _shaped_alike(self, layout: Layout, records: pa.Table, spans: Sequence[Span]) -> Reading:
-        decoded = DecodedRecords.of(records, layout.decoders)
-        alive = raw.leave_out(decoded.records, decoded.errors.keys())
-        rows, refusals = layout.shaper.shape_arrow(alive, spans)
-        if self._finds_unmatched:
-            no_row = dict.fromkeys(unmatched(records, rows.values(), refusals), NO_ROW)
-            decoded = replace(decoded, errors=no_row | dict(decoded.errors))
-        letters = raw.letters(records, decoded.errors)
-        seen = raw.seen(records, decoded.errors.keys())
-        return Reading(seen, rows, letters, refusals, decoded.size, drift=decoded.drift)
-
-    def _by_layout(self, records: pa.Table, spans: Sequence[Span]) -> Iterator[tuple[Layout, pa.Table, list[Span]]]:
-        """The records and the spans of each layout."""
-        layouts = self._layouts.of_spans(spans)
-        for layout, own in layouts.items():
-            topics = pa.array({span.partition.topic for span in own}, pa.string())
-            found = records if len(layouts) == 1 else records.filter(pc.is_in(records["topic"], value_set=topics))
-            yield layout, found, own
 
     def _by_executors(self, spans: Sequence[Span], batch: str, without: Records, *, or_none: bool) -> Reading | None:
         """Stage the rows; ``or_none`` if a row is refused, because only the driver finds its record."""
