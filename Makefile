@@ -4,13 +4,15 @@ BIN := .venv/bin
 READY := .venv/.ready
 ARGS ?=
 
-.PHONY: help demo test check format faults bench lock clean
+.PHONY: help demo test check docs reference format faults bench lock clean
 help:
 	@echo 'make demo    see a pipeline survive three kills, on a real broker (ARGS="--store URL --json")'
 	@echo 'make test    all tests, on real servers'
-	@echo 'make check   lint, types, and which room imports from which'
+	@echo 'make check   lint, types, which room imports from which, and the links of the documentation'
+	@echo 'make docs    the site of the documentation, in site/'
+	@echo 'make reference   write what the reference takes from the code'
 	@echo 'make faults  the long fault tests'
-	@echo 'make bench   race pipelines and services against other tools; writes docs/benchmarks.md (hours; ARGS=--quick: minutes)'
+	@echo 'make bench   race pipelines and services against other tools; writes docs/explanation/benchmarks.md (hours; ARGS=--quick: minutes)'
 	@echo 'make format  put the code into shape'
 	@echo 'make lock    pin the newest dependencies'
 	@echo 'make clean   remove the environment and what tools left behind'
@@ -19,10 +21,23 @@ demo: $(READY)
 	@$(BIN)/tallymark demo $(ARGS)
 
 check: $(READY)
-	@$(BIN)/ruff check src tests bench examples
-	@$(BIN)/ruff format --check --quiet src tests bench examples
+	@$(BIN)/ruff check src tests bench examples tools
+	@$(BIN)/ruff format --check --quiet src tests bench examples tools
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache --no-logo
+	@$(BIN)/python -m tools.links
+
+docs: .venv-docs/.ready
+	@NO_MKDOCS_2_WARNING=1 .venv-docs/bin/python -m mkdocs build --strict
+	@echo 'open site/index.html'
+
+reference: $(READY)
+	@$(BIN)/python -m tools.reference
+
+.venv-docs/.ready: requirements/docs.txt
+	@$(PYTHON) -m venv .venv-docs
+	@.venv-docs/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/docs.txt
+	@touch $@
 
 # One worker more than there are cores: tests wait about as much as they work.
 test: $(READY)
@@ -35,13 +50,13 @@ faults: $(READY)
 PARTS := throughput computing totals avro latency growth cluster profiling stores consumers producer
 bench: $(READY)
 ifeq ($(ARGS),)
-	@set -e; for part in $(PARTS); do $(BIN)/python -m bench.$$part --write docs/benchmarks.md; done
+	@set -e; for part in $(PARTS); do $(BIN)/python -m bench.$$part --write docs/explanation/benchmarks.md; done
 else
 	@$(BIN)/python -m bench.throughput $(ARGS)
 endif
 
 format: $(READY)
-	@$(BIN)/ruff check --fix --quiet src tests bench examples; $(BIN)/ruff format src tests bench examples
+	@$(BIN)/ruff check --fix --quiet src tests bench examples tools; $(BIN)/ruff format src tests bench examples tools
 
 $(READY): requirements/lock.txt requirements/java.txt pyproject.toml
 	@echo 'setting up .venv (the first run downloads Spark: 430 MB)'
@@ -60,8 +75,10 @@ lock:
 	  --no-header --constraints requirements/constraints.txt --extra all --group dev --output-file requirements/lock.txt pyproject.toml
 	@.venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
 	  --no-header --output-file requirements/java.txt requirements/java.in
+	@.venv-lock/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate \
+	  --no-header --group docs --output-file requirements/docs.txt
 	@rm -rf .venv-lock
 
 clean:
-	@rm -rf .venv .venv-lock .venv-quix .venv-quix.lock .mypy_cache .ruff_cache .pytest_cache .hypothesis dist spark-warehouse
+	@rm -rf .venv .venv-lock .venv-docs .venv-quix .venv-quix.lock site .mypy_cache .ruff_cache .pytest_cache .hypothesis dist spark-warehouse
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -60,11 +60,21 @@ def cache(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.faults
+@pytest.mark.timeout(900)
+def test_the_first_three_tutorials_say_what_happens(cache: Path, tmp_path: Path) -> None:
+    directory = tmp_path / "tutorial"
+    directory.mkdir()
+    with closing(Reader(directory, TALLYMARK_CACHE=str(cache))) as reader:
+        for page in ("first-table", "dead-letters", "operating-it"):
+            reader.follow(REPOSITORY / "docs" / "tutorial" / f"{page}.md")
+
+
+@pytest.mark.faults
 def test_running_totals_survive_kill_9_as_the_tutorial_says(cache: Path, tmp_path: Path) -> None:
     directory = tmp_path / "tutorial"
     directory.mkdir()
     with closing(Reader(directory, TALLYMARK_CACHE=str(cache))) as reader:
-        reader.follow(REPOSITORY / "docs" / "running-totals.md")
+        reader.follow(REPOSITORY / "docs" / "tutorial" / "running-totals.md")
 
 
 def test_a_page_that_tells_the_truth_is_followed(tmp_path: Path) -> None:

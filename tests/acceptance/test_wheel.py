@@ -135,9 +135,9 @@ def _lower_bounds(wheel: Path) -> dict[str, Version]:
 
 
 def _readme(brokers: str, store: str) -> str:
-    """The pipeline under "Write one", with these addresses."""
+    """The pipeline under "A pipeline", with these addresses."""
     text = (REPOSITORY / "README.md").read_text()
-    code = re.search(r"## Write one\n\n```python\n(.*?)```", text, re.DOTALL)
+    code = re.search(r"## A pipeline\n\n```python\n(.*?)```", text, re.DOTALL)
     assert code is not None
     return code[1].replace("localhost:9092", brokers).replace("postgresql://localhost/shop", store)
 

@@ -1,4 +1,4 @@
-"""The contract of every store for the merge function ``append``, as docs/merging.md specifies it."""
+"""The contract of every store for the merge function ``append``, as docs/reference/merging.md specifies it."""
 
 from __future__ import annotations
 

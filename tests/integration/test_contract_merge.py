@@ -1,4 +1,4 @@
-"""The contract of every store for ``write="merge"``, against an oracle that is written from docs/merging.md."""
+"""The contract of every store for ``write="merge"``, against an oracle written from docs/reference/merging.md."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def by_version(rows: Sequence[Row], column: str, *, newest: bool) -> Any:
 
 
 def expected(wanted: TableSpec, all_rows: Sequence[Row]) -> dict[tuple[Any, ...], tuple[Any, ...]]:
-    """What docs/merging.md promises of these rows, whatever batches they were in."""
+    """What docs/reference/merging.md promises of these rows, whatever batches they were in."""
     groups: dict[tuple[Any, ...], list[Row]] = {}
     for each in all_rows:
         groups.setdefault((each["shop"], each["day"]), []).append(each)

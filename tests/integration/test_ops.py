@@ -48,7 +48,7 @@ def test_the_dashboard_and_the_rules_speak_of_metrics_that_there_are(scrape: Scr
 
 
 def test_every_metric_is_explained_and_every_one_that_is_explained_is_there(scrape: Scrape) -> None:
-    words = (OPS.parent / "docs" / "metrics.md").read_text()
+    words = (OPS.parent / "docs" / "reference" / "metrics.md").read_text()
     explained = set(re.findall(r"^\| `(tallymark_\w+)", words, re.M))
     ours = {re.sub(r"_(bucket|sum|count)$", "", name) for name in scrape.names if name.startswith("tallymark_")}
     assert {name for name in ours if not name.endswith("_created")} == explained

@@ -1,4 +1,4 @@
-"""The content of a table with a key, by README's "Which record of a key is the newest" alone.
+"""The content of a table with a key, by the rule of docs/reference/write-modes.md alone.
 
 Written from the text, row by row, without code of the engine, whose mistakes it would repeat.
 """

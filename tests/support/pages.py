@@ -2,7 +2,8 @@
 
 A block whose info string has a second word, as in ``toml shop.toml``, is a file of that name. In a block ``console``,
 lines after ``$ `` are commands of one shell, and other lines are their output. A line ``...`` is any number of lines.
-Times, runs, their hosts, seconds and local addresses may differ; in ``console any-numbers`` all numbers may.
+Times, runs, their hosts, users, seconds, local addresses and the ends of names such as ``orders_1f9a03`` may differ;
+in ``console any-numbers`` all numbers may.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ NOTICE = re.compile(r"^(\[\d+\].*|bash: line \d+: .*Killed.*|Killed)\n", re.MULT
 """What a shell says of background jobs and killed processes, which depends on whether it has a terminal."""
 VARIABLE = (
     (ADDRESS, "ADDRESS"),
-    (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d( UTC)?|\d\d [A-Z][a-z]{2} \d\d:\d\d"), "TIME"),
+    (re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(\.\d+)?( UTC)?|\d\d [A-Z][a-z]{2} \d\d:\d\d"), "TIME"),
     (re.compile(r"\d+-[0-9a-f]{8}\b( on \S+)?"), "RUN"),
     (re.compile(r"\b[\d.]+ ?s\b"), "SECONDS"),
+    (re.compile(r"\b[\w.-]+@[\w.-]+(?= since )"), "USER"),
+    (re.compile(r"(?<=[a-z])_[0-9a-f]{6}(?=\W|$)"), "_NAME"),
 )
 NUMBER = (re.compile(r"\d[\d.,]*"), "NUMBER")
 DONE = "the command has ended"
@@ -42,6 +45,11 @@ class Block:
 
 def blocks(page: Path) -> Iterator[Block]:
     return (Block(*match.groups()) for match in BLOCK.finditer(page.read_text()))
+
+
+def called(block: Block) -> list[str]:
+    """The commands of a block ``console``, with continued lines in one."""
+    return [match[1] for match in COMMAND.finditer(block.text.replace("\\\n", ""))]
 
 
 class Reader:
@@ -64,10 +72,14 @@ class Reader:
     def follow(self, page: Path) -> None:
         for block in blocks(page):
             if block.kind == "console":
-                for match in COMMAND.finditer(block.text):
-                    self._compare(match[1], match[2], any_numbers=block.name == "any-numbers")
+                self.type(block)
             elif block.name:
                 (self._directory / block.name).write_text(self._here(block.text))
+
+    def type(self, block: Block) -> None:
+        """Run the commands of a block, and compare what they print."""
+        for match in COMMAND.finditer(block.text):
+            self._compare(match[1], match[2], any_numbers=block.name == "any-numbers")
 
     def run(self, command: str) -> str:
         """Run the command without input, and return all that it prints."""

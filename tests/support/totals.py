@@ -1,4 +1,4 @@
-"""The oracle of merged totals: computes from the records of a topic what docs/merging.md promises of the tables.
+"""The oracle of merged totals: computes from a topic what docs/reference/merging.md promises of the tables.
 
 It shares no code with the package: records come from a plain consumer, tables are read by SQL or Redis commands.
 """

@@ -1,4 +1,4 @@
-"""Avro schemas are parsed as the specification says, and each has the column that docs/avro.md gives it."""
+"""Avro schemas are parsed as the specification says, and each has the column that docs/reference/avro.md gives it."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_whoever_was_refused_does_not_wait() -> None:
 
 
 def test_nothing_asks_by_the_call_that_aborts_the_process() -> None:
-    """librdkafka fails an assertion if the answer names no broker, as it may after a pause: see docs/design.md."""
+    """librdkafka fails an assertion if the answer names no broker, as after a pause: see docs/explanation/design.md."""
     sources = Path(tallymark.__file__).parent.rglob("*.py")
     assert [one for one in sources if ".describe_cluster(" in one.read_text()] == []
 

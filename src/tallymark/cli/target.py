@@ -44,7 +44,7 @@ FileArgument = Annotated[
     typer.Argument(
         metavar="FILE",
         envvar=FILE,
-        help="A TOML file (docs/toml.md), or a Python file that defines one tallymark.Pipeline or App.",
+        help="A TOML file (docs/reference/toml.md), or a Python file that defines one tallymark.Pipeline or App.",
     ),
 ]
 FileInstead = Annotated[Path | None, typer.Option("--file", "-f", help="The same as FILE.")]

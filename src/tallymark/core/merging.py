@@ -1,7 +1,7 @@
 """Merge functions: how the column of a row is combined with the same column of the row that has its key.
 
 Every function gives the same result wherever the batches begin. ``first`` and ``append``, and ``newest`` and ``oldest``
-without a version, depend on the order of the commits. docs/merging.md specifies them. ``merged`` combines the
+without a version, depend on the order of the commits. docs/reference/merging.md specifies them. ``merged`` combines the
 rows of a batch before they are sent; the stores combine the result with the stored row by the same rules.
 """
 

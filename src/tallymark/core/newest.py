@@ -1,7 +1,7 @@
 """The last step before rows are written: the newest row of each key, or all rows of a key combined to one.
 
-A row that comes from a single record carries its origin in hidden columns. The rule is in README, "Which record of a
-key is the newest"; ``spark/executors.py`` applies the same rule on the executors.
+A row that comes from a single record carries its origin in hidden columns. docs/reference/write-modes.md has the
+rule; ``spark/executors.py`` applies the same rule on the executors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Decodes JSON values one by one by a schema, as docs/json.md specifies. spark/JsonDecoder.java is the same in Java.
+"""Decodes JSON values one by one by a schema, as docs/reference/json.md specifies.
 
-Numbers stay text until their type is known. Objects keep repeated names, because each of the values has to fit.
+spark/jvm/JsonDecoder.java is the same in Java. Numbers stay text until their type is known. Objects keep repeated
+names, because each of the values has to fit.
 """
 
 from __future__ import annotations

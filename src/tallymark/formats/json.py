@@ -1,4 +1,4 @@
-"""Decodes Kafka values into Arrow without Spark, as docs/json.md specifies.
+"""Decodes Kafka values into Arrow without Spark, as docs/reference/json.md specifies.
 
 Arrow parses many values at once. Values that it can't parse, or may parse differently, are split into smaller and
 smaller pieces; the last pieces are decoded value by value (``formats/fields.py``).

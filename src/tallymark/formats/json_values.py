@@ -1,6 +1,6 @@
 """Converts parsed JSON to the values that encoders write: text in base64 to bytes, ISO 8601 to times.
 
-``fields.py`` parses the JSON, and docs/json.md has the forms of types.
+``fields.py`` parses the JSON, and docs/reference/json.md has the forms of types.
 """
 
 from __future__ import annotations

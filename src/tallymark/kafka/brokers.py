@@ -285,7 +285,7 @@ class Brokers:
     def _metadata(self, topic: str | None, seconds: float | None = None) -> Any:
         """Return metadata of the brokers and of all topics or one.
 
-        Does not use ``describe_cluster``, which may abort the process: see docs/design.md.
+        Does not use ``describe_cluster``, which may abort the process: see docs/explanation/design.md.
         """
         deadline, patience = time.monotonic() + (seconds or TIMEOUT), LOOK_SECONDS
         while True:

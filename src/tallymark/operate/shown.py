@@ -35,7 +35,7 @@ Headers = Sequence[tuple[str, bytes | None]]
 
 @dataclass(frozen=True)
 class Shown:
-    """A decoded key or value as docs/json.md writes it, with the id of its schema.
+    """A decoded key or value as docs/reference/json.md writes it, with the id of its schema.
 
     ``error`` says why it could not be decoded. ``message`` is the name of a Protobuf message.
     """

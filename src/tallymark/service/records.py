@@ -92,7 +92,7 @@ class Records(Sequence[Record]):
         return pa.Table.from_struct_array(self._values)
 
     def changes(self) -> pa.Table:
-        """Return the rows of change events, to write with ``db.write(..., write="replica")`` (docs/debezium.md).
+        """Return the rows of change events, to write with ``db.write(..., write="replica")`` (docs/howto/debezium.md).
 
         The columns are those of the source's table and ``source_version``. Events without a row, such as tombstones,
         are left out.

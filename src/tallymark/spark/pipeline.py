@@ -70,8 +70,8 @@ class Pipeline:
     that; ``Standalone()`` reads without other members. ``catch_up=SkipAhead(...)`` skips ahead when a partition is too
     far behind. ``retention=Retention(...)`` sets how long the ledger keeps history. ``metrics_port`` serves Prometheus
     metrics on ``metrics_host`` (default: this machine only), and ``tracing=True`` creates OpenTelemetry spans
-    (docs/metrics.md). ``mirror=True`` also writes the positions to the Kafka group, for tools that show its lag;
-    tallymark does not read them.
+    (docs/reference/metrics.md). ``mirror=True`` also writes the positions to the Kafka group, for tools that show its
+    lag; tallymark does not read them.
 
     ``delivery`` other than exactly-once writes rows and positions one after the other; then ``ledger`` may name another
     store for the positions. ``road`` selects how rows get to the store: through the driver, staged by the executors, or
@@ -137,7 +137,7 @@ class Pipeline:
         condition on the record such as ``"value.op = 'd'"``, deletes the row of the key. ``write="ignore"`` keeps an
         existing row. ``provenance`` adds columns with the record and the batch that wrote a row. ``create=False``
         raises an error if the table does not exist; ``evolve=True`` adds missing columns to it, and ``evolve="follow"``
-        also those of schemas that are registered while a run reads their records (docs/formats.md).
+        also those of schemas that are registered while a run reads their records (docs/howto/formats.md).
 
         ``write="merge"`` combines each column with that of the row that has the key, as ``merge`` says:
         ``{"orders": "sum", "largest": "max"}``. The functions are sum, count, min, max, newest, oldest, first
@@ -145,10 +145,10 @@ class Pipeline:
         ``inexact=True`` allows other deliveries than exactly-once, which may add a batch twice or leave it out.
 
         ``topics`` is the topic, or the pattern of topics, whose records the table gets. ``{topic}`` in the name of a
-        table makes it a table for each topic, and so does ``{1}``, the first group of the pattern (docs/topics.md).
-        ``write="replica"`` writes the rows of change events, which ``Debezium`` decodes (docs/debezium.md). Without
-        ``key``, the key has the fields of the records' keys. It needs no function; one that is decorated gets the rows,
-        with the column ``source_version``, and returns those to write.
+        table makes it a table for each topic, and so does ``{1}``, the first group of the pattern
+        (docs/howto/topics.md). ``write="replica"`` writes the rows of change events, which ``Debezium`` decodes
+        (docs/howto/debezium.md). Without ``key``, the key has the fields of the records' keys. It needs no function;
+        one that is decorated gets the rows, with the column ``source_version``, and returns those to write.
 
         A function that merges records (for example an aggregate) sees one batch at a time. With ``upsert`` and
         ``ignore`` it is refused, because its rows would replace those of earlier batches; ``per_batch=True`` allows it.

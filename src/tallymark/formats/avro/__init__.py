@@ -1,1 +1,1 @@
-"""Decoding of Avro bodies into Arrow columns, as docs/avro.md specifies: schemas, resolution, and two decoders."""
+"""Decodes Avro bodies into Arrow columns, as docs/reference/avro.md specifies: schemas, resolution, two decoders."""

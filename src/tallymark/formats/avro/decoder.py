@@ -1,4 +1,4 @@
-"""Decodes Avro bodies into Arrow columns, as docs/avro.md specifies.
+"""Decodes Avro bodies into Arrow columns, as docs/reference/avro.md specifies.
 
 Many bodies are decoded at once (``bulk.py``). Bodies that this refuses, and small batches, are decoded one by one
 (``values.py``), which says why a body is dead.

@@ -1,7 +1,7 @@
 """Encodes Python values as Avro, and says which field does not fit the schema.
 
-Values are those that the decoders return, as docs/avro.md lists them. A value is checked and its bytes are appended in
-one pass.
+Values are those that the decoders return, as docs/reference/avro.md lists them. A value is checked and its bytes are
+appended in one pass.
 """
 
 from __future__ import annotations

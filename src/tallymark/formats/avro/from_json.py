@@ -1,4 +1,4 @@
-"""Encodes JSON as Avro: text in base64 as bytes, ISO 8601 as times, as docs/json.md has them.
+"""Encodes JSON as Avro: text in base64 as bytes, ISO 8601 as times, as docs/reference/json.md has them.
 
 ``formats/fields.py`` parses the JSON. Nothing is rounded, and fields that the schema does not have are refused.
 """

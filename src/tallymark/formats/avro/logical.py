@@ -1,4 +1,4 @@
-"""Encodes the values of Avro's logical types, as docs/avro.md describes them; their plain numbers and bytes, too."""
+"""Encodes the values of Avro's logical types, as docs/reference/avro.md says; their plain numbers and bytes, too."""
 
 from __future__ import annotations
 

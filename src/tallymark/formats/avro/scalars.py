@@ -81,7 +81,7 @@ def decimal(step: Step) -> Convert:
 
 
 def instant(text: str) -> int:
-    """Return the microseconds of a time that is text, in one of the forms of docs/json.md."""
+    """Return the microseconds of a time that is text, in one of the forms of docs/reference/json.md."""
     try:
         moment: datetime = _MOMENT(text)
         return (moment.replace(tzinfo=UTC) - EPOCH) // MICROSECOND

@@ -1,4 +1,4 @@
-"""Decodes change events in JSON, with and without the schema that Kafka Connect adds, as docs/debezium.md specifies."""
+"""Decodes change events in JSON, with or without Kafka Connect's schema, as docs/howto/debezium.md specifies."""
 
 from __future__ import annotations
 

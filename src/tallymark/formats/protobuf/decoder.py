@@ -1,4 +1,4 @@
-"""Decodes Protobuf messages into Arrow columns, as docs/protobuf.md specifies.
+"""Decodes Protobuf messages into Arrow columns, as docs/reference/protobuf.md specifies.
 
 Many messages are decoded at once (``bulk.py``). Messages that this refuses, and small batches, are decoded one by one
 (``values.py``), which says why a message is dead.

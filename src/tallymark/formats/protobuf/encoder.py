@@ -1,7 +1,7 @@
 """Encodes Python values as Protobuf, and says which field does not fit the message.
 
-Values are those that the decoders return, as docs/protobuf.md lists them. A message is compiled into functions that
-check a value and append its bytes in one pass; ``from_json.py`` does the same for JSON.
+Values are those that the decoders return, as docs/reference/protobuf.md lists them. A message is compiled into
+functions that check a value and append its bytes in one pass; ``from_json.py`` does the same for JSON.
 """
 
 from __future__ import annotations

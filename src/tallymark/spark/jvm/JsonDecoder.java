@@ -18,7 +18,7 @@ import org.apache.spark.sql.types.*;
 import org.apache.spark.unsafe.types.UTF8String;
 
 /**
- * Decodes JSON values by a schema, as docs/json.md specifies. formats/fields.py is the same in Python.
+ * Decodes JSON values by a schema, as docs/reference/json.md specifies. formats/fields.py is the same in Python.
  *
  * Janino compiles this file when a pipeline starts: no lambdas, no generic types.
  */
@@ -641,7 +641,7 @@ public final class JsonDecoder implements Decoder, Serializable {
             return Decimal.createUnsafe(negative ? -digits : digits, precision, scale);
         }
 
-        /** Refuses what Java accepts beyond docs/json.md: long exponents and digits of other scripts. */
+        /** Refuses what Java accepts beyond docs/reference/json.md: long exponents and digits of other scripts. */
         private static void check(String text) {
             int n = 0;
             int digits = 0;
