@@ -1,26 +1,13 @@
-"""Draws the pictures of the documentation, for light and dark pages: ``python -m tools.pictures``."""
+"""Draws the pictures of the documentation: ``python -m tools.pictures``."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from tools.markdown import ROOT
+from tools.svg import Picture
 
 PICTURES = ROOT / "docs" / "pictures"
-STYLE = """
-  .page { fill: #ffffff; stroke: #d0d7de } .box { fill: #f6f8fa; stroke: #8c959f }
-  .frame { fill: #e6f6f1; stroke: #087f5b }
-  .crash { stroke: #b42318; stroke-width: 2.5; fill: none }
-  text { font: 14px system-ui, -apple-system, 'Segoe UI', 'Helvetica Neue', Arial, sans-serif; fill: #1f2328 }
-  .title { font-weight: 600 } .small { font-size: 12.5px; fill: #57606a } .middle { text-anchor: middle }
-  .bad { fill: #b42318; font-weight: 600 } .good { fill: #087f5b; font-weight: 600 }
-  @media (prefers-color-scheme: dark) {
-    .page { fill: #0d1117; stroke: #30363d } .box { fill: #21262d; stroke: #8b949e }
-    .frame { fill: #0b2f26; stroke: #5ad1a8 }
-    .crash { stroke: #ff8a80 } text { fill: #e6edf3 }
-    .small { fill: #9da7b3 } .bad { fill: #ff8a80 } .good { fill: #5ad1a8 }
-  }
-"""
 
 
 @dataclass(frozen=True)
@@ -51,70 +38,149 @@ CRASH = (
 )
 
 
-def main() -> None:
-    PICTURES.mkdir(exist_ok=True)
-    (PICTURES / "one-transaction.svg").write_text(crash())
-    (PICTURES / "one-transaction-narrow.svg").write_text(narrow_crash())
-
-
-def crash() -> str:
+def crash() -> Picture:
     """A crash between two steps, in either order, and inside one transaction."""
-    shapes = [text(24, 34, HEADING, "title")]
+    picture = Picture(LABEL, 820, 336)
+    picture.text(24, 34, HEADING, "strong")
     for number, row in enumerate(CRASH):
         top = 58 + 88 * number
-        shapes += [text(24, top + 38, row.title, "title"), *_steps(row, 136, top)]
-        shapes += _outcome(row, 582, top + 31)
-    return picture(820, 336, LABEL, shapes)
+        picture.text(24, top + 38, row.title, "strong")
+        _steps(picture, row, 136, top)
+        _outcome(picture, row, 582, top + 31)
+    return picture
 
 
-def narrow_crash() -> str:
+def narrow_crash() -> Picture:
     """The same for a telephone."""
-    shapes = []
+    picture = Picture(LABEL, 440, 490)
     for number, row in enumerate(CRASH):
         top = 44 + 156 * number
-        shapes += [text(16, top - 12, row.title, "title"), *_steps(row, 8, top)]
-        shapes += _outcome(row, 22, top + 94)
-    return picture(440, 490, LABEL, shapes)
+        picture.text(16, top - 12, row.title, "strong")
+        _steps(picture, row, 8, top)
+        _outcome(picture, row, 22, top + 94)
+    return picture
 
 
-def _steps(row: Row, left: int, top: int) -> list[str]:
+def _steps(picture: Picture, row: Row, left: int, top: int) -> None:
     """The two steps with the crash in between, in a frame if they are one transaction."""
-    steps = [*box(left + 14, top + 12, row.first), *bolt(left + 212, top + 9), *box(left + 244, top + 12, row.second)]
-    if not row.is_one_transaction:
-        return steps
-    frame = f'<rect class="frame" x="{left}" y="{top}" width="424" height="72" rx="8"/>'
-    return [frame, text(left + 212, top + 67, "one transaction", "small middle"), *steps]
+    if row.is_one_transaction:
+        picture.box(left, top, 424, 72, "store")
+        picture.text(left + 212, top + 67, "one transaction", "small quiet", "middle")
+    for x, words in ((left + 14, row.first), (left + 244, row.second)):
+        picture.label(x, top + 12, 166, 38, words)
+    picture.path(f"M {left + 218} {top + 9} l -12 22 h 12 l -12 22", "crash")
 
 
-def _outcome(row: Row, x: int, y: int) -> list[str]:
-    kind = "good" if row.is_one_transaction else "bad"
-    return [text(x, y, row.result, kind), text(x, y + 20, row.detail, "small")]
+def _outcome(picture: Picture, row: Row, x: int, y: int) -> None:
+    picture.text(x, y, row.result, "strong good" if row.is_one_transaction else "strong bad")
+    picture.text(x, y + 20, row.detail, "small quiet")
 
 
-def box(x: int, y: int, label: str) -> list[str]:
-    return [
-        f'<rect class="box" x="{x}" y="{y}" width="166" height="38" rx="6"/>',
-        text(x + 83, y + 24, label, "middle"),
-    ]
+def protocol() -> Picture:
+    """The messages of one batch."""
+    picture = Picture("One batch: Kafka, a run, the database", 760, 560)
+    kafka, run, store = 90, 380, 670
+    for x, name in ((kafka, "Kafka"), (run, "a run"), (store, "your database")):
+        picture.box(x - 75, 16, 150, 32)
+        picture.text(x, 37, name, "strong", "middle")
+        picture.line(x, 48, x, 544, "life")
+    picture.arrow(kafka, 84, run, "you are assigned orders[0]")
+    picture.arrow(run, 118, store, "claim orders[0]: epoch 4 becomes 5")
+    picture.arrow(store, 148, run, "the position: 8200")
+    picture.arrow(run, 186, kafka, "records from 8200 on?")
+    picture.arrow(kafka, 216, run, "8200 to 8699")
+    picture.text(run + 14, 244, "decode, compute, count", "small quiet")
+    picture.box(run - 12, 262, store - run + 88, 196, "store")
+    picture.text(run + 4, 282, "one transaction", "small strong good")
+    for y, words in (
+        (308, "BEGIN"),
+        (342, "the rows of every table"),
+        (376, "dead letters, history, tally"),
+        (410, "position 8200 becomes 8700, if epoch = 5"),
+        (444, "COMMIT"),
+    ):
+        picture.arrow(run, y, store, words)
+    picture.arrow(store, 488, run, "done")
+    picture.text(run - 22, 412, "no row matched?", "small quiet", "end")
+    picture.text(run - 22, 430, "ROLLBACK: another owner", "small quiet", "end")
+    picture.text(run - 22, 448, "has claimed orders[0]", "small quiet", "end")
+    picture.text(run - 22, 492, "no answer? ask the database", "small quiet", "end")
+    picture.text(run - 22, 510, "which position it has", "small quiet", "end")
+    picture.text(run + 14, 528, "the next batch begins at 8700", "small quiet")
+    return picture
 
 
-def bolt(x: int, y: int) -> list[str]:
-    """The crash."""
-    return [f'<path class="crash" d="M {x + 6} {y} l -12 22 h 12 l -12 22"/>']
+def fencing() -> Picture:
+    """Two owners of one partition, and the epoch that decides."""
+    picture = Picture("An owner that was disconnected can't commit", 760, 430)
+    first, store, second = 130, 380, 630
+    for x, name in ((first, "run A"), (store, "the row of orders[0]"), (second, "run B")):
+        picture.box(x - 85, 16, 170, 32)
+        picture.text(x, 37, name, "strong", "middle")
+        picture.line(x, 48, x, 414, "life")
+    picture.arrow(first, 84, store, "claim")
+    picture.label(store - 75, 94, 150, 28, "epoch 4, position 8000", "store")
+    picture.arrow(first, 150, store, "commit with epoch 4")
+    picture.label(store - 75, 160, 150, 28, "epoch 4, position 8200", "store")
+    picture.label(first - 75, 200, 150, 66, "", "wrong")
+    picture.text(first, 228, "frozen, or cut off;", "small", "middle")
+    picture.text(first, 246, "its batch is in memory", "small", "middle")
+    picture.arrow(second, 222, store, "claim")
+    picture.label(store - 75, 232, 150, 28, "epoch 5, position 8200", "store")
+    picture.arrow(second, 290, store, "commit with epoch 5")
+    picture.label(store - 75, 300, 150, 28, "epoch 5, position 8700", "store")
+    picture.arrow(first, 360, store, "commit with epoch 4")
+    picture.text(store + 14, 364, "no row matches: rolled back, Fenced", "small bad")
+    picture.text(store, 400, "8200 to 8699 are in the tables once", "small strong good", "middle")
+    return picture
 
 
-def text(x: int, y: int, words: str, kind: str = "") -> str:
-    return f'<text x="{x}" y="{y}" class="{kind}">{words}</text>'
-
-
-def picture(width: int, height: int, label: str, shapes: list[str]) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-        f' role="img" aria-label="{label}">\n<style>{STYLE}</style>\n'
-        f'<rect class="page" x="0.5" y="0.5" width="{width - 1}" height="{height - 1}" rx="8"/>\n'
-        + "\n".join(shapes)
-        + "\n</svg>\n"
+def counting() -> Picture:
+    """The log of one partition, and what became of each offset."""
+    picture = Picture("Every offset is counted once", 760, 234)
+    log = (
+        ("lost", 2, "wrong"),
+        ("applied", 5, "store"),
+        ("dead", 1, "dead"),
+        ("skipped", 3, "box"),
+        ("absent", 1, "none"),
+        ("applied", 2, "store"),
     )
+    x, offset, size = 20.0, 100, 40
+    names: list[tuple[float, float, str]] = []
+    for outcome, number, style in log:
+        start = x
+        for _ in range(number):
+            picture.box(x, 70, size - 4, 40, style)
+            picture.text(x + size / 2 - 2, 95, str(offset), "small", "middle")
+            x, offset = x + size, offset + 1
+        names.append((start, x, outcome))
+    for start, end, outcome in names:
+        picture.text((start + end) / 2 - 2, 132, outcome, "small quiet", "middle")
+    picture.box(x, 70, size - 4, 40, "none")
+    picture.text(x + size / 2 - 2, 95, str(offset), "small quiet", "middle")
+    picture.text(x + 50, 95, "unread …", "small quiet")
+    picture.text(20, 46, "first_offset = 100", "code")
+    picture.line(22, 52, 22, 68)
+    picture.text(x + 2, 46, f"next_offset = {offset}", "code")
+    picture.line(x + 2, 52, x + 2, 68)
+    picture.text(20, 186, "applied + dead + skipped + lost + absent = next_offset - first_offset", "code")
+    picture.text(20, 212, "7 + 1 + 3 + 2 + 1 = 114 - 100", "code")
+    return picture
+
+
+DRAWN = {
+    "one-transaction.svg": crash,
+    "one-transaction-narrow.svg": narrow_crash,
+    "protocol.svg": protocol,
+    "fencing.svg": fencing,
+    "counting.svg": counting,
+}
+
+
+def main() -> None:
+    for name, draw in DRAWN.items():
+        (PICTURES / name).write_text(str(draw()))
 
 
 if __name__ == "__main__":

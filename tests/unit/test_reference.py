@@ -27,7 +27,7 @@ def test_the_signatures_and_texts_of_python_are_those_of_the_code() -> None:
 
 
 def test_the_pictures_are_those_that_are_drawn() -> None:
-    drawn = {"one-transaction.svg": pictures.crash(), "one-transaction-narrow.svg": pictures.narrow_crash()}
+    drawn = {name: str(draw()) for name, draw in pictures.DRAWN.items()}
     assert {name: (pictures.PICTURES / name).read_text() for name in drawn} == drawn, (
         "python -m tools.pictures draws them"
     )
