@@ -33,6 +33,7 @@ SHOWN_BY_OTHER_TESTS = [
     "threads",
     "settings",
     "positions",
+    "running_totals",
     "streaming",
 ]
 STORES = {"offset_table": "mariadb", "one_transaction": "postgresql", "streaming": "postgresql"}

@@ -151,6 +151,6 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
     assert {path.name for path in held if path.suffix != ".py"} == {
         *("py.typed", "jars.lock", "log4j2.properties", "commit.lua"),
         *("Decoder.java", "JsonDecoder.java", "DebeziumDecoder.java", "AvroDecoder.java", "ProtobufDecoder.java"),
-        *("Content.java", "RecordDecoder.java"),
+        *("Content.java", "Names.java", "NamingDecoder.java", "RecordDecoder.java"),
         *("Counts.java", "LongSums.java"),
     }

@@ -49,7 +49,7 @@ def registry() -> Iterator[SchemaRegistry]:
 MANY = pytest.param(200, 3, marks=[pytest.mark.faults, pytest.mark.timeout(900)])
 
 
-@pytest.mark.parametrize(("count", "kills"), [(8, 1), MANY])
+@pytest.mark.parametrize(("count", "kills"), [(5, 1), MANY])
 def test_a_table_for_each_of_many_topics(
     topics: Topics,
     brokers: str,

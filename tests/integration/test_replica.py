@@ -52,7 +52,7 @@ def table(kind: Kind, size: int) -> Source:
 
 
 @pytest.mark.faults_where(size=[100_000])
-@pytest.mark.faults_where(kind=["mariadb"])
+@pytest.mark.faults_where(kind=["mariadb", "sqlite"])
 @pytest.mark.parametrize("size", list(KILLS))
 @pytest.mark.parametrize("kind", databases.KINDS)
 def test_a_replica_equals_its_source_whenever_the_driver_dies(
