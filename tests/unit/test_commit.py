@@ -361,7 +361,7 @@ def test_a_batch_that_is_mostly_dead_fails_where_the_others_of_the_window_were_t
     pair = Pair(store, store, delivery, Budget())
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store, "recent", lambda *_: Tally(applied=400, dead=600))
-        with pytest.raises(TooManyDead, match=r"609 of the last 1,015 records are dead, .*: not JSON; no position"):
+        with pytest.raises(TooManyDead, match=r"609 of the last 1,015 records are dead, .*: not JSON; this batch"):
             pair.commit(dead)
         assert (store.attempts, pair.offsets) == (0, [0, 0])
         pair.commit(dead[:7])
