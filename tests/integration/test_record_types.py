@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,10 +14,11 @@ import tallymark as tm
 from tallymark.core.unmatched import NO_ROW
 from tallymark.errors import BadInput
 from tests.support.avro import framed, prefix, text
+from tests.support.background import wait_for
 from tests.support.command import in_process
 from tests.support.databases import query
 from tests.support.kafka import Topics
-from tests.support.pipelines import UNBALANCED
+from tests.support.pipelines import UNBALANCED, RunningPipeline
 from tests.support.protobuf_schemas import tagged
 from tests.support.registry import SchemaRegistry
 
@@ -246,6 +248,20 @@ def test_what_can_not_tell_which_records_have_no_row_is_refused(
     pipeline.table("some")(function)
     with pytest.raises(BadInput, match=said):
         pipeline.run("caught-up")
+
+
+def test_a_function_of_a_topic_that_appears_later_is_refused_too(
+    topics: Topics, brokers: str, group: str, database: Database
+) -> None:
+    name, url = f"late{time.monotonic_ns()}", database("postgresql")
+    source = tm.Kafka(brokers, rf"^{name}", value=tm.Json("id BIGINT"))
+    pipeline = tm.Pipeline(group=group, source=source, store=url, membership=tm.Standalone(), unmatched="dead")
+    pipeline.table("{topic}")(lambda records: records.groupBy("value.id").count())
+    with RunningPipeline(pipeline) as running:
+        topics.send(topics.create(1, name=name), [{"id": 1}])
+        wait_for(lambda: not running.alive)
+        with pytest.raises(BadInput, match="functions that compute the rows of each record"):
+            running.result()
 
 
 def test_what_unmatched_may_be(brokers: str, group: str) -> None:

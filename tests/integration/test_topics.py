@@ -253,6 +253,16 @@ def test_a_topic_that_appears_later_has_the_same_columns_too(
     assert ids(url, "everything") == [1]
 
 
+def test_a_run_until_caught_up_ends_if_a_pattern_matches_no_topic(
+    brokers: str, group: str, prefix: str, database: Database
+) -> None:
+    """A member of a Kafka group gets no assignment then."""
+    pipeline = tm.Pipeline(group=group, source=tm.Kafka(brokers, rf"^{prefix}\.", value=JSON), store=database("sqlite"))
+    pipeline.table("everything")(everything)
+    with RunningPipeline(pipeline, "caught-up") as running:
+        assert running.result() == tm.Tally()
+
+
 def test_each_topic_has_a_replica(
     topics: Topics, brokers: str, group: str, prefix: str, registry: SchemaRegistry, database: Database
 ) -> None:

@@ -58,6 +58,14 @@ def test_parts_of_a_batch_are_added_and_refused_records_subtracted() -> None:
     assert many[ZERO][OTHERS] == Found(5, 0)
 
 
+def test_refused_records_are_subtracted_from_the_sum_of_the_others() -> None:
+    """Alone they have few names, and of the batch theirs were added up."""
+    found = {ZERO: {"a": Found(2, 0), OTHERS: Found(5, 1)}}
+    assert reduced(found, {ZERO: {"a": Found(1, 0), "y": Found(1, 1), "z": Found(1, 1)}}) == {
+        ZERO: {"a": Found(1, 0), OTHERS: Found(3, 1)}
+    }
+
+
 def test_the_most_frequent_fields_come_first_and_the_others_last() -> None:
     drift = total([{"a": Seen(1, NOON, NOON), OTHERS: Seen(50, NOON, NOON)}, {"b": Seen(2, NOON, LATER)}])
     assert list(drift) == ["b", "a", OTHERS]

@@ -295,6 +295,12 @@ def test_json_without_a_registry_has_no_id() -> None:
             tm.Json("id BIGINT", **options)
 
 
+def test_json_has_one_subject() -> None:
+    subjects: Any = ["placed", "cancelled"]
+    with pytest.raises(BadInput, match=r"Json\(subject=...\) must be the name of one subject"):
+        tm.Json("id BIGINT", framed=True, registry="http://r", subject=subjects)
+
+
 FORMATS: list[Callable[[str], Any]] = [
     lambda url: tm.Avro(url),
     lambda url: tm.Protobuf(url),

@@ -276,3 +276,29 @@ def test_lists_are_compared_by_their_names() -> None:
     """Formats are keys of dictionaries."""
     assert hash(tm.Avro("http://r", subject=["a", "b"])) == hash(tm.Avro("http://r", subject=("a", "b")))
     assert pa.types.is_struct(Decoders.of(tm.Avro(schema=json.dumps([PLACED, CANCELLED]))).value.type)
+
+
+def test_fields_that_a_type_does_not_name_have_the_name_of_its_column(registry: SchemaRegistry, ids: list[int]) -> None:
+    """Types may have fields of the same name, and those of other types do not count."""
+    placed = record("shop.Placed", ("id", "long"), ("note", "int"))
+    cancelled = record("shop.Cancelled", ("why", "string"), ("note", "int"))
+    added = [registry.add(f"later-{one['name']}", json.dumps(one))[0] for one in (placed, cancelled)]
+    contents = [
+        framed(added[0], placed, {"id": 1, "note": 1}),
+        framed(added[1], cancelled, {"why": "late", "note": 1}),
+        framed(ids[0], PLACED, {"id": 1}),
+    ]
+    decoder = Decoders.of(tm.Avro(registry.url, subject=SUBJECTS), None, ["events"], finds=True).value
+    found = {name: rows.tolist() for name, rows in decoder(contents).unnamed.items()}
+    assert found == {"Placed.note": [0], "Cancelled.note": [1]}
+
+
+def test_fields_of_protobuf_that_a_type_does_not_name_have_the_name_of_its_column(registry: SchemaRegistry) -> None:
+    subject = "events-value"
+    registry.add(subject, PROTO, "PROTOBUF")
+    source = tm.Protobuf(registry.url, subject=subject, message=["Placed", "Refunded"])
+    decoder = Decoders.of(source, None, ["events"], finds=True).value
+    text = PROTO.replace("Refunded {", "Refunded { int32 n = 2;")
+    later, _ = registry.add("later", text, "PROTOBUF")
+    decoded = decoder([prefix(later) + THIRD + b"\x08\x01", prefix(later) + FIRST + b"\x08\x01"])
+    assert {name: rows.tolist() for name, rows in decoded.unnamed.items()} == {"Refunded.n": [0]}

@@ -71,8 +71,11 @@ def _read_again(reading: Reading, refusals: Sequence[Refusal], again: Again) -> 
         time = first.last_timestamp or others.last_timestamp
         return PartitionCounts(others.records + left[partition], first.dead + others.dead, time)
 
+    # The refused records may be all that the batch has of a topic, and so of its tables.
+    none = {name: rows.slice(0, 0) for name, rows in reading.rows.items()}
     return replace(
         rest,
+        rows={**none, **rest.rows},
         seen={partition: seen(partition) for partition in reading.seen.keys() | rest.seen.keys()},
         dead_letters=[*reading.dead_letters, *rest.dead_letters],
         refusals=[*refusals, *rest.refusals],
@@ -214,7 +217,8 @@ class BatchToCommit:
     def drift(self) -> Mapping[Partition, Fields]:
         """Return the fields that the schema does not name, in applied records."""
         found = self.reading.drift
-        refused = [letter for letter in self.letters if (letter.partition, letter.offset) not in self.reading.left_out]
+        uncounted = records_of(self.reading.dead_letters).union(self.reading.left_out)
+        refused = [letter for letter in self.letters if (letter.partition, letter.offset) not in uncounted]
         return reduced(found, self.drift_of(refused)) if found and refused and self.drift_of else found
 
     def _account(self, move: Move, epoch: int) -> Advance:

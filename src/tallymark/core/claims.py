@@ -273,9 +273,7 @@ def restarted(position: Position, to: Restart, now: datetime) -> tuple[Position,
         kind = "reset" if to.truncated_from is None else "truncation"
         tally, first, drift = Tally(), offset, {}
     moved = replace(position, next_offset=offset, first_offset=first, tally=tally, updated_at=now, drift=drift)
-    if not len(span):
-        return moved, None
-    return replace(moved, leader_epoch=to.leader_epoch), Note(kind, span, to.reason)
+    return (replace(moved, leader_epoch=to.leader_epoch), Note(kind, span, to.reason)) if len(span) else (moved, None)
 
 
 def advanced(claim: Claim, step: Advance, now: datetime) -> Claim:

@@ -84,8 +84,10 @@ def reduced(found: Mapping[Partition, Fields], refused: Mapping[Partition, Field
     """Return the counts without those of refused records."""
     rest: dict[Partition, Fields] = {}
     for partition, fields in found.items():
-        gone = refused.get(partition, {})
-        left = {name: one.records - (gone[name].records if name in gone else 0) for name, one in fields.items()}
+        left = {name: one.records for name, one in fields.items()}
+        for path, gone in refused.get(partition, {}).items():
+            name = path if path in left else OTHERS
+            left[name] = left.get(name, 0) - gone.records
         if fields := {name: Found(left[name], one.offset) for name, one in fields.items() if left[name] > 0}:
             rest[partition] = fields
     return rest

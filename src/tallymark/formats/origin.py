@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from tallymark.errors import BadInput, Unreachable
 from tallymark.formats.framing import Id
-from tallymark.formats.registry import Registered, Schemas
+from tallymark.formats.registry import Place, Registered, Schemas
 
 T = TypeVar("T")
 
@@ -56,7 +58,10 @@ class Origin:
 
     def unreadable(self, name: Id, schemas: Schemas, why: object) -> str:
         """Say that this schema can't read another one, with the subject and version of that one if they are known."""
-        places = schemas.places(name) if isinstance(name, int) else []
+        places: list[Place] = []
+        # Without an answer, the error only says less.
+        with suppress(Unreachable):
+            places = schemas.places(name) if isinstance(name, int) else []
         own = [place for place in places if place[0] == self.subject]
         writer, reader = f"schema {name}", str(self)
         if places:
@@ -101,7 +106,8 @@ class Unread:
 
     def _check_latest(self, subject: str, latest: int, names: set[Id]) -> None:
         """Nodes of a registry may not know the same yet: the columns of an older version would lose values."""
-        places = [place for name in names if isinstance(name, int) for place in self._schemas.places(name)]
+        ids = [name for name in names if isinstance(name, int)]
+        places = [place for id in ids for place in self._schemas.retried(partial(self._schemas.places, id))]
         known = max((version for other, version in places if other == subject), default=0)
         if known > latest:
             raise Unreachable(

@@ -95,11 +95,16 @@ class Schemas:
         return self._lasting(guid, partial(self._by_guid, guid))
 
     def places(self, id: int) -> list[Place]:
-        """Return the subjects and versions that a schema is registered as; nothing if the registry does not say."""
+        """Return the subjects and versions that a schema is registered as; nothing if the registry does not say.
+
+        It is asked only once.
+        """
         try:
             answer = self._ask(f"/schemas/ids/{id}/versions")
-        except TallymarkError:
-            # Older registries do not have this path. It only explains an error, so it is asked for once.
+        except TallymarkError as error:
+            if error.transient:
+                raise
+            # Older registries do not have this path.
             return []
         listed = [one for one in answer if isinstance(one, dict)] if isinstance(answer, list) else []
         return [(one["subject"], one["version"]) for one in listed if _is_place(one.get("subject"), one.get("version"))]

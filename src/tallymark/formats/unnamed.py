@@ -84,8 +84,10 @@ def written(step: Mapping[str, Any], path: str = "") -> Iterator[str]:
             yield path + part["name"]
         else:
             yield from written(part["step"], f"{path}{part['name']}.")
-    for inner in (*step.get("branches", ()), *(step[key] for key in ("items", "values", "step") if key in step)):
+    for inner in (*step.get("branches", ()), *(step[key] for key in ("items", "values") if key in step)):
         yield from written(inner, path)
+    if step.get("read") == "branch":
+        yield from written(step["step"], f"{path}{step['name']}.")
     if "entry" in step:
         # Of a map in Protobuf: the key and the value are no fields.
         for part in step["entry"]["fields"]:

@@ -62,6 +62,8 @@ class Json(_OfRegistry):
             raise BadInput("Json(): registry= needs framed=True, because the id of a schema precedes the text")
         if self.registry is None and self.subject:
             raise BadInput("Json(): subject= needs registry=, the address of the registry")
+        if self.subject is not None and not isinstance(self.subject, str):
+            raise BadInput("Json(subject=...) must be the name of one subject")
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,10 @@ class Ownership:
         self.claims: dict[Partition, Claim] = {}
         self.topics: dict[str, Topic] = {}
         self.assigned = False
-        """Whether an assignment, which may be empty, has been claimed: a claim verifies that the topic is the same."""
+        """Whether an assignment, which may be empty, has been claimed: a claim verifies that the topic is the same.
+
+        Also if there was no topic at the start: a member of a Kafka group then gets no assignment.
+        """
         self._group, self._owner, self._membership = group, owner, membership
         self._brokers, self._ledger, self._start = brokers, ledger, start
         self._retrying = Retrying(brokers.stop, job.patience)
@@ -76,6 +79,7 @@ class Ownership:
     def join(self, topics: Collection[str]) -> None:
         """Join the group. ``topics`` are those that exist now: topics added later start at the earliest offset."""
         self._start_rules = replace(self._start_rules, topics=frozenset(topics))
+        self.assigned = not topics
         if self._membership.grace is not None and not self._start.prefer_saved:
             # Read epochs before members: a later claim raises the epoch; an earlier claimant is a member or has left.
             self._epochs = {partition: position.epoch for partition, position in self._saved().items()}
@@ -137,6 +141,8 @@ class Ownership:
             except UnknownTopic:
                 if not self.tolerant:
                     raise
+                # Not one of them is claimed. The next assignment lacks the topic.
+                return OwnershipChange(gained, frozenset([*lost, *revoked]))
             if gained:
                 self._rebalances.record("assigned", held=len(self.claims), gained=gained, since=now.announced_at)
         self.assigned = self.assigned or now.announced_at > 0

@@ -185,6 +185,7 @@ class Layouts:
                     f"table {name}: its function changes column {changed[0]} when records have the new fields of "
                     f"{decoders.origin}; start the run again, or correct the function"
                 )
+        _columns([made if one is layout else one for one in self.known])
         log.info("following schemas=%s instead=%s", decoders.origin, layout.decoders.origin)
         with self._lock:
             self._made_from[made] = self._made_from.pop(layout)

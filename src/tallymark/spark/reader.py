@@ -122,11 +122,6 @@ class SparkReader:
         return self._layouts.tables
 
     def schemas(self) -> Mapping[str, pa.Schema]:
-        if self._finds_unmatched and not all(layout.shaper.is_row_wise for layout in self._layouts.known):
-            raise BadInput(
-                "unmatched='dead' needs functions that compute the rows of each record by itself, and one aggregates, "
-                "joins, or uses a window; leave out unmatched=, or move its table to another pipeline"
-            )
         if self._stages is not None and (reason := self._unstageable):
             if self._path == "executors":
                 raise BadInput(f"road='executors': {reason}; leave out road=")
@@ -146,6 +141,11 @@ class SparkReader:
         nothing = self._spark.createDataFrame([], RAW_RECORDS)
         records = SparkDecoder(self._spark, decoders)(nothing).select(*RECORD).schema
         shaper = Shaper(self._spark, self._users, self._source, tables, records, topic)
+        if self._finds_unmatched and not shaper.is_row_wise:
+            raise BadInput(
+                "unmatched='dead' needs functions that compute the rows of each record by itself, and one aggregates, "
+                "joins, or uses a window; leave out unmatched=, or move its table to another pipeline"
+            )
         tasks = Tasks(self._spark, self._source, self._scan, decoders, shaper, self._brokers, self._stop)
         return Layout(decoders, shaper, tasks)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tallymark.formats.avro import values
-from tallymark.formats.avro.columns import arrow_type, not_null
+from tallymark.formats.avro.columns import arrow_type, branch_names, not_null
 from tallymark.formats.avro.compiler import encoded
 from tallymark.formats.avro.conversions import Incompatible, conversion, promotes, unreadable
 from tallymark.formats.avro.program import Program, Step
@@ -98,8 +98,7 @@ class _Resolution:
             except Incompatible as error:
                 errors.append(error)
                 continue
-            width = _width(reader)
-            return {"read": "branch", "to": others.index(branch), "width": width, "step": step} if width else step
+            return _branch(others, others.index(branch), step) if _width(reader) else step
         if len(errors) == 1:
             raise errors[0]
         raise Incompatible(f"{writer.label} can't be read as any branch of the union")
@@ -170,6 +169,11 @@ def _types(writer: Schema, branches: Sequence[Schema]) -> Sequence[Schema]:
     if not found:
         raise Incompatible(f"{writer.name} is {none_of([branch.label for branch in branches])}")
     return found
+
+
+def _branch(branches: Sequence[Schema], to: int, step: Step) -> Step:
+    """The step that reads a value into the field of a branch."""
+    return {"read": "branch", "to": to, "width": len(branches), "name": branch_names(branches)[to], "step": step}
 
 
 def _width(reader: Schema) -> int:

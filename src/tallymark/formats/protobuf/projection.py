@@ -46,7 +46,9 @@ def one_of(writer: Message, readers: Sequence[Message]) -> Program | None:
     if at is None:
         return None
     program = projection(writer, readers[at])
-    return Program({"read": "branch", "to": at, "width": len(readers), "step": program.root}, types_type(readers))
+    kind = types_type(readers)
+    step: Step = {"read": "branch", "to": at, "width": len(readers), "name": kind[at].name, "step": program.root}
+    return Program(step, kind)
 
 
 class _Projection:

@@ -12,7 +12,8 @@ import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.types.*;
 
 /**
- * Decodes Debezium's change events in JSON, as docs/howto/debezium.md specifies. formats/debezium/json.py is the same in Python.
+ * Decodes Debezium's change events in JSON, as docs/howto/debezium.md specifies. formats/debezium/json.py is the same in
+ * Python.
  *
  * An event is the value itself, or its member "payload"; then the member "schema" says how columns are encoded.
  */
