@@ -192,7 +192,7 @@ def test_a_pipeline_can_read_alone(load: Load) -> None:
     ("change", "to", "said"),
     [
         ("[tables.orders]", '[tables.orders]\nwrite = "upser"',
-         'shop.toml line 8: tables.orders.write must be append, upsert, ignore or merge, not "upser"'),
+         'shop.toml line 8: tables.orders.write must be append, upsert, ignore, merge or replica, not "upser"'),
         ("topics =", "topcs =", "shop.toml line 5: source.topcs is not known; did you mean topics?"),
         ("[source]", "[zebra]\n[source]", "shop.toml line 3: zebra is not known; known here are group, store"),
         ('sql = "', 'key = 3\nsql = "', "line 8: tables.orders.key must be text or a list, not a whole number"),

@@ -16,7 +16,7 @@ import typer
 from tallymark.cli.lines import from_json, from_lines
 from tallymark.cli.output import INTERRUPTED, note, say, show_json
 from tallymark.cli.progress import Bars
-from tallymark.cli.target import PartitionOption, RegistryOption, Target, targeted
+from tallymark.cli.target import RegistryOption, Target, targeted
 from tallymark.core.topics import is_pattern
 from tallymark.errors import BadInput, NotDelivered, TallymarkError
 from tallymark.produce.producer import Producer
@@ -61,7 +61,7 @@ def produce(
     header: HeaderOption = None,
     form: Form = "lines",
     create: Create = None,
-    partition: PartitionOption = None,
+    partition: Annotated[int | None, typer.Option(help="Write to this partition.")] = None,
     profile: ProfileOption = "no-loss",
     registry: RegistryOption = None,
     schema: SchemaOption = None,

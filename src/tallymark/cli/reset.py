@@ -77,9 +77,10 @@ def reset(
 ) -> None:
     """Show where positions would move and what that repeats or skips; with --execute, move them.
 
-    Skipped records can be read later, by tallymark backfill. Repeated records are written again: upserts do not change,
-    appended rows are there twice, and totals count them twice, which needs --repeat. All partitions move in one
-    transaction; with --truncate, all rows of the group's tables are deleted in it, and the group starts over.
+    Skipped records can be read later, by tallymark backfill. Repeated records are written again: upserts go back to
+    older values until the group has caught up, appended rows are there twice, and totals count them twice, which needs
+    --repeat. All partitions move in one transaction; with --truncate, all rows of the group's tables are deleted in it,
+    and the group starts over.
     """
     group, topics, consent = target.group, topic or [], Consent(repeat, truncate, lose)
     aims = {

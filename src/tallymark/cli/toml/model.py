@@ -179,7 +179,7 @@ class Table(Strict):
     sql: str | None = None
     topics: str | None = None
     key: Names = []
-    write: Write | Literal["replica"] = "append"
+    write: Literal[Write, "replica"] = "append"
     version: str | None = None
     delete: str | None = None
     provenance: bool = False
