@@ -120,7 +120,7 @@ def changed(source: SourceTable, connectors: Connectors, kind: str, topics: Topi
     source.change(100)
     source.mark("streamed")
     wait(connectors, topics, "streamed")
-    connectors.wait_until_stored()
+    connectors.wait_until_stored(lambda: source.change(1))
     source.change(100)
     source.mark("killed")
     wait(connectors, topics, "killed")

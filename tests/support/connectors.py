@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -79,11 +79,16 @@ class Connectors:
         for number in range(len(FORMS)):
             self.worker.check(self._prefix(number))
 
-    def wait_until_stored(self) -> None:
-        """Return when the worker has stored the positions that the connectors have reached by now."""
+    def wait_until_stored(self, change: Callable[[], None]) -> None:
+        """Return when the worker has stored the positions that the connectors have reached by now.
+
+        ``change`` makes an event: a worker that has nothing new stores nothing.
+        """
         # One that has begun may have older positions.
         for _ in range(2):
-            wait_for(partial(self._stored_since, self._stored_at()), what="the worker stores positions")
+            before = self._stored_at()
+            change()
+            wait_for(partial(self._stored_since, before), what="the worker stores positions")
 
     def remove(self) -> None:
         for number in range(len(FORMS)):

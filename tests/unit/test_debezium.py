@@ -96,8 +96,11 @@ def test_the_version_is_the_position_in_the_log() -> None:
     assert row(**wal, sequence='[null,"24023128"]')[SOURCE_VERSION] == f"{zeros}24023128-1-{zeros}24023128"
     assert row(**wal)[SOURCE_VERSION] == f"{zeros}24023128-1-{zeros}24023128"
     assert row(**{**wal, "snapshot": "first"})[SOURCE_VERSION] == f"{'0' * 20}-0-{zeros}24023128"
-    incremental = {**wal, "snapshot": "incremental"}
-    assert row(**incremental, sequence='["24023119","1"]')[SOURCE_VERSION] == f"{zeros}24023119-0-{zeros}24023128"
+    incremental = {"lsn": None, "snapshot": "incremental"}
+    assert (
+        row(**incremental, sequence='["24023119","24023128"]')[SOURCE_VERSION] == f"{zeros}24023119-1-{zeros}24023128"
+    )
+    assert row(**incremental, sequence='[null,"24023128"]')[SOURCE_VERSION] == f"{zeros}24023128-1-{zeros}24023128"
     assert row(file="mysql-bin.000012", pos=154, row=2)[SOURCE_VERSION] == f"0000000012-{'0' * 17}154-0000000002"
     assert row(file="mysql-bin.1000000", pos=4)[SOURCE_VERSION] == f"0001000000-{'0' * 19}4-0000000000"
     assert row(ts_ms=1_770_000_000_000)[SOURCE_VERSION] == "1-00000001770000000000"
@@ -116,6 +119,14 @@ def test_a_change_that_was_written_before_the_snapshot_and_committed_after_it_is
     open_then = row(lsn=700, snapshot="false", sequence='[null,"700"]')
     after_it = row(lsn=800, snapshot="false", sequence='["905","800"]')
     versions = [event[SOURCE_VERSION] for event in (snapshot, open_then, after_it)]
+    assert versions == sorted(versions)
+
+
+def test_a_row_of_an_incremental_snapshot_is_newer_than_the_changes_before_it_and_older_than_those_after() -> None:
+    before = row(lsn=700, snapshot="false", sequence='["690","700"]')
+    read_again = row(lsn=None, snapshot="incremental", sequence='["710","720"]', ts_ms=1_770_000_000_000)
+    after_it = row(lsn=740, snapshot="false", sequence='["730","740"]')
+    versions = [event[SOURCE_VERSION] for event in (before, read_again, after_it)]
     assert versions == sorted(versions)
 
 

@@ -9,7 +9,16 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from tallymark.core.replica import SOURCE_VERSION
-from tallymark.formats.debezium.changes import COMMIT, DIGITS, FILE_DIGITS, FILE_NUMBER, NOT_SNAPSHOT, WITH_ROWS
+from tallymark.formats.debezium.changes import (
+    COMMIT,
+    DIGITS,
+    FILE_DIGITS,
+    FILE_NUMBER,
+    INCREMENTAL,
+    NOT_SNAPSHOT,
+    POSITION,
+    WITH_ROWS,
+)
 from tallymark.spark.plans import quoted
 
 NOTHING = "CAST(NULL AS STRING)"
@@ -62,14 +71,14 @@ def _version(value: T.StructType) -> str:
     def found(text: str, pattern: str) -> str:
         return f"regexp_extract({text}, '{pattern.format('')}', 1)"
 
-    lsn, is_streamed = field("lsn"), f"coalesce({field('snapshot')}, '{NOT_SNAPSHOT}') = '{NOT_SNAPSHOT}'"
-    sequence, without_commit = field("sequence"), f"if({is_streamed}, {lsn}, '0')"
-    commit = f"if({sequence} RLIKE '{COMMIT.format('')}', {found(sequence, COMMIT)}, {without_commit})"
-    order = f"if({is_streamed}, '1', '0')"
-    in_wal = f"concat_ws('-', {padded(commit)}, {order}, {padded(lsn)})"
+    sequence, snapshot = field("sequence"), f"coalesce({field('snapshot')}, '{NOT_SNAPSHOT}')"
+    lsn = f"coalesce({field('lsn')}, nullif({found(sequence, POSITION)}, ''))"
+    is_streamed = f"{snapshot} IN ('{NOT_SNAPSHOT}', '{INCREMENTAL}')"
+    commit = f"coalesce(nullif({found(sequence, COMMIT)}, ''), if({is_streamed}, {lsn}, '0'))"
+    in_wal = f"concat_ws('-', {padded(commit)}, if({is_streamed}, '1', '0'), {padded(lsn)})"
     number, row = f"coalesce({found(field('file'), FILE_NUMBER)}, '')", f"coalesce({field('row')}, '0')"
     in_binlog = f"concat_ws('-', {padded(number, FILE_DIGITS)}, {padded(field('pos'))}, {padded(row, FILE_DIGITS)})"
     time = "CAST(value.ts_ms AS STRING)" if "ts_ms" in value.fieldNames() else NOTHING
     time = padded(f"coalesce({field('ts_ms')}, {time})")
     cases = f"WHEN {lsn} IS NOT NULL THEN {in_wal} WHEN {field('pos')} IS NOT NULL THEN {in_binlog}"
-    return f"CASE {cases} ELSE concat({order}, '-', {time}) END"
+    return f"CASE {cases} ELSE concat(if({snapshot} = '{NOT_SNAPSHOT}', '1', '0'), '-', {time}) END"

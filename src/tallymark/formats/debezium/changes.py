@@ -5,7 +5,8 @@
 - PostgreSQL: the position of the last commit before the transaction, 0 for a snapshot and 1 for the stream, and the
   position of the change. Positions of changes alone do not suffice: a transaction that commits after a snapshot may
   have written its changes before it. If the connector knows no commit, a snapshot comes first, and for a change its own
-  position takes the place of the commit.
+  position takes the place of the commit. An incremental snapshot is a part of the stream; its rows have their position
+  only in ``sequence``.
 - MySQL and MariaDB: the number of the binlog file, the position in it, and the row of the event.
 - Others: 0 for a snapshot and 1 for the stream, and the time of the event in milliseconds. The time of a row in a
   snapshot is that of reading it, and changes that were committed shortly before come later.
@@ -25,9 +26,9 @@ from tallymark.formats.value import Debezium, Format
 
 WITH_ROWS = ("c", "r", "u", "d", "t")
 """The operations that change rows. That of a TRUNCATE names no row, and is refused when it is written."""
-NOT_SNAPSHOT = "false"
-COMMIT = '^."({}[0-9]+)"'
-"""Finds the last commit in PostgreSQL's ``sequence``, such as ``["24023119","24023128"]``."""
+NOT_SNAPSHOT, INCREMENTAL = "false", "incremental"
+COMMIT, POSITION = '^."({}[0-9]+)"', ',"({}[0-9]+)".$'
+"""Find the last commit and the position in PostgreSQL's ``sequence``, such as ``["24023119","24023128"]``."""
 FILE_NUMBER = "({}[0-9]+)$"
 DIGITS, FILE_DIGITS = 20, 10
 NEEDS_EVENTS = "needs change events; give the source value=tm.Debezium(tm.Avro(...)) or tm.Debezium(tm.Json(...))"
@@ -59,17 +60,17 @@ def changes(values: pa.Array, keys: pa.Array | None = None) -> pa.Table:
 def versions(values: pa.Array) -> pa.Array:
     """Return the position of each event in the log of its source."""
     source = pc.struct_field(values, "source")
-    lsn, snapshot = _text(source, "lsn"), _text(source, "snapshot")
-    is_streamed = pc.equal(pc.fill_null(snapshot, NOT_SNAPSHOT), NOT_SNAPSHOT)
-    commit = _extracted(_text(source, "sequence"), COMMIT)
-    commit = pc.coalesce(commit, pc.if_else(is_streamed, lsn, "0"))
-    order = pc.if_else(is_streamed, "1", "0")
-    in_wal = _joined(_padded(commit), order, _padded(lsn))
+    sequence, snapshot = _text(source, "sequence"), pc.fill_null(_text(source, "snapshot"), NOT_SNAPSHOT)
+    lsn = pc.coalesce(_text(source, "lsn"), _extracted(sequence, POSITION))
+    is_change = pc.equal(snapshot, NOT_SNAPSHOT)
+    is_streamed = pc.or_(is_change, pc.equal(snapshot, INCREMENTAL))
+    commit = pc.coalesce(_extracted(sequence, COMMIT), pc.if_else(is_streamed, lsn, "0"))
+    in_wal = _joined(_padded(commit), pc.if_else(is_streamed, "1", "0"), _padded(lsn))
     number = _padded(pc.fill_null(_extracted(_text(source, "file"), FILE_NUMBER), ""), FILE_DIGITS)
     row = _padded(pc.fill_null(_text(source, "row"), "0"), FILE_DIGITS)
     in_binlog = _joined(number, _padded(_text(source, "pos")), row)
     time = pc.coalesce(_text(source, "ts_ms"), _text(values, "ts_ms"))
-    return pc.coalesce(in_wal, in_binlog, _joined(order, _padded(time)))
+    return pc.coalesce(in_wal, in_binlog, _joined(pc.if_else(is_change, "1", "0"), _padded(time)))
 
 
 def _gone(values: pa.Array, keys: pa.Array | None, field: pa.Field) -> pa.Array:
