@@ -27,7 +27,7 @@ def member(name: str, data: bytes | None, shown: Shown | None = None) -> dict[st
     """Text under its name; other bytes as base64, under ``<name>_base64``.
 
     What was decoded is an object under the name, with the id of its schema under ``<name>_schema``, and the message of
-    Protobuf under ``<name>_message``. What could not be decoded is base64: it may look like text, but is none.
+    Protobuf under ``<name>_message``. What could not be decoded is base64: it is not text, even if it looks like it.
     """
     if shown is not None and shown.error is not None and data is not None:
         return _base64(name, data)

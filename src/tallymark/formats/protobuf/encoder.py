@@ -66,18 +66,18 @@ class Values:
         return tree_of(value)
 
     def fields_of(self, value: Any) -> dict[str, Any] | None:
-        """Return the fields of a message; None if the value is none."""
+        """Return the fields of a message; None if the value is not a message."""
         return value if isinstance(value, dict) else None
 
     def entries_of(self, value: Any) -> Collection[tuple[Any, Any]] | None:
-        """Return the entries of a map; None if the value is none."""
+        """Return the entries of a map; None if the value is not a map."""
         # The decoders return maps as lists of pairs.
         if isinstance(value, list) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in value):
             return value
         return value.items() if isinstance(value, dict) else None
 
     def items_of(self, value: Any) -> Sequence[Any] | None:
-        """Return the items of a repeated field; None if the value is none."""
+        """Return the items of a repeated field; None if the value is not a list."""
         return value if isinstance(value, (list, tuple)) else None
 
     def _body(self, message: Message) -> Write:
